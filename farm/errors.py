@@ -4,7 +4,8 @@ FarmError
 ├── UsageError                 what the user asked for cannot be: exit 2, nothing was changed
 │   ├── ConfigError            a file says something impossible; names file, key and expectation
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
-│   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
+│   ├── IllegalTargetError     an SoC, backend and precision that do not go together; says why
+│   └── NeedsDeviceError       a program that only a device runs, and the device is virtual; says why
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
 ├── ProgramError               a program that a test wanted did not compile, load or run
@@ -82,6 +83,13 @@ class UnknownNameError(UsageError):
 
 class IllegalTargetError(UsageError):
     """An SoC, backend and precision that do not go together."""
+
+
+class NeedsDeviceError(UsageError):
+    """A program that only a device runs, and the device is virtual; `why` is what the simulator lacks."""
+
+    def __init__(self, why: str, soc: str) -> None:
+        super().__init__(f"no virtual device runs it: {why}; attach a {soc}")
 
 
 class NothingSelectedError(FarmError):

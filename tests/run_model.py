@@ -11,7 +11,7 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pytest
@@ -56,6 +56,8 @@ class Script:
     """Devices that cannot be brought back."""
     wrong: tuple[int, ...] = ()
     """Devices that compute wrong numbers, although their canary passes."""
+    virtual: tuple[int, ...] = ()
+    """Devices that are virtual: jobs are such as only others run."""
 
 
 class World:
@@ -71,9 +73,9 @@ class World:
             PlannedJob(Job(case, Target("SM8650", "htp", "8a8w", (("soc_rev", str(n)),))), str(n), cached=True)
             for n in range(jobs)
         ]
-        serials = [f"device-{n}" for n in range(devices)]
+        fleet = [_device(f"device-{n}", "virtual" if n in script.virtual else "hardware") for n in range(devices)]
         self.plan = RunPlan(
-            "run", folder, folder, tuple(planned), tuple(_device(serial) for serial in serials),
+            "run", folder, folder, tuple(planned), tuple(fleet),
             {}, 1, 0, 1.0, folder,
         )  # fmt: skip
         self.plan.prepare_folder()
@@ -263,6 +265,8 @@ class ScriptedDevice:
         self._need_room()
         serial = self.world.plan.devices[self.number].serial
         verdict, cause = Verdict.PASSED, Cause.NONE
+        if self.number in self.world.script.virtual:
+            return (Attempt(planned.job.id, Verdict.SKIPPED, Stage.BUILD, "compiled, and not executed"),), ()
         if self.number in self.world.script.wrong:
             verdict, cause = Verdict.FAILED, Cause.NUMERICS
         return (Attempt(planned.job.id, verdict, Stage.DONE, "", device=serial, cause=cause),), ()
@@ -368,5 +372,5 @@ def pytest_config(controller: Controller) -> Any:
     )
 
 
-def _device(serial: str) -> Device:
-    return Device(serial=serial, soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="")
+def _device(serial: str, kind: Literal["virtual", "hardware"]) -> Device:
+    return Device(serial=serial, soc="SM8650", kind=kind, build="", address=AdbAddress(5037), product="")

@@ -2,7 +2,7 @@
 
 root, takeover   session, begin           who gets the device: as root where the runtime needs that, and alone
 canary           probe                    whether the device computes what it ought to
-stage            stage, stage_ahead       bundle -> device
+stage            stage, stage_ahead       bundle -> device, unless it is virtual and the program needs another
 heat gate        execute, HeatGate.wait   a device that is hot or empty is waited for before a measurement
 execute          execute, run             RawResult
 judge, damage    judge, excuse_damage     Attempt; what damaged files lead to says nothing about the code
@@ -24,7 +24,7 @@ from farm.backends.registry import find_backend
 from farm.devices.connect import open_transport
 from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
-from farm.errors import DeviceError, FarmError, LocalError
+from farm.errors import DeviceError, FarmError, LocalError, NeedsDeviceError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -100,6 +100,12 @@ class HeatGate:
         if note:
             self._say(f"{device.serial}: {note}")
         return note
+
+
+def require_device(bundle: Bundle, device: Device) -> None:
+    """Raise NeedsDeviceError for a program that only a device runs, where `device` is virtual."""
+    if device.kind == "virtual" and (why := bundle.manifest.needs_device):
+        raise NeedsDeviceError(why, device.soc)
 
 
 class Staged(NamedTuple):
@@ -220,7 +226,11 @@ class DeviceRun:
         return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile and profiled else {})}
 
     def stage(self, bundle: Bundle) -> Staged:
-        """Bring a bundle to the device. Never raises for what the device does, but for root."""
+        """Bring a bundle to the device. Never raises for what the device does, but for root.
+
+        Raises NeedsDeviceError, as all that brings a program to run.
+        """
+        require_device(bundle, self.device)
         if self._stager is not None:
             return self.stage_ahead(lambda: bundle).result()
         return Staged(self.session, self.session.stage(bundle))
@@ -228,7 +238,13 @@ class DeviceRun:
     def stage_ahead(self, find: Callable[[], Bundle]) -> Future[Staged]:
         """Stage the bundle that `find` returns, in the thread of a pipelined run. Raises DeviceError for root."""
         session = self.session
-        return self._in_stager(lambda: Staged(session, session.stage(find())))
+
+        def stage() -> Staged:
+            bundle = find()
+            require_device(bundle, self.device)
+            return Staged(session, session.stage(bundle))
+
+        return self._in_stager(stage)
 
     def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
         """Bring many bundles in one go, in the thread that stages; the first job reports what goes wrong there."""

@@ -11,7 +11,7 @@ from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.device_run.builds import builds_folder, has_reply, read_reply
 from farm.devices.local.files import local_error
-from farm.errors import BundleError, FarmError, LocalError
+from farm.errors import BundleError, FarmError, LocalError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import after_rerun
@@ -77,8 +77,8 @@ class Executor:
             execution = running.result()
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
-        except _NeedsDeviceError as skipped:
-            return (skipped.attempt,), ()
+        except NeedsDeviceError:
+            return (not_simulated(job, load_bundle(self._cache.folder(planned.key))),), ()
         except LocalError:
             raise
         except FarmError as error:
@@ -182,9 +182,6 @@ class Executor:
         soc = self._device_run.device.soc
         if bundle.manifest.soc != soc:
             raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {soc}")
-        device = self._device_run.device
-        if bundle.manifest.needs_device and device.kind == "virtual":
-            raise _NeedsDeviceError(not_simulated(planned.job, bundle))
         return bundle
 
 
@@ -213,12 +210,6 @@ class _BuildFailedError(Exception):
     def __init__(self, reason: str, log: str, *, infra: bool) -> None:
         self.reason, self.log, self.infra = reason, log, infra
         super().__init__(reason)
-
-
-class _NeedsDeviceError(Exception):
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
-        super().__init__(attempt.reason)
 
 
 def _tail(path: Path) -> str:

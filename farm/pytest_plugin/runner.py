@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
-from farm.errors import DeviceError, DeviceGoneError, InfraError, ProgramError, UsageError
+from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
 from farm.execution.raw import RunnerOptions
 from farm.pytest_plugin.worker import ExecutedProgram
 from farm.request.profiling import Profile
@@ -112,7 +113,8 @@ class Runner:
 
         `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
         `options` are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
-        not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be.
+        not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be. The test is
+        skipped where only a device runs the program, and this one is virtual.
         """
         if inputs is not None and samples is not None:
             raise UsageError("give inputs, of one inference, or samples, of several")
@@ -131,7 +133,10 @@ class Runner:
         runner_options = self._options(options, profile, iterations, warm_up, timeout_s)
         if manifest.soc != info.soc:
             raise UsageError(f"the program is for {manifest.soc}, the device {info.serial} is a {info.soc}")
-        raw = worker.run.run(manifest.job_id, bundle, worker.scratch / "raw" / str(self._count), runner_options)
+        try:
+            raw = worker.run.run(manifest.job_id, bundle, worker.scratch / "raw" / str(self._count), runner_options)
+        except NeedsDeviceError as error:
+            pytest.skip(str(error))
         report = _report(raw)
         cycles = read_profile(raw.folder, report, manifest.delegates, operators=profile == Profile.DETAILED)
         measured = (*time_measurements(report), *cycles.measurements)

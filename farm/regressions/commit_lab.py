@@ -12,11 +12,12 @@ from farm.bundles.reuse import find_bundles_for
 from farm.bundles.same import data_hash, program_of
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
-from farm.errors import InfraError, MissingToolError, NativeBuildError, UntrustedError, UsageError
+from farm.errors import InfraError, MissingToolError, NativeBuildError, NeedsDeviceError, UntrustedError, UsageError
 from farm.pool.fleet import Choice
 from farm.regressions.commit_records import BuildState, CommitBuild, CommitRun
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.regressions.paired_test import compare, worse
+from farm.results.attempt import Stage, Verdict
 from farm.suites.socs import find_soc
 from farm.system.processes import Supervisor
 from farm.system.publish import make_folders
@@ -118,7 +119,11 @@ class WorktreeLab:
         """Run a program and judge it. Raises InfraError."""
         bench = self._bench(job.target)
         self._note(f"running {job.id} of {commit.short} on {bench.device.serial} ({bench.device.kind})")
-        attempt = bench.judge(self._side(bench, job, build, commit))
+        try:
+            attempt = bench.judge(self._side(bench, job, build, commit))
+        except NeedsDeviceError as error:
+            # Other jobs may be searched for.
+            return CommitRun(verdict=Verdict.SKIPPED, stage=Stage.BUILD, reason=reason_line(str(error)))
         return CommitRun(
             verdict=attempt.verdict,
             stage=str(attempt.stage),

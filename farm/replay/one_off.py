@@ -14,8 +14,8 @@ import msgspec
 from farm.analysis.facts import CONTENTS
 from farm.bundles.key import facts_of
 from farm.device_run.artifacts import AttemptArtifacts, kept_outputs
-from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.errors import FarmError, IllegalTargetError, InfraError
+from farm.device_run.device_run import DeviceRun, HeatGate, require_device
+from farm.errors import FarmError, InfraError
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
@@ -89,7 +89,7 @@ def run_one(
     """Run one bundle, record it, and return how it ended; everything started is ended again. `say` gets each step.
 
     `find_bundle` is called before anything is recorded. `look` gets what came back while it is there, and returns what
-    is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached.
+    is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached, NeedsDeviceError.
     """
     from farm.toolchains.prepare import prepare
 
@@ -101,11 +101,9 @@ def run_one(
         )  # fmt: skip
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)
-            if request.virtual and bundle.manifest.needs_device:
-                raise IllegalTargetError(
-                    f"no virtual device runs {request.job.id}: {bundle.manifest.needs_device}; attach a device"
-                )
             acquired = acquirer.acquire(None if request.virtual else request.choice)
+            # Before anything is recorded.
+            require_device(bundle, acquired.device)
             run_id = _begin(config, store, request, tools, bundle, acquired, say)
             folder = config.run_folder(run_id)
             kept: tuple[ArtifactRecord, ...] = ()

@@ -292,6 +292,8 @@ class Worker:
 
         Raises LocalError when what this device has found cannot be left for the next one.
         """
+        if last.verdict is Verdict.SKIPPED:
+            return Done(last, self._virtual_devices())
         if not last.device:
             return Done(last)
         failed_before = planned.failed_before or bool(last.known_issue)
@@ -314,6 +316,13 @@ class Worker:
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)
         return Done(settled, devices if decision.repeat else (), tuple(one.device for one in outvoted))
+
+    def _virtual_devices(self) -> tuple[str, ...]:
+        """Return the serials of this run's virtual devices, where it has hardware for what they cannot execute."""
+        devices, others = self._plan.devices, self._grant.others
+        if not any(one.kind == "hardware" and one.serial in others for one in devices):
+            return ()
+        return tuple(one.serial for one in devices if one.kind == "virtual")
 
     def _tried(self, job_id: str) -> tuple[Tried, ...]:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from farm.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job
+from farm.errors import NeedsDeviceError
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 
@@ -76,11 +77,27 @@ class BenchStub:
         return list(level * (1 + noise * self._random.standard_normal(inferences)))
 
 
+def raising(error: Exception) -> Any:
+    def measure(*_: Any, **__: Any) -> None:
+        raise error
+
+    return measure
+
+
 def run(
     bench: BenchStub, *, a: bool = True, b: bool = True, qnn: str = "2.51", left_by_a: dict[str, int] | None = None
 ) -> JobOutcome:
     sides = [made if there else None for made, there in ((side("a", "2.51", left_by_a), a), (side("b", qnn), b))]
     return run_job(cast("InterleavedBench", bench), *sides, MOST, threading.Event())
+
+
+def test_what_no_virtual_device_runs_is_left_out_with_the_reason() -> None:
+    bench = BenchStub(attempt(), attempt(), kind="virtual")
+    bench.measure = raising(NeedsDeviceError("its graph is made by the device", "SM8650"))  # type: ignore[method-assign]
+    for sides in ({}, {"a": False}):
+        outcome = run(bench, **sides)
+        assert outcome.problem == "no virtual device runs it: its graph is made by the device; attach a SM8650"
+        assert (outcome.a, outcome.b, outcome.metrics) == (None, None, ())
 
 
 def answers(outcome: JobOutcome) -> dict[str, str]:

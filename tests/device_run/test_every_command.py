@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +16,8 @@ from farm_home import FarmHome
 
 from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, DebugReply
 from farm.config.settings import load_config
-from farm.errors import LeaseLostError
+from farm.device_run.device_run import DeviceRun
+from farm.errors import LeaseLostError, NeedsDeviceError
 from farm.replay.debug import DebugOutcome, DebugRequest, debug
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.results.attempt import Stage, Verdict
@@ -78,6 +79,22 @@ class TestAHotDevice:
         )  # fmt: skip
         assert done.returncode in (0, 3), done.stderr
         assert HOT in done.stderr
+
+
+def test_a_program_that_only_devices_run_is_refused_before_anything_runs(bench: Attached, models: Path) -> None:
+    done = bench.farm("exec", str(models / "conv_shared.pte"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        "no virtual device runs it: its inputs and outputs are in memory that a DSP shares (rpcmem); attach a SM8650"
+    )
+    assert "conv_shared" not in bench.farm("run", "list", "--json").stdout
+
+
+def test_no_command_brings_such_a_program_to_a_virtual_device(bench: Attached, models: Path) -> None:
+    bundle = plan_ready(ReadyRequest(model=models / "conv_shared.pte")).bundle(load_config())
+    run = DeviceRun(bench.devices[0], cast("Any", None), "run", takeover=False)
+    with run, pytest.raises(NeedsDeviceError, match="rpcmem"):
+        run.stage(bundle)
 
 
 class CompilerStub:

@@ -74,6 +74,11 @@ def test_own_inputs(bundle, runner, tmp_path):
         bundle.pte(tmp_path / "broken.pte")
 
 
+def test_needs_device(bundle, runner):
+    program = bundle.pte("MODELS/conv_shared.pte")
+    runner(program, [np.zeros(one.shape, one.dtype) for one in program.inputs])
+
+
 def test_fails():
     print("what it printed")
     assert [1, 2] == [1, 3]
@@ -99,8 +104,8 @@ def test_worker_dies():
 """
 
 
-def test_own_tests_on_two_devices(home: FarmHome) -> None:
-    lay_out(home.cwd, SUITE)
+def test_own_tests_on_two_devices(home: FarmHome, models: Path) -> None:
+    lay_out(home.cwd, SUITE.replace("MODELS", str(models)))
 
     done = home.farm(
         "pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "tests", "-q", timeout_s=600, env=ALONE
@@ -125,12 +130,14 @@ def test_own_tests_on_two_devices(home: FarmHome) -> None:
     assert of("test_fails")["reason"] == "assert [1, 2] == [1, 3]"
     assert "what it printed" in of("test_fails")["log"]
     assert (of("test_skipped")["verdict"], of("test_skipped")["reason"]) == ("skipped", "not today")
+    assert of("test_needs_device")["verdict"] == "skipped"
+    assert "no virtual device runs it: its inputs and outputs are in memory" in of("test_needs_device")["reason"]
     assert (of("test_expected")["verdict"], of("test_expected")["known_issue"]) == ("failed", "xfail: ticket 7")
     assert of("test_expected")["reason"] == "ValueError: as ever"
     assert of("test_device_goes_away")["verdict"] == "infra"
     assert (of("test_worker_dies")["verdict"], of("test_worker_dies")["cause"]) == ("failed", "crash")
 
-    assert len(outcomes) == 11
+    assert len(outcomes) == 12
     assert {path.name for path in (home.cwd / "tests").iterdir()} == {"conftest.py", "test_own.py"}
     assert "the farm or the device is to blame" in done.stderr, "pytest's own words are not in the JSON"
 

@@ -54,3 +54,18 @@ def test_a_store_that_stays_away_stops_the_run(tmp_path: Path, monkeypatch: pyte
     assert isinstance(done, Returned)
     assert done.halt == "the store: no answer"
     assert world.now_s >= world.plan.health.store_wait_s
+
+
+def test_what_a_virtual_device_skips_is_run_by_hardware_of_the_same_run(tmp_path: Path) -> None:
+    world = World(tmp_path, Script(virtual=(0, 1)), devices=3)
+    world.run()
+    assert set(world.verdicts.values()) == {"passed"}
+    assert "skipped" in {one.verdict for attempts in world.recorded.values() for one in attempts}
+
+
+@pytest.mark.parametrize("script", [Script(virtual=(0, 1)), Script(virtual=(0, 1), hopeless=(2,))])
+def test_what_no_hardware_is_left_for_stays_skipped(tmp_path: Path, script: Script) -> None:
+    world = World(tmp_path, script, devices=2 + len(script.hopeless))
+    world.run()
+    assert set(world.verdicts.values()) == {"skipped"}
+    assert len(world.verdicts) == len(world.plan.jobs)
