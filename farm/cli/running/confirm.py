@@ -72,8 +72,9 @@ def confirm_command(
     changed are measured too, though no number of theirs is a candidate.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
-    pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
-    many pairs are measured once more. Of a confirmed one the likely cause is named. Of a JOB nothing is recorded.
+    pairs show it beyond 2 % (p < 0.01), refuted when they show that it is less (p < 0.07), else unknown. While it is
+    unknown, as many pairs are measured once more; a time that is confirmed is measured again in new processes. Of a
+    confirmed change the likely cause is named. Of a JOB nothing is recorded.
 
     \b
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
