@@ -166,6 +166,7 @@ class Executor:
             timeout_s=plan.timeout_s,
             flags=self._device_run.flags(target, plan.profile),
             etdump=plan.profile.kept,
+            reducible=plan.reducible,
         )
 
     def _stage(self, planned: PlannedJob) -> Future[Staged]:

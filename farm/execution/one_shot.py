@@ -8,13 +8,14 @@ written into RESULT_FILE is made of what these leave: outputs, a log, an exit co
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from farm.devices.text import clean_text
 from farm.execution.liveness import StagingError
-from farm.execution.runner_process import RunnerAnswer, RunnerProcess
+from farm.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
 from farm.execution.shell import shell_script
 from farm.execution.workspace import library_paths
 
@@ -26,14 +27,13 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Manifest
     from farm.devices.transport import Transport
     from farm.execution.raw import RunnerOptions
-    from farm.execution.runner_process import RunnerEnding
     from farm.execution.workspace import Workspace
     from farm.runtime.runtime import Runtime
 
 _LINES = "repeated_list.txt"
 _OUTPUTS = "outputs"
 _SPEED = "inference_speed.txt"
-# Names of all outputs of an execution go through one command line of the device, and its log has lines for each.
+# Names of all outputs of a job go through one command line of the device, and its log has lines for each.
 _MOST_OUTPUTS = 1000
 _GATHER_SECONDS = 60.0
 _LISTING_BYTES = 1 << 20
@@ -62,6 +62,33 @@ _REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 """What the runners say before they abort, and the stage that it is, as farm's runner names them. The first counts."""
 
 
+def too_many(runner: str, samples: int, outputs: int, times: int) -> str:
+    """Return why `times` executions of each sample are more than `runner` can be asked for; "" where they are not.
+
+    One is always possible.
+    """
+    most = _most_executions(samples, outputs)
+    if times <= most:
+        return ""
+    return (
+        f"{runner} writes the outputs of every execution, and {times} (samples: {samples}, outputs: {outputs}) "
+        f"are more than {_MOST_OUTPUTS} files: ask for at most {most}, with --iterations and --warm-up together"
+    )
+
+
+def reduced(options: RunnerOptions, manifest: Manifest) -> RunnerOptions:
+    """Return options with as many executions as there can be, warm-up among them, where those of `options` are more."""
+    most = _most_executions(manifest.samples, len(manifest.outputs))
+    if options.warm_up + options.iterations <= most:
+        return options
+    warm_up = min(options.warm_up, most - 1)
+    return replace(options, warm_up=warm_up, iterations=most - warm_up)
+
+
+def _most_executions(samples: int, outputs: int) -> int:
+    return max(1, _MOST_OUTPUTS // max(1, samples * outputs))
+
+
 def run_once(
     transport: Transport,
     runtime: Runtime,
@@ -76,16 +103,14 @@ def run_once(
     """Run a job in a process of its own, with the runtime that lies in `libraries`, and return how it ended.
 
     `flags` are those of the job but for the places of lists and outputs. A process that is not over in its time is
-    ended. `demand` and `broken_off` as of `RunnerProcess`. Raises DeviceError.
+    ended. `demand` and `broken_off` as of `RunnerProcess`. More executions than there can be are refused as by a
+    runner, as no other device would do them either. Raises DeviceError.
     """
     manifest = workspace.bundle.manifest
     times = options.warm_up + options.iterations
-    if times * manifest.samples * len(manifest.outputs) > _MOST_OUTPUTS:
-        raise StagingError(
-            transport.serial,
-            f"{runtime.runner} writes the outputs of every execution, and {times} of each sample are more than "
-            f"{_MOST_OUTPUTS} files: ask for fewer with --iterations and --warm-up",
-        )
+    if problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times):
+        refusal = _report(1, error={"stage": "execute", "message": problem})
+        return _answered(RunnerEnding(None, b"", "", None, began=True), refusal)
     own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}
     words = [f"--{name}={value}" for name, value in (flags | own | runtime.flags | options.process_flags).items()]
     process = RunnerProcess(
@@ -114,8 +139,10 @@ def run_once(
     report = _refusal(ending.stderr, ending.code) if ending.code else None
     if ending.code == 0:
         report = _gather(transport, workspace, options, ending.stderr)
-    if report is None:
-        return ending
+    return ending if report is None else _answered(ending, report)
+
+
+def _answered(ending: RunnerEnding, report: dict[str, Any]) -> RunnerEnding:
     line = msgspec.json.encode(report)
     # The code is the answer's: that of a process would mean that the job ended a runner which others need.
     return ending._replace(answer=msgspec.json.decode(line, type=RunnerAnswer), line=line, code=None)

@@ -32,6 +32,8 @@ class RunnerOptions:
     flags: Mapping[str, str] = field(default_factory=dict)
     etdump: bool = False
     """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
+    reducible: bool = False
+    """Nobody named how many executions: a runner that leaves files of each may make fewer."""
     outputs: bool = True
     """Bring the outputs, unless only times are wanted."""
     debug: bool = False

@@ -18,7 +18,7 @@ from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.execution.liveness import Liveness, StagingError, cause_of
-from farm.execution.one_shot import run_once
+from farm.execution.one_shot import reduced, run_once
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.execution.result import DEBUG_BYTES, Execution, collect, collect_heap
 from farm.execution.runner_process import RunnerProcess
@@ -161,6 +161,13 @@ class DeviceSession:
         if self._last is not None:
             self._done.append(self._last.workspace.folder)
         self._last = execution = Execution(job_id, self.serial, workspace, folder)
+        if self._runtime.one_shot and options.reducible:
+            asked, options = options, reduced(options, workspace.bundle.manifest)
+            if options != asked:
+                execution.notes.append(
+                    f"{asked.iterations + asked.warm_up} executions of each sample were due, and "
+                    f"{options.iterations + options.warm_up} made: {self._runtime.runner} writes the outputs of each"
+                )
         execution.step("execute", lambda: self._execute(execution, options))
         execution.step("pull", lambda: collect(self._transport, execution, options))
         if options.heap:

@@ -164,6 +164,7 @@ def _cells(
             selection=("-k", table.keyword) if table.keyword else (),
             iterations=3 if table.iterations is None else table.iterations,
             warm_up=1 if table.warm_up is None else table.warm_up,
+            reducible=table.iterations is None and table.warm_up is None,
             timeout_s=table.timeout_s,
             options=tuple(_option(*item) for item in table.options.items()),
             profile=table.profile,

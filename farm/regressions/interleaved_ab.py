@@ -290,6 +290,7 @@ class InterleavedBench:
             flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
             heap=side.heap,
+            reducible=True,
         )
         raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh or side.heap)
         if full:

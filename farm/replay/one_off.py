@@ -15,7 +15,8 @@ from farm.analysis.facts import CONTENTS
 from farm.bundles.key import facts_of
 from farm.device_run.artifacts import AttemptArtifacts, kept_outputs
 from farm.device_run.device_run import DeviceRun, HeatGate, require_device
-from farm.errors import FarmError, InfraError
+from farm.errors import FarmError, InfraError, UsageError
+from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
@@ -104,6 +105,7 @@ def run_one(
             acquired = acquirer.acquire(None if request.virtual else request.choice)
             # Before anything is recorded.
             require_device(bundle, acquired.device)
+            _require_executions(bundle, acquired, request)
             run_id = _begin(config, store, request, tools, bundle, acquired, say)
             folder = config.run_folder(run_id)
             kept: tuple[ArtifactRecord, ...] = ()
@@ -119,6 +121,14 @@ def run_one(
             finally:
                 shutil.rmtree(folder / "raw", ignore_errors=True)
             return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(kept), report)
+
+
+def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:
+    """Raise UsageError for more executions than the runner of the device can be asked for."""
+    runtime, manifest = acquired.runtime, bundle.manifest
+    times = request.iterations + request.warm_up
+    if runtime.one_shot and (problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)):
+        raise UsageError(problem)
 
 
 def finish_run(

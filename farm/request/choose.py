@@ -117,14 +117,33 @@ def _select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[J
     return selected
 
 
-def check_ready(jobs: Sequence[Job]) -> None:
-    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none."""
+def check_ready(jobs: Sequence[Job], request: RunRequest | None = None) -> None:
+    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none.
+
+    Raises UsageError where `request` names more executions than direct mode's runner can be asked for.
+    """
     ready = [job for job in jobs if job.case.pte]
     if ready:
         from farm.bundles.ready import read_ready
 
         for job in ready:
             read_ready(job)
+    if request is not None:
+        _check_executions(request, jobs)
+
+
+def _check_executions(request: RunRequest, jobs: Sequence[Job]) -> None:
+    if request.reducible or request.heap or not any(job.target.direct for job in jobs):
+        return
+    from farm.bundles.ready import read_ready
+    from farm.execution.one_shot import too_many
+
+    times = request.iterations + request.warm_up
+    for job in jobs:
+        # What is to be compiled has one output at least; with more, the job itself is refused later.
+        outputs = len(read_ready(job).outputs) if job.case.pte else 1
+        if problem := too_many("direct mode's runner", job.case.samples, outputs, times):
+            raise UsageError(f"{job.id}: {problem}")
 
 
 def narrow(

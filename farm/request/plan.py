@@ -43,6 +43,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     timeout_s: float
     artifact_root: Path
     """Where files of attempts are kept."""
+    reducible: bool = False
+    """Iterations and warm-up are farm's own choice."""
     profile: Profile = Profile.AUTO
     heap: bool = False
     """The DSP's heap is measured, and nothing else."""

@@ -28,6 +28,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Other arguments for pytest."""
     iterations: int = 3
     warm_up: int = 1
+    reducible: bool = False
+    """Nobody named iterations or warm-up: a runner that leaves files of each execution may make fewer."""
     timeout_s: float = 300.0
     options: tuple[str, ...] = ()
     """`name=value,value`: every combination is a target of its own."""

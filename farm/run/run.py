@@ -73,7 +73,7 @@ def run(
     jobs = select(config, request, jobs)
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
-    check_ready(jobs)
+    check_ready(jobs, request)
     hide_secrets(config)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:
@@ -357,6 +357,7 @@ class _Run:
             runtimes=fleet.runtimes,
             iterations=request.iterations,
             warm_up=request.warm_up,
+            reducible=request.reducible,
             timeout_s=request.timeout_s,
             artifact_root=config.state_dir / "artifacts",
             profile=request.profile,

@@ -13,10 +13,12 @@ import pytest
 from ssh_server import SshServer
 
 from farm.devices.ssh.transport import SshTransport
+from farm.execution import one_shot as one_shot_module
 from farm.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 from farm.results.attempt import Cause, Ending, Stage, Verdict
+from farm.results.blame import Tried, classify
 from farm.results.iterations import describe_differing
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
@@ -175,9 +177,30 @@ def test_a_new_owner_ends_a_runner_that_still_runs(
     assert raw.exit_code == 128 + 9
 
 
-def test_more_outputs_than_one_command_can_name_are_refused(run: Callable[..., RawResult]) -> None:
-    raw = run(b"good", RunnerOptions(iterations=1001, warm_up=0, timeout_s=30))
-    assert "ask for fewer with --iterations and --warm-up" in raw.error
+def test_more_executions_than_there_can_be_are_the_jobs_failure_and_no_doubt_about_the_device(
+    run: Callable[..., RawResult],
+) -> None:
+    raw = run(b"good", RunnerOptions(iterations=1000, warm_up=1, timeout_s=30))
+    ending = outcome(raw)
+    assert isinstance(ending, Ending)
+    assert (ending.verdict, ending.cause) == (Verdict.FAILED, Cause.REFUSED)
+    assert "ask for at most 1000, with --iterations and --warm-up together" in ending.reason
+    assert not raw.process_ended
+    attempt = Tried("one", ending.verdict, ending.cause, ending.stage, ending.reason)
+    assert not classify([attempt], others=2).repeat
+
+
+def test_of_what_farm_chose_itself_as_many_executions_are_made_as_there_can_be(
+    run: Callable[..., RawResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_shot_module, "_MOST_OUTPUTS", 4)
+    raw = run(b"good", RunnerOptions(iterations=2, warm_up=1, timeout_s=30, reducible=True), [b"12345678", b"abcdefgh"])
+    assert latency(raw) == (2.5 * MS, 4.5 * MS)
+    [note] = raw.notes
+    assert note.startswith("3 executions of each sample were due, and 2 made: ")
+    monkeypatch.setattr(one_shot_module, "_MOST_OUTPUTS", 1)
+    again = run(b"good too", RunnerOptions(reducible=True), [b"12345678", b"abcdefgh"])
+    assert latency(again) == (1.5 * MS, 2.5 * MS), "one of each sample is always possible"
 
 
 def test_the_heap_is_asked_for_and_read(run: Callable[..., RawResult]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from attached import attach
 from farm_home import FarmHome
@@ -106,6 +107,19 @@ def test_what_it_cannot_measure_is_refused(asked: dict[str, Any], says: str, tmp
     request = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",), **asked)
     with pytest.raises(UsageError, match=says):
         jobs_of(load_config(folder=tmp_path), request)
+
+
+def test_more_executions_than_its_runner_can_be_asked_for_are_refused_where_they_are_named(
+    tmp_path: Path,
+) -> None:
+    asked = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",), iterations=1000)
+    jobs = jobs_of(load_config(folder=tmp_path), asked)
+    with pytest.raises(UsageError, match=r"ask for at most \d+, with --iterations and --warm-up together"):
+        check_ready(jobs, asked)
+    check_ready(jobs, msgspec.structs.replace(asked, reducible=True))
+    check_ready(jobs, msgspec.structs.replace(asked, iterations=100))
+    ordinary = msgspec.structs.replace(asked, options=())
+    check_ready(jobs_of(load_config(folder=tmp_path), ordinary), ordinary)
 
 
 def test_it_has_no_layers_to_debug(tmp_path: Path) -> None:

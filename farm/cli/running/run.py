@@ -281,6 +281,7 @@ def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRe
         ),
         "iterations": 3 if asked.iterations is None else asked.iterations,
         "warm_up": 1 if asked.warm_up is None else asked.warm_up,
+        "reducible": asked.iterations is None and asked.warm_up is None,
         "profile": Profile(asked.profile),
         "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
