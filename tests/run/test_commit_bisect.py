@@ -7,7 +7,8 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -19,9 +20,10 @@ from farm.cli.main import cli
 from farm.compare.request import ComparisonRequest, SideRequest, config_of
 from farm.config.settings import load_config
 from farm.config.toolchains import ToolchainConfig
-from farm.errors import FarmError, InfraError, MissingToolError, UnknownNameError
+from farm.errors import FarmError, InfraError, MissingToolError, NeedsDeviceError, UnknownNameError
 from farm.regressions.commit_bisect import CommitBisection
 from farm.regressions.commit_evidence import markdown, text_lines
+from farm.regressions.commit_lab import WorktreeLab
 from farm.regressions.commit_records import (
     BuildState,
     CommitBuild,
@@ -152,6 +154,32 @@ def state_of(*jobs: Job, content: Sequence[str] | None = None, metric: str = "")
 
 def search(state: CommitsState, lab: StubLab, *jobs: Job) -> None:
     CommitBisection(state, jobs, lab, lambda: None, lambda _: None).run()
+
+
+class VirtualLab(StubLab):
+    """A stand-in that has a virtual device, which does not run JOB."""
+
+    def run(self, job: Job, build: CommitBuild, commit: Commit) -> CommitRun:
+        if job is not JOB:
+            return super().run(job, build, commit)
+
+        def judge(_: object) -> None:
+            raise NeedsDeviceError("its graph is made by the device", "SM8650")
+
+        bench = SimpleNamespace(device=SimpleNamespace(serial="v", kind="virtual"), judge=judge)
+        lab: Any = SimpleNamespace(_bench=lambda _: bench, _note=lambda _: None, _side=lambda *_: None)
+        return WorktreeLab.run(lab, job, build, commit)
+
+
+def test_a_job_that_no_virtual_device_runs_is_left_out_and_the_others_are_searched_for() -> None:
+    state = state_of(JOB, OTHER)
+    search(state, VirtualLab(since(7, Truth("q", fails="wrong"))), JOB, OTHER)
+    left_out, searched = (state.searches[job.id].question for job in (JOB, OTHER))
+    assert left_out is not None
+    assert searched is not None
+    assert (left_out.kind, searched.kind) == (QuestionKind.REFUSED, QuestionKind.VERDICT)
+    assert left_out.reason.endswith("no virtual device runs it: its graph is made by the device; attach a SM8650")
+    assert state.range_of(OTHER.id).bad == 7
 
 
 def since(first_bad: int, bad: Truth, **special: Truth) -> Callable[[int, str], Truth]:
