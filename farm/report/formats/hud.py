@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TEXT_LIMIT = 1000
 _FAILURE = "FAILURE_REPORT"
 # Names that the dashboard knows; other metrics are called after farm's own, with the unit.
-_NAMES = {"latency": "avg_inference_latency", "load_time": "model_load_time"}
+_NAMES = {"latency": "avg_inference_latency"}
 _FAILED = frozenset({Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA})
 _REPOSITORIES = {"executorch": "pytorch/executorch", "torch": "pytorch/pytorch"}
 _DEPENDENCIES = ("executorch", "torch", "torchao", "qnn")
