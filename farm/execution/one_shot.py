@@ -62,17 +62,19 @@ _REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 """What the runners say before they abort, and the stage that it is, as farm's runner names them. The first counts."""
 
 
-def too_many(runner: str, samples: int, outputs: int, times: int) -> str:
+def too_many(
+    runner: str, samples: int, outputs: int, times: int, named: str = "--iterations and --warm-up together"
+) -> str:
     """Return why `times` executions of each sample are more than `runner` can be asked for; "" where they are not.
 
-    One is always possible.
+    One is always possible. `named` is what says how many.
     """
     most = _most_executions(samples, outputs)
     if times <= most:
         return ""
     return (
         f"{runner} writes the outputs of every execution, and {times} (samples: {samples}, outputs: {outputs}) "
-        f"are more than {_MOST_OUTPUTS} files: ask for at most {most}, with --iterations and --warm-up together"
+        f"are more than {_MOST_OUTPUTS} files: ask for at most {most}, with {named}"
     )
 
 

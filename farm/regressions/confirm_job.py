@@ -193,6 +193,9 @@ def confirm_job(
     series = series_of(good, new, metrics)
     with InterruptHandler(), bench_for(config, store, new, request, note) as bench:
         require_bundles(config, store, bench, (good, new))
+        if request.inferences != INFERENCES:
+            for past in (good, new):
+                bench.require_inferences(bench.side(past), request.inferences)
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:
             note("both runs have the same program: only runtime, SDK, device or the night can be to blame")

@@ -13,7 +13,8 @@ import msgspec
 from farm.analysis.confirmation import INFERENCES, PAIRS
 from farm.analysis.sequential import add_pairs
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.errors import InfraError, LeaseLostError, NoDeviceError
+from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
+from farm.execution.one_shot import reduced, too_many
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
@@ -132,6 +133,7 @@ class InterleavedBench:
         self._proven: dict[tuple[str, ...], str] = {}
         self.judged: dict[tuple[str, ...], Attempt] = {}
         """By the key of a side: its newest turn of which outputs were compared, whatever it says."""
+        self._said: set[tuple[str, ...]] = set()
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
@@ -290,8 +292,9 @@ class InterleavedBench:
             flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
             heap=side.heap,
-            reducible=True,
         )
+        if runtime.one_shot:
+            options = self._reduced(options, side, runtime)
         raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh or side.heap)
         if full:
             # A runtime of its own may be that of an older farm.
@@ -302,6 +305,23 @@ class InterleavedBench:
             measured = _timed(side, raw)
         shutil.rmtree(folder, ignore_errors=True)
         return (raw.started_ms, *measured)
+
+    def require_inferences(self, side: Side, inferences: int) -> None:
+        """Raise UsageError for more inferences in a turn than the runner of the bench can be asked for."""
+        manifest, runner = side.bundle.manifest, self.runtime.runner
+        times, named = inferences + _WARM_UP, f"--inferences and {_WARM_UP} to warm up"
+        problem = too_many(runner, manifest.samples, len(manifest.outputs), times, named)
+        if problem and self.runtime.one_shot:
+            raise UsageError(problem)
+
+    def _reduced(self, options: RunnerOptions, side: Side, runtime: Runtime) -> RunnerOptions:
+        """Return options with no more inferences than `runtime` can be asked for, which is said once."""
+        made = reduced(options, side.bundle.manifest)
+        if made != options and side.key not in self._said:
+            self._said.add(side.key)
+            why = f"{runtime.runner} writes the outputs of each"
+            self._say(f"{side.job.id}: {made.iterations} inferences a turn, not {options.iterations}: {why}")
+        return made
 
     def _device_run(self, acquired: AcquiredDevice, runtime: Runtime) -> DeviceRun:
         """Return what runs programs with `runtime`, which stays up: a runner each."""

@@ -15,18 +15,22 @@ from farm_home import FarmHome
 from farm.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
-from farm.errors import IllegalTargetError, UsageError
+from farm.errors import IllegalTargetError, InfraError, UsageError
 from farm.pytest_plugin.bundles import Bundles
+from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.request.choose import check_ready, jobs_of
 from farm.request.profiling import Profile
 from farm.request.request import RunRequest
+from farm.runtime.runtime import Runtime
 from farm.suites.suite import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from farm.execution.raw import RunnerOptions
 
 JOB = "smoke/linear[SM8650-htp-8a8w{}]"
 DIRECT = ("--option", "direct_mode=true")
@@ -95,6 +99,17 @@ def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dic
     assert "No such file" not in ran.stderr
 
 
+@pytest.mark.whole
+def test_a_program_that_is_executed_too_often_is_refused_before_anything_is_recorded(
+    home: FarmHome, models: Path
+) -> None:
+    model = str(models / "conv.pte")
+    refused = home.farm("exec", model, "--virtual", *DIRECT, "--iterations", "1000", timeout_s=300)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "ask for at most 1000, with --iterations and --warm-up together" in refused.stderr
+    assert home.farm("show", "exec/conv[SM8650-htp-ready-direct_mode=true]").returncode != 0
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -133,13 +148,17 @@ def test_a_device_is_tried_with_a_canary_of_its_mode(tmp_path: Path) -> None:
     assert canary.target.mode == "direct"
 
 
-def test_a_bundle_says_how_it_is_run_by_hand(tmp_path: Path) -> None:
+@pytest.fixture
+def manifest() -> Manifest:
     tensor = TensorSpec((1,), "float32")
-    manifest = Manifest(
+    return Manifest(
         key="k", job_id="s/c", soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(tensor,),
         outputs=(tensor,), pte_bytes=1, delegates={}, delegated_ops=1, fallback_ops={}, seconds={}, versions={},
         files={},
     )  # fmt: skip
+
+
+def test_a_bundle_says_how_it_is_run_by_hand(manifest: Manifest, tmp_path: Path) -> None:
     target = Target("SM8650", "htp", "8a8w", (("direct_mode", "true"),))
     text = readme(Bundle(tmp_path, manifest), "s/c[SM8650-htp-8a8w-direct_mode=true]", target, ())
     assert "./qnn_executor_direct_runner --domain_id 3 --model_path=model.pte" in text
@@ -187,3 +206,41 @@ def test_a_session_of_pytest_has_the_ordinary_runner(tmp_path: Path) -> None:
     worker: Any = SimpleNamespace(plan=plan)
     with pytest.raises(UsageError, match="direct_mode is for farm run and farm exec"):
         Bundles(worker).case("smoke/linear", options={"direct_mode": "true"})
+
+
+class RunStub:
+    """Notes what a bench asks of a device, which does not answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[RunnerOptions] = []
+
+    def flags(self, *_: object) -> dict[str, str]:
+        return {}
+
+    def run(self, _id: str, _bundle: Bundle, _folder: Path, options: RunnerOptions, **_: object) -> None:
+        self.asked.append(options)
+        raise InfraError("no device here")
+
+
+def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = msgspec.structs.replace(manifest, outputs=manifest.outputs * 200)
+    [job, *_] = jobs_of(
+        load_config(folder=tmp_path), RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
+    )
+    side, run = Side(job, Bundle(tmp_path, many)), RunStub()
+    said: list[str] = []
+    nothing: Any = None
+    bench = InterleavedBench(load_config(folder=tmp_path), nothing, job.target, said.append, virtual=True, purpose="")
+    bench.runtime = runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
+    monkeypatch.setattr(bench, "_device_run", lambda *_: run)
+    monkeypatch.setattr(bench, "_acquirer", SimpleNamespace(folder=tmp_path))
+    for inferences in (100, 100, 4):
+        with pytest.raises(InfraError, match="no device here"):
+            bench._run(side, nothing, runtime, inferences, full=False, fresh=False)
+    assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
+    assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
+    bench.require_inferences(side, 4)
+    with pytest.raises(UsageError, match="ask for at most 5, with --inferences and 1 to warm up"):
+        bench.require_inferences(side, 5)
