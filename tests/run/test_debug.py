@@ -115,7 +115,10 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("features = { skip_node_ops = ['aten.relu.default'] }", "is compiled with skip_node_ops"),
+        (
+            "features = { skip_node_ops = ['aten.relu.default'] }",
+            "compiles without features, and wrong/broken has skip_node_ops",
+        ),
         ("method = 'one'", "has methods of its own"),
     ],
 )
