@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -32,7 +34,7 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """QNN's calls are recorded as well, into the folder `saver` of the bundle: docs of QNN's Saver backend."""
     use_multi_contexts: bool = False
     """Contexts of one program share their spill-fill buffer."""
-    split: int = 0
+    split: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     """The nodes are divided into so many shares, each a context of its own; wants `use_multi_contexts`."""
     use_weight_sharing: bool = False
     """Weights that several methods have in common are there once."""
@@ -55,8 +57,8 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """Return why these cannot go together; "" where they can. ExecuTorch 1.5 says so late, or not at all."""
         if self.split and not self.use_multi_contexts:
             return "split makes several contexts, which want use_multi_contexts = true"
-        if self.split == 1 or self.split < 0:
-            return f"split is {self.split}, expected 2 or more, or 0 for one context"
+        if self.split == 1:
+            return "split is 1, expected 2 or more, or 0 for one context"
         if self.online_prepare and self.use_multi_contexts:
             return "online_prepare makes one context on the device: leave use_multi_contexts out"
         if self.online_prepare and self.use_weight_sharing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -28,6 +28,10 @@ Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "c
 def cpu_precisions() -> set[str]:
     """Return what the backends run at that every SoC has."""
     return {precision for name in cpu_backends() for precision in BACKENDS[name].precisions}
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Seed = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +64,7 @@ class InputSpec(_Frozen, frozen=True):
     """Upper bound: included by `linspace`, excluded by `uniform` and `integers`."""
     scale: float = 1.0
     """Standard deviation of `normal`."""
-    seed: int = 0
+    seed: _Seed = 0
 
 
 _LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=True, forbid_unknown_fields=True)
@@ -87,14 +91,14 @@ _DEFAULT_TOLERANCES = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0
 class Expectation(_Frozen, frozen=True):
     """How much of a case its backend takes: exactly this, or the job fails."""
 
-    partitions: int = 1
+    partitions: _Count = 1
     """Delegated partitions."""
-    fallback_ops: dict[str, int] = {}
+    fallback_ops: dict[str, _Count] = {}
     """Operators left to the CPU, and how often."""
-    least_spill_fill_bytes: int | None = None
+    least_spill_fill_bytes: _Count | None = None
     """Of the buffer that the contexts of a program share; None does not decide, as in the following."""
-    most_pte_bytes: int | None = None
-    intermediate_outputs: int | None = None
+    most_pte_bytes: _Count | None = None
+    intermediate_outputs: _Count | None = None
     """Layers whose outputs an inference writes."""
     precisions: tuple[str, ...] = ()
     """Where it holds; empty is everywhere."""
@@ -170,7 +174,7 @@ class Case(_Frozen, frozen=True):
     """With a `.pte` file: by sample, a `.npy` file for every output, in place of a reference that is computed."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
-    seed: int = 0
+    seed: _Seed = 0
     """Seeds torch before the module is made: its weights."""
     samples: int = 1
     """Inferences per attempt, each with inputs of its own (the seed of sample n is seed + 1000 n)."""
