@@ -116,8 +116,12 @@ def test_a_program_for_the_htp_names_its_soc_and_backend(models: Path) -> None:
 def test_a_program_without_a_method_forward_says_what_it_has(models: Path) -> None:
     program = read_pte(models / "methods.pte")
     assert (program.qnn, len(program.methods)) == (None, 2)
-    with pytest.raises(ConfigError, match=r"methods\.pte: has no method 'forward', but 'double', 'triple'.*--method"):
+    several = r"methods\.pte: has no method 'forward': it has 'double', 'triple': name one of them with --method$"
+    with pytest.raises(ConfigError, match=several):
         program.method("forward", "--method")
+    one = r"conv\.pte: has no method 'foo', only 'forward': name that one with --method$"
+    with pytest.raises(ConfigError, match=one):
+        read_pte(models / "conv.pte").method("foo", "--method")
 
 
 @pytest.mark.parametrize(

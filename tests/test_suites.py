@@ -301,7 +301,7 @@ def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
         ("use_multi_contexts = true", "split = -4", r"case.relu.features.split: Expected `int` >= 0"),
         ("use_multi_contexts = true", f"split = {10**30}", r"case.relu.features.split: Expected `int` <= 10000"),
         ("bytes = 4096", "bytes = -3", r"case.relu.expect\[0\].least_spill_fill_bytes: Expected `int` >= 1"),
-        ("bytes = 4096", f"bytes = {10**30}", r"expect\[0\].least_spill_fill_bytes: Expected `int` <= 9007199254740992"),
+        ("bytes = 4096", f"bytes = {10**30}", r"least_spill_fill_bytes: Expected `int` <= 9007199254740992"),
         ("least_spill_fill_bytes = 4096", "most_pte_bytes = 0", r"expect\[0\].most_pte_bytes: Expected `int` >= 1"),
         ("least_spill_fill_bytes = 4096", "intermediate_outputs = 0", r"intermediate_outputs: Expected `int` >= 1"),
         ("least_spill_fill_bytes = 4096", "partitions = 0", r"expect\[0\].partitions: Expected `int` >= 1"),

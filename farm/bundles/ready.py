@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job, Target
 
 
-def read_ready(job: Job, how: str = "method = in its case") -> Method:
+def read_ready(job: Job, how: str = "the key method of its case") -> Method:
     """Return the method that a job with a ready `.pte` runs; `how` another is named goes into the error.
 
     Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled

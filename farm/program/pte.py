@@ -149,8 +149,14 @@ class Program(msgspec.Struct, frozen=True):
         for method in self.methods:
             if method.name == name:
                 return method
-        names = ", ".join(repr(method.name[:80]) for method in self.methods[:8]) or "none"
-        raise ConfigError(self.path, "", f"has no method {name!r}, but {names}: name one with {how}")
+        names = [repr(method.name[:80]) for method in self.methods]
+        lacking = f"has no method {name[:80]!r}"
+        if len(names) < 2:
+            problem = f"{lacking}, only {names[0]}: name that one with {how}" if names else "has no method at all"
+        else:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            problem = f"{lacking}: it has {', '.join(names[:8])}{more}: name one of them with {how}"
+        raise ConfigError(self.path, "", problem)
 
     @property
     def qnn(self) -> QnnOptions | None:

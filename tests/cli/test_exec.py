@@ -120,7 +120,7 @@ def test_a_program_that_nothing_here_could_run_is_refused_before_anything_is_pus
     assert "compiled for SM8650 (htp), not for SM8650 (xnnpack)" in refused(
         model=models / "conv.pte", backend="xnnpack"
     )
-    assert "no method 'forward', but 'double', 'triple': name one with --method" in refused(
+    assert "no method 'forward': it has 'double', 'triple': name one of them with --method" in refused(
         model=models / "methods.pte", soc="SM8650"
     )
     assert "gone.pte: No such file or directory" in refused(model=models / "gone.pte")
