@@ -245,7 +245,7 @@ devices_options = _together(
 interleaved_options = _together(
     click.option("--pairs", type=click.IntRange(5, 1000), default=10, show_default=True, metavar="N",
                  help="Times that both are run, one after the other."),
-    click.option("--inferences", type=click.IntRange(1, 10_000), default=5, show_default=True, metavar="N",
+    click.option("--inferences", type=click.IntRange(1, 10_000), show_default="5", metavar="N",
                  help="Of each of them in a pair; without JOB up to 20 of short ones."),
     click.option("--device", default="", metavar="NAME",
                  help="This attached device; otherwise that of the newer run, or one like it."),

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from farm.analysis.confirmation import INFERENCES, PAIRS
+from farm.analysis.confirmation import PAIRS
 from farm.regressions.commit_records import CommitBuild, QuestionKind
 from farm.report.model.commits import commit_link
 from farm.system.text import one_line, visible
@@ -202,7 +202,7 @@ def _command(request: CommitsRequest) -> str:
     words += ["--virtual"] if request.virtual else []
     words += [f"--device={request.device}"] if request.device else []
     words += [f"--pairs={request.pairs}"] if request.pairs != PAIRS else []
-    words += [f"--inferences={request.inferences}"] if request.inferences != INFERENCES else []
+    words += [f"--inferences={request.inferences}"] if request.least_inferences else []
     return shlex.join([*words, *request.jobs])
 
 

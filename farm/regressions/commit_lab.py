@@ -140,9 +140,14 @@ class WorktreeLab:
         series: Series,
         gate: float | None,
     ) -> Confirmation:
-        """Measure in turns whether the new program is worse than the good one. Raises InfraError."""
+        """Measure in turns whether the new program is worse than the good one.
+
+        Raises InfraError, UsageError for more inferences than its runner can be asked for.
+        """
         bench = self._bench(job.target)
         was, now = (self._side(bench, job, *one) for one in (good, new))
+        for side in (was, now):
+            bench.require_inferences(side)
         pairs, inferences = self._request.pairs, self._request.inferences
         [compared] = compare(bench, [worse(series)], was, now, pairs, inferences, gate=gate)
         return compared.confirmation
@@ -213,6 +218,7 @@ class WorktreeLab:
             bench = InterleavedBench(
                 config, self._store, target, self._note,
                 virtual=self._request.virtual, choice=choice, purpose=self._command,
+                least_inferences=self._request.least_inferences,
             )  # fmt: skip
             self._benches[target] = self._open.enter_context(bench)
         return self._benches[target]

@@ -40,6 +40,8 @@ class CommitsRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     pairs: int = PAIRS
     inferences: int = INFERENCES
+    least_inferences: int = 0
+    """As of `PairsRequest`."""
 
 
 class BuildState(StrEnum):

@@ -37,6 +37,8 @@ class PairsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Name, serial or id of an attached device; empty is that of the new run, or any of the SoC and kind."""
     pairs: int = PAIRS
     inferences: int = INFERENCES
+    least_inferences: int = 0
+    """Those that somebody named; 0 where nobody did, and a runner that leaves files of each may make fewer."""
     command: str = ""
 
 
@@ -140,6 +142,7 @@ def bench_for(
             bench = InterleavedBench(
                 config, store, job.target, note,
                 virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
+                least_inferences=request.least_inferences,
             )  # fmt: skip
             try:
                 stack.enter_context(bench)
@@ -157,15 +160,19 @@ def bench_for(
 
 
 def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts: Sequence[StoredResult]) -> None:
-    """Raise UsageError for a bundle that is gone and cannot be made again, with the nearest run that has one."""
+    """Raise UsageError for a bundle that is gone and cannot be made again, with the nearest run that has one.
+
+    Also for more inferences than its runner can be asked for, where somebody named them.
+    """
     for past in pasts:
         try:
-            bench.side(past)
+            side = bench.side(past)
         except UsageError as error:
             newest = max(pasts, key=lambda one: (one.run.started_ms, one.run.id))
             nearest = _nearest(config, store, newest, past)
             hint = f"; the nearest run whose bundle is here is {nearest.run.id}" if nearest else ""
             raise UsageError(f"{error}{hint}") from None
+        bench.require_inferences(side)
 
 
 def _nearest(config: Config, store: Store, newest: StoredResult, past: StoredResult) -> StoredResult | None:
@@ -193,9 +200,6 @@ def confirm_job(
     series = series_of(good, new, metrics)
     with InterruptHandler(), bench_for(config, store, new, request, note) as bench:
         require_bundles(config, store, bench, (good, new))
-        if request.inferences != INFERENCES:
-            for past in (good, new):
-                bench.require_inferences(bench.side(past), request.inferences)
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:
             note("both runs have the same program: only runtime, SDK, device or the night can be to blame")

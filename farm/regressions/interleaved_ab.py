@@ -115,14 +115,17 @@ class InterleavedBench:
         choice: Choice | None = None,
         purpose: str,
         until_s: float = math.inf,
+        least_inferences: int = 0,
     ) -> None:
         """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
 
         `store` is asked for leases only. A device that somebody else has is waited for until `until_s` on the clock of
-        `time.monotonic`.
+        `time.monotonic`. `least_inferences` are those of a turn that somebody named: a runner that cannot be asked for
+        as many makes no fewer, and the side is refused.
         """
         self.config, self.virtual = config, virtual
         self._store, self._say, self._choice = store, say, choice or Choice()
+        self._least_inferences = least_inferences
         self._stack = ExitStack()
         self._acquirer = DeviceAcquirer(
             config, store, target, say, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
@@ -306,17 +309,19 @@ class InterleavedBench:
         shutil.rmtree(folder, ignore_errors=True)
         return (raw.started_ms, *measured)
 
-    def require_inferences(self, side: Side, inferences: int) -> None:
-        """Raise UsageError for more inferences in a turn than the runner of the bench can be asked for."""
-        manifest, runner = side.bundle.manifest, self.runtime.runner
-        times, named = inferences + _WARM_UP, f"--inferences and {_WARM_UP} to warm up"
-        problem = too_many(runner, manifest.samples, len(manifest.outputs), times, named)
-        if problem and self.runtime.one_shot:
-            raise UsageError(problem)
+    def require_inferences(self, side: Side) -> None:
+        """Raise UsageError where somebody named more inferences in a turn than a side's runner can be asked for."""
+        manifest, runtime = side.bundle.manifest, side.runtime or self.runtime
+        times, named = self._least_inferences + _WARM_UP, f"--inferences and {_WARM_UP} to warm up"
+        problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times, named)
+        if problem and self._least_inferences and runtime.one_shot and not side.heap:
+            raise UsageError(f"{side.job.id}: {problem}")
 
     def _reduced(self, options: RunnerOptions, side: Side, runtime: Runtime) -> RunnerOptions:
         """Return options with no more inferences than `runtime` can be asked for, which is said once."""
         made = reduced(options, side.bundle.manifest)
+        if made.iterations < options.iterations:
+            self.require_inferences(side)
         if made != options and side.key not in self._said:
             self._said.add(side.key)
             why = f"{runtime.runner} writes the outputs of each"

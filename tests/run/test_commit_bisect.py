@@ -413,7 +413,8 @@ def test_the_command_to_do_it_again_has_all_that_was_asked() -> None:
 
     plain = command()
     assert not {"--toolchain", "--device", "--pairs", "--inferences"} & {word.partition("=")[0] for word in plain}
-    words = command(toolchain="nightly main", virtual=False, device="d1", pairs=20, inferences=7, metric="latency")
+    asked = {"pairs": 20, "inferences": 7, "least_inferences": 7}
+    words = command(toolchain="nightly main", virtual=False, device="d1", metric="latency", **asked)
     expected = ["--toolchain=nightly main", "--device=d1", "--pairs=20", "--inferences=7", "--metric=latency"]
     assert set(expected) < set(words)
     assert words[-1] == JOB.id

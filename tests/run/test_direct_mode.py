@@ -17,6 +17,7 @@ from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.errors import IllegalTargetError, InfraError, UsageError
 from farm.pytest_plugin.bundles import Bundles
+from farm.regressions.confirm_job import require_bundles
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
@@ -232,15 +233,31 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
     side, run = Side(job, Bundle(tmp_path, many)), RunStub()
     said: list[str] = []
     nothing: Any = None
-    bench = InterleavedBench(load_config(folder=tmp_path), nothing, job.target, said.append, virtual=True, purpose="")
-    bench.runtime = runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
-    monkeypatch.setattr(bench, "_device_run", lambda *_: run)
-    monkeypatch.setattr(bench, "_acquirer", SimpleNamespace(folder=tmp_path))
+    runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
+
+    def bench_of(least: int) -> InterleavedBench:
+        config = load_config(folder=tmp_path)
+        bench = InterleavedBench(
+            config, nothing, job.target, said.append, virtual=True, purpose="", least_inferences=least
+        )
+        bench.runtime = runtime
+        monkeypatch.setattr(bench, "_device_run", lambda *_: run)
+        monkeypatch.setattr(bench, "_acquirer", SimpleNamespace(folder=tmp_path))
+        monkeypatch.setattr(bench, "side", lambda _: side)
+        return bench
+
+    bench = bench_of(0)
     for inferences in (100, 100, 4):
         with pytest.raises(InfraError, match="no device here"):
             bench._run(side, nothing, runtime, inferences, full=False, fresh=False)
     assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
     assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
-    bench.require_inferences(side, 4)
-    with pytest.raises(UsageError, match="ask for at most 5, with --inferences and 1 to warm up"):
-        bench.require_inferences(side, 5)
+    # What was named is the least, of the ends of farm confirm and farm bisect as of each turn.
+    require_bundles(bench.config, nothing, bench_of(4), [nothing])
+    refusal = "ask for at most 5, with --inferences and 1 to warm up"
+    with pytest.raises(UsageError, match=refusal):
+        require_bundles(bench.config, nothing, bench_of(5), [nothing])
+    with pytest.raises(InfraError, match="no device here"):
+        bench_of(4)._run(side, nothing, runtime, 100, full=False, fresh=False)
+    with pytest.raises(UsageError, match=refusal):
+        bench_of(5)._run(side, nothing, runtime, 100, full=False, fresh=False)

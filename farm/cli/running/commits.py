@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.cli.output import as_called, notice, show, write_file
+from farm.cli.running.confirm import asked_inferences
 from farm.errors import UsageError
 from farm.report.terminal.layout import SIMULATED, wrapped
 
@@ -74,7 +75,7 @@ def _request(config: Config, jobs: tuple[str, ...], options: dict[str, Any]) -> 
         virtual=options["virtual"],
         device=options["device"],
         pairs=options["pairs"],
-        inferences=options["inferences"],
+        **asked_inferences(options),
     )
     return request, list(found.values())
 

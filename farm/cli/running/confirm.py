@@ -104,7 +104,14 @@ def pairs_request(bench: dict[str, Any]) -> PairsRequest:
 
     if bench["virtual"]:
         refuse_together({"--device": bench["device"]}, FOR_ATTACHED)
-    return PairsRequest(**bench, command=as_called())
+    return PairsRequest(**bench | asked_inferences(bench), command=as_called())
+
+
+def asked_inferences(bench: dict[str, Any]) -> dict[str, int]:
+    """Return how many inferences a turn has, and how many it must have as somebody named them."""
+    from farm.analysis.confirmation import INFERENCES
+
+    return {"inferences": bench["inferences"] or INFERENCES, "least_inferences": bench["inferences"] or 0}
 
 
 def _confirm_run(
