@@ -5,7 +5,8 @@ FarmError
 │   ├── ConfigError            a file says something impossible; names file, key and expectation
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
 │   ├── IllegalTargetError     an SoC, backend and precision that do not go together; says why
-│   └── NeedsDeviceError       a program that only a device runs, and the device is virtual; says why
+│   ├── NeedsDeviceError       a program that only a device runs, and the device is virtual; says why
+│   └── MissingPackageError    a program whose op packages have no library for the device
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
 ├── ProgramError               a program that a test wanted did not compile, load or run
@@ -90,6 +91,13 @@ class NeedsDeviceError(UsageError):
 
     def __init__(self, why: str, soc: str) -> None:
         super().__init__(f"no virtual device runs it: {why}; attach a {soc}")
+
+
+class MissingPackageError(UsageError):
+    """A program whose op packages have no library for the device."""
+
+    def __init__(self, problem: str, serial: str) -> None:
+        super().__init__(f"{serial} cannot run it: {problem}")
 
 
 class NothingSelectedError(FarmError):

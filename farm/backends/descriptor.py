@@ -75,7 +75,7 @@ class HostLibrary(msgspec.Struct, frozen=True):
     """What is wrong with such a release."""
 
 
-QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_node_ids", "op_packages")
+QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_node_ids")
 """Of ExecuTorch's compiler, whichever backend of QNN it is for."""
 
 

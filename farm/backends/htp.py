@@ -43,6 +43,8 @@ BACKEND = Backend(
         "split",
         "use_weight_sharing",
         "use_mha2sha",
+        # ExecuTorch 1.5 registers a package for the CPU and for HTP, on no other processor.
+        "op_packages",
     ),
     qnn_type=2,
     on_host="runs",

@@ -6,6 +6,7 @@ inputs/input_{sample}_{index}.raw            native dtype, C order
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
 origins.json                    module path and source line of nodes; only where they are known
+op_packages/{place}/{hash}.so   operators of the user's own, for the machines of PACKAGES_OF; where the case has some
 saver/                          QNN's calls as C code, and their data; only where the case asks for them
 optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
 build.log
@@ -21,6 +22,7 @@ import msgspec
 from farm.errors import BundleError
 from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
+from farm.suites.socs import find_soc
 from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ MODEL = "model.pte"
 INPUTS = "inputs"
 OPTRACE = "optrace"
 SAVER = "saver"
+OP_PACKAGES = "op_packages"
+PACKAGES_OF = {"simulator": ("x86_64",), "android": ("hexagon", "android")}
+"""Folders of OP_PACKAGES by the kind of the runtime that opens what is in them; others open none (ExecuTorch 1.5)."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -112,6 +117,22 @@ class Manifest(msgspec.Struct, frozen=True):
     def needs_device(self) -> str:
         """Why no simulator executes it, as far as is known now; "" where one does."""
         return why_on_device(self.features)
+
+    def lacks_for(self, kind: str) -> str:
+        """Return what of its op packages is missing for a runtime of `kind`, and what to do; "" where nothing is."""
+        if OP_PACKAGES not in self.features:
+            return ""
+        if kind not in PACKAGES_OF:
+            return "QNN opens op packages on Android and on x86_64 alone (ExecuTorch 1.5)"
+        if self.packages_for(kind):
+            return ""
+        arch = find_soc(self.soc).htp_arch
+        return f"not every op package has libraries for a {self.soc}: name android and hexagon.v{arch} in suite.toml"
+
+    def packages_for(self, kind: str) -> list[str]:
+        """Return which of its files are the op packages that a runtime of `kind` opens."""
+        places = tuple(f"{OP_PACKAGES}/{place}/" for place in PACKAGES_OF.get(kind, ()))
+        return [name for name in self.files if name.startswith(places)] if places else []
 
 
 class Bundle(msgspec.Struct, frozen=True):

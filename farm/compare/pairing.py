@@ -11,7 +11,7 @@ import msgspec
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
 from farm.analysis.scale import GATES, Series
 from farm.analysis.sequential import MOST_INFERENCES, add_pairs, inferences_for
-from farm.errors import NeedsDeviceError
+from farm.errors import MissingPackageError, NeedsDeviceError
 from farm.regressions.look_back import TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.attempt import Attempt, Direction, Verdict
@@ -70,7 +70,7 @@ def run_job(
     sides = [side for side in (a, b) if side is not None]
     try:
         bench.measure(sides[0], sides[-1], 0)
-    except NeedsDeviceError as error:
+    except (NeedsDeviceError, MissingPackageError) as error:
         return JobOutcome(device=bench.device.serial, problem=reason_line(str(error)))
     first, second = (None if side is None else bench.judged.get(side.key) for side in (a, b))
     outcome = JobOutcome(a=first, b=second, device=bench.device.serial)

@@ -24,7 +24,7 @@ from farm.backends.registry import find_backend
 from farm.devices.connect import open_transport
 from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
-from farm.errors import DeviceError, FarmError, LocalError, NeedsDeviceError
+from farm.errors import DeviceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -103,9 +103,14 @@ class HeatGate:
 
 
 def require_device(bundle: Bundle, device: Device) -> None:
-    """Raise NeedsDeviceError for a program that only a device runs, where `device` is virtual."""
+    """Raise NeedsDeviceError for a program that only a device runs, where `device` is virtual.
+
+    Raises MissingPackageError for one whose op packages are not made for `device`.
+    """
     if device.kind == "virtual" and (why := bundle.manifest.needs_device):
         raise NeedsDeviceError(why, device.soc)
+    if problem := bundle.manifest.lacks_for("simulator" if device.kind == "virtual" else device.os):
+        raise MissingPackageError(problem, device.serial)
 
 
 class Staged(NamedTuple):

@@ -11,7 +11,7 @@ from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.device_run.builds import builds_folder, has_reply, read_reply
 from farm.devices.local.files import local_error
-from farm.errors import BundleError, FarmError, LocalError, NeedsDeviceError
+from farm.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import after_rerun
@@ -79,6 +79,8 @@ class Executor:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except NeedsDeviceError:
             return (not_simulated(job, load_bundle(self._cache.folder(planned.key))),), ()
+        except MissingPackageError as error:
+            return (build_failure(job, str(error), bundle_key=planned.key),), ()
         except LocalError:
             raise
         except FarmError as error:

@@ -17,7 +17,7 @@ from farm.devices.text import clean_text
 from farm.execution.liveness import StagingError
 from farm.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
 from farm.execution.shell import shell_script
-from farm.execution.workspace import library_paths
+from farm.execution.workspace import library_paths, packages_folder
 
 if TYPE_CHECKING:
     import threading
@@ -129,7 +129,7 @@ def run_once(
             *words,
         ],
         cwd=workspace.folder,
-        env=library_paths(libraries),
+        env=library_paths(libraries, *packages_folder(workspace.bundle, workspace.folder)),
         broken_off=broken_off,
     )
     try:

@@ -30,6 +30,7 @@ from farm.execution.workspace import (
     Workspace,
     job_layout,
     library_paths,
+    packages_folder,
     program_flags,
     runtime_layout,
     shape_flags,
@@ -97,6 +98,7 @@ class DeviceSession:
         self._runtime_staged = False
         self._runner: RunnerProcess | None = None
         self._runner_flags: dict[str, str] = {}
+        self._runner_env: dict[str, str] = {}
         self._broken_off = threading.Event()
 
     @property
@@ -118,7 +120,7 @@ class DeviceSession:
         """
         wanted: dict[str, Path] = {}
         for bundle in bundles:
-            wanted |= job_layout(bundle, self._folder).objects
+            wanted |= job_layout(bundle, self._folder, self._runtime.kind).objects
         small: dict[str, Path] = {}
         room = _BATCH_BYTES
         for sha256, path in wanted.items():
@@ -145,7 +147,7 @@ class DeviceSession:
                 if len(self._done) >= (1 if _LARGE_FILE in self._runner_flags else _SWEEP):
                     self._sweep()
                 self._stage_runtime()
-                self._place(job_layout(bundle, folder))
+                self._place(job_layout(bundle, folder, self._runtime.kind))
             except DeviceError as problem:
                 error, cause = str(problem), cause_of(problem)
         return Workspace(bundle, folder, time.perf_counter() - started, error, cause)
@@ -308,7 +310,7 @@ class DeviceSession:
         )
         try:
             for _ in range(_STARTS):
-                runner = self._start_runner(options)
+                runner = self._start_runner(options, packages_folder(workspace.bundle, workspace.folder))
                 ending = runner.run(words, options.timeout_s + _GRACE_SECONDS, self._liveness.demand)
                 if ending.answer or ending.began:
                     return ending
@@ -322,20 +324,23 @@ class DeviceSession:
             self.serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
         )
 
-    def _start_runner(self, options: RunnerOptions) -> RunnerProcess:
-        flags = options.process_flags
-        if self._anchor is not None:
+    def _start_runner(self, options: RunnerOptions, packages: tuple[PurePosixPath, ...] = ()) -> RunnerProcess:
+        """Return a runner for a job; one with op packages in the folders `packages` has a process of its own."""
+        flags, env = options.process_flags, library_paths(self.runtime_folder, *packages)
+        # ExecuTorch 1.5 registers packages when its backend starts, which a program that stays loaded keeps from it.
+        if self._anchor is not None and not packages:
             flags["keep_loaded"] = str(self.runtime_folder / ANCHOR)
-        if self._runner is None or self._runner_flags != flags or self._runner.jobs >= _JOBS_OF_A_PROCESS:
+        known = (self._runner_flags, self._runner_env) == (flags, env)
+        if self._runner is None or not known or self._runner.jobs >= _JOBS_OF_A_PROCESS:
             self._hang_up()
             self._runner = RunnerProcess(
                 self._transport,
                 [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
                 cwd=self._folder,
-                env=library_paths(self.runtime_folder),
+                env=env,
                 broken_off=self._broken_off,
             )
-            self._runner_flags = flags
+            self._runner_flags, self._runner_env = flags, env
         return self._runner
 
     def _hang_up(self) -> None:
@@ -359,7 +364,7 @@ class DeviceSession:
 
         Damaged objects are gone from the device after that.
         """
-        layout = job_layout(bundle, folder)
+        layout = job_layout(bundle, folder, self._runtime.kind)
         with self._staging:
             if not self._objects.verify([*others, *layout.objects]):
                 self._runtime_staged = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.bundles.bundle import INPUTS, MODEL
+from farm.bundles.bundle import INPUTS, MODEL, OP_PACKAGES
 from farm.devices.transport import Link
 from farm.execution.content_store import OBJECTS
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from farm.bundles.bundle import Bundle, Manifest, TensorSpec
     from farm.execution.raw import ErrorCause
+    from farm.runtime.native.targets import Kind
     from farm.runtime.runtime import Runtime
 
 INPUT_LIST = "input_list.txt"
@@ -51,6 +52,12 @@ class Workspace:
     """What kind of trouble `error` is."""
 
 
+def packages_folder(bundle: Bundle, folder: PurePosixPath) -> tuple[PurePosixPath, ...]:
+    """Return where the DSP looks for the op packages of a bundle whose workspace is `folder`; nothing without any."""
+    # A program names them relative to its workspace, which is where QNN looks on the processor.
+    return (folder,) if OP_PACKAGES in bundle.manifest.features else ()
+
+
 def library_paths(*folders: PurePosixPath) -> dict[str, str]:
     """Return the environment in which a program finds its libraries, and the DSP those that it loads, in `folders`."""
     names = [str(folder) for folder in folders]
@@ -74,8 +81,11 @@ def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | Non
     return Layout(files, objects)
 
 
-def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
-    """Return the workspace of one execution of `bundle` in `folder`, which is one level below the session's."""
+def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
+    """Return the workspace of one execution of `bundle` in `folder`, which is one level below the session's.
+
+    `kind` is that of the runtime.
+    """
     hashes = bundle.manifest.files
     files: dict[PurePosixPath, Path | bytes | Link] = {folder / MODEL: _link(MODEL, hashes[MODEL])}
     objects = {hashes[MODEL]: bundle.model}
@@ -91,6 +101,9 @@ def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
                 objects[sha256] = path
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
+    for name in bundle.manifest.packages_for(kind):
+        files[folder / name] = _link(name, hashes[name])
+        objects[hashes[name]] = bundle.folder / name
     tensors = {INPUT_SHAPES: bundle.manifest.inputs, OUTPUT_SHAPES: bundle.manifest.outputs}
     for name in shape_flags(bundle.manifest).values():
         files[folder / name] = _shapes(tensors[name])

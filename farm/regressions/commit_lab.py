@@ -12,7 +12,15 @@ from farm.bundles.reuse import find_bundles_for
 from farm.bundles.same import data_hash, program_of
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
-from farm.errors import InfraError, MissingToolError, NativeBuildError, NeedsDeviceError, UntrustedError, UsageError
+from farm.errors import (
+    InfraError,
+    MissingPackageError,
+    MissingToolError,
+    NativeBuildError,
+    NeedsDeviceError,
+    UntrustedError,
+    UsageError,
+)
 from farm.pool.fleet import Choice
 from farm.regressions.commit_records import BuildState, CommitBuild, CommitRun
 from farm.regressions.interleaved_ab import InterleavedBench, Side
@@ -121,7 +129,7 @@ class WorktreeLab:
         self._note(f"running {job.id} of {commit.short} on {bench.device.serial} ({bench.device.kind})")
         try:
             attempt = bench.judge(self._side(bench, job, build, commit))
-        except NeedsDeviceError as error:
+        except (NeedsDeviceError, MissingPackageError) as error:
             # Other jobs may be searched for.
             return CommitRun(verdict=Verdict.SKIPPED, stage=Stage.BUILD, reason=reason_line(str(error)))
         return CommitRun(

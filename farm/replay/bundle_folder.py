@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE
 from farm.bundles.key import LPAI_TARGET
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
@@ -58,7 +58,7 @@ def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequ
             shutil.copytree(source, folder / name)
         else:
             shutil.copyfile(source, folder / name)
-    for path, content in job_layout(bundle, PurePosixPath()).files.items():
+    for path, content in job_layout(bundle, PurePosixPath(), "simulator").files.items():
         # Of the rest the layout has links and files, which are here.
         if isinstance(content, bytes) and path.name != INPUT_LIST:
             (folder / path.name).write_bytes(content)
@@ -73,7 +73,7 @@ def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequ
 def _names(bundle: Bundle) -> list[str]:
     """Return what of a bundle is copied: not what says where this machine has its code."""
     references = [f"reference_{kind}" for kind in bundle.manifest.references]
-    optional = [name for name in (OPTRACE, _LOG) if (bundle.folder / name).exists()]
+    optional = [name for name in (OPTRACE, OP_PACKAGES, _LOG) if (bundle.folder / name).exists()]
     return [MODEL, MANIFEST, INPUTS, *references, *optional]
 
 
@@ -100,6 +100,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         "bundle_readme.md",
         job=one_line(job_id, _WIDTH),
         about="  \n".join(lines),
+        packages=f" {OP_PACKAGES}" if _has_packages(bundle) else "",
         program=f"{manifest.pte_bytes:,} bytes, {_delegation(manifest)}",
         more_files="\n".join(_more_files(bundle)),
         tensors=_tensors(manifest),
@@ -144,7 +145,12 @@ def _more_files(bundle: Bundle) -> list[str]:
     return [
         *rows,
         *([f"| `{OPTRACE}/` | graphs for the SDK's timeline |"] if (bundle.folder / OPTRACE).exists() else []),
+        *([f"| `{OP_PACKAGES}/` | op packages, which the program looks for there |"] if _has_packages(bundle) else []),
     ]
+
+
+def _has_packages(bundle: Bundle) -> bool:
+    return OP_PACKAGES in bundle.manifest.features
 
 
 def _tensors(manifest: Manifest) -> str:

@@ -122,8 +122,9 @@ def _fill(
 ) -> None:
     device = folder / DEVICE
     device.mkdir()
-    layout = job_layout(bundle, PurePosixPath())
+    layout = job_layout(bundle, PurePosixPath(), runtime.kind)
     for name, content in layout.files.items():
+        (device / name).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             (device / name).write_bytes(content)
         else:

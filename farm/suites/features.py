@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
+
+_HEXAGON = re.compile(r"v\d{2,3}")
 
 
 class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,7 +21,26 @@ class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As the package calls it."""
     interface_provider: str
     library: str
-    """The package's `.so` for the machine that compiles, relative to the folder of the suite."""
+    """Its `.so` for x86_64, where it is compiled and where virtual devices are; relative to the folder of the suite."""
+    android: str = ""
+    """For the processor of an Android device."""
+    hexagon: dict[str, str] = {}
+    """For the DSP of one, by its architecture: `v75`."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Return all that it names."""
+        return tuple(filter(None, (self.library, self.android, *self.hexagon.values())))
+
+    @property
+    def problem(self) -> str:
+        """Return what of it cannot be; "" where all can."""
+        if wrong := [name for name in self.hexagon if not _HEXAGON.fullmatch(name)]:
+            return f"hexagon.{wrong[0][:20]} is no architecture: name the DSP's as in hexagon.v75"
+        if bool(self.android) != bool(self.hexagon):
+            there, missing = ("android", "hexagon.v75") if self.android else ("hexagon", "android")
+            return f"an Android device needs two libraries of a package: beside {there} there is no {missing}"
+        return ""
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,18 +85,17 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             return "online_prepare makes one context on the device: leave use_multi_contexts out"
         if self.online_prepare and self.use_weight_sharing:
             return "online_prepare makes contexts on the device, which share no weights: leave use_weight_sharing out"
-        return ""
+        return next((f"op_packages: {one.problem}" for one in self.op_packages if one.problem), "")
 
 
-NOT_DIRECT = ("online_prepare", "shared_buffer", "dump_intermediate_outputs")
-"""What direct mode's runner refuses, or has no files for."""
+NOT_DIRECT = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "op_packages")
+"""What direct mode's runner refuses, has no files for, or, of packages, leaves out without a word (ExecuTorch 1.5)."""
 
 # What Qualcomm's simulator and this machine lack, by feature.
 _ON_DEVICES_ALONE = {
     "online_prepare": "its graph is made by the device when it is loaded",
     "shared_buffer": "its inputs and outputs are in memory that a DSP shares (rpcmem)",
     "use_weight_sharing": "contexts that share weights are not simulated",
-    "op_packages": "its operators come from a package that is built for a device",
 }
 
 

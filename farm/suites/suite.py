@@ -210,7 +210,7 @@ class Case(_Frozen, frozen=True):
         named = (self.checkpoint, self.program, self.pte)
         specs = itertools.chain(self.inputs, *(method.inputs for method in self.methods.values()))
         inputs = (file for spec in specs for file in spec.files)
-        libraries = (package.library for package in self.features.op_packages)
+        libraries = itertools.chain.from_iterable(package.libraries for package in self.features.op_packages)
         return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected), *libraries) if file)
 
     def tolerance(self, precision: str) -> Tolerance:

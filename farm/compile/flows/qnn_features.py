@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executorch.backends.qualcomm.serialization.qc_schema import (
-    QnnExecuTorchOpPackageInfo,
-    QnnExecuTorchOpPackageOptions,
-    QnnExecuTorchOpPackagePlatform,
-    QnnExecuTorchOpPackageTarget,
-)
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option, option_to_flatbuffer
 from executorch.backends.qualcomm.utils.utils import update_spill_fill_size
 from executorch.exir import ExecutorchBackendConfig
@@ -34,27 +27,11 @@ if TYPE_CHECKING:
 _SAVED = ("saver_output.c", "params.bin")
 
 
-def specs_of(features: Features, case: Case | None) -> dict[str, Any]:
+def specs_of(features: Features) -> dict[str, Any]:
     """Return what `features` are as keywords of ExecuTorch's `generate_qnn_executorch_compiler_spec`."""
-    given: dict[str, Any] = {
+    return {
         name: True for name in ("shared_buffer", "dump_intermediate_outputs", "use_mha2sha") if getattr(features, name)
     }
-    if features.op_packages and case is not None:
-        given["op_package_options"] = QnnExecuTorchOpPackageOptions(
-            [
-                QnnExecuTorchOpPackageInfo(
-                    op_package_name=package.name,
-                    op_package_path=str(Path(case.folder, package.library)),
-                    interface_provider=package.interface_provider,
-                    target=QnnExecuTorchOpPackageTarget.CPU,
-                    custom_op_name=package.operator,
-                    qnn_op_type_name=package.qnn_operator,
-                    platform=QnnExecuTorchOpPackagePlatform.X86_64,
-                )
-                for package in features.op_packages
-            ]
-        )
-    return given
 
 
 def switches_of(features: Features) -> dict[str, bool]:
@@ -115,14 +92,3 @@ def record_calls(lower: Callable[[list[CompileSpec]], object], specs: list[Compi
         if all((place / name).is_file() for name in _SAVED):
             return
     raise MissingToolError(f"QNN's Saver left no {' and '.join(_SAVED)}: its words are in the build log")
-
-
-def require_packages(case: Case) -> None:
-    """Raise ConfigError for a package of operators that this machine cannot load, before QNN tries to."""
-    for package in case.features.op_packages:
-        path = Path(case.folder, package.library)
-        with path.open("rb") as file:
-            head = file.read(20)
-        if head[:5] != b"\x7fELF\x02" or (platform.machine() == "x86_64" and head[18:20] != b"\x3e\x00"):
-            problem = f"{package.library} is no library for this machine: QNN's make htp_x86 builds one"
-            raise ConfigError(Path(case.folder, "suite.toml"), f"case.{case.name}.features.op_packages", problem)

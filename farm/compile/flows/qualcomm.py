@@ -14,6 +14,7 @@ from executorch.backends.qualcomm.serialization.qc_schema import (
     QnnExecuTorchLpaiClientPerf,
     QnnExecuTorchLpaiCoreAffinity,
     QnnExecuTorchLpaiTargetEnv,
+    QnnExecuTorchOpPackageOptions,
 )
 from executorch.backends.qualcomm.utils.utils import (
     generate_gpu_compiler_spec,
@@ -32,6 +33,7 @@ from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows import qnn_features
 from farm.compile.flows.delegation import refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
+from farm.compile.flows.op_packages import packages_of, require_packaged
 from farm.errors import DelegationError, MissingToolError
 from farm.suites.features import Features
 from farm.suites.options import compile_numbers
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from farm.suites.suite import Case, Target
+    from farm.suites.suite import Target
 
 # Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
@@ -67,7 +69,6 @@ _LPAI_TARGETS = {
 def _lower(lowering: Lowering) -> Lowered:
     target, watch = lowering.target, lowering.watch
     case, features = lowering.case, lowering.case.features
-    qnn_features.require_packages(case)
     graphs: dict[str, torch.nn.Module] = {name: one.export().module() for name, one in lowering.methods.items()}
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:
@@ -75,14 +76,17 @@ def _lower(lowering: Lowering) -> Lowered:
             for name, one in lowering.methods.items():
                 graphs[name] = convert_pt2e(calibrate(graphs[name], one.samples, target))
         quantized = graphs[lowering.method]
-    if features.saver:
-        with watch.step("saver"):
-            specs = compiler_specs(target, lowering.versions, case, saver=True)
-            qnn_features.record_calls(lambda specs: _to_edge(graphs, lowering, specs), specs, lowering.folder)
-    with watch.step("lower"):
-        edge = _to_edge(graphs, lowering, compiler_specs(target, lowering.versions, case))
-        spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
+    with packages_of(case, target, lowering.folder) as packages:
+        if features.saver:
+            with watch.step("saver"):
+                specs = compiler_specs(target, lowering.versions, features, packages=packages, saver=True)
+                qnn_features.record_calls(lambda specs: _to_edge(graphs, lowering, specs), specs, lowering.folder)
+        with watch.step("lower"):
+            specs = compiler_specs(target, lowering.versions, features, packages=packages)
+            edge = _to_edge(graphs, lowering, specs)
+            spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
     qnn_features.require_skipped(edge, case)
+    require_packaged(edge, case)
     config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
     return Lowered(edge, quantized, config, spill_fill_bytes)
 
@@ -138,20 +142,22 @@ def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
 def compiler_specs(
     target: Target,
     versions: Mapping[str, str],
-    case: Case | None = None,
+    features: Features = Features(),  # noqa: B008 - frozen
     *,
+    packages: QnnExecuTorchOpPackageOptions | None = None,
     dump_intermediate_outputs: bool = False,
     profile_level: int = 0,
     saver: bool = False,
 ) -> list[Any]:
-    """Return ExecuTorch's compile specs for `target`, with the features of `case`.
+    """Return ExecuTorch's compile specs for `target`, with `features` and the packages that these name.
 
     `versions` says what else the bundle depends on: see key.py. A profile level among the options of the target wins
     over `profile_level`.
     """
     options = compile_numbers(target)
-    features = case.features if case is not None else Features()
-    given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features, case)}
+    given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features)}
+    if packages is not None:
+        given["op_package_options"] = packages
     return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
         soc_model=QcomChipset[target.soc],
         backend_options=_backend_options(target, options, versions, features),
