@@ -225,12 +225,28 @@ purpose_options = _together(
 
 one_off_options = _together(
     virtual_option("Run it on a virtual device.", one=True),
-    click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
+    click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
                  help="Timed executions of every inference."),
-    click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
+    click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
                  help="Executions before those, not timed."),
     timeout_option("Longest that it may take on the device."),
 )  # fmt: skip
+
+
+def executions(iterations: int | None, warm_up: int | None) -> dict[str, Any]:
+    """Return how often a sample is executed, given `--iterations` and `--warm-up`, and whether nobody named that."""
+    return {
+        "iterations": 3 if iterations is None else iterations,
+        "warm_up": 1 if warm_up is None else warm_up,
+        "reducible": iterations is None and warm_up is None,
+    }
+
+
+def typed(**options: str) -> list[str]:
+    """Return those of `options`, by parameter, that the command line has."""
+    source = click.get_current_context().get_parameter_source
+    return [option for name, option in options.items() if source(name) is ParameterSource.COMMANDLINE]
+
 
 devices_options = _together(
     virtual_option("Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones; 1 without N."),

@@ -91,6 +91,9 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         **program_flags(manifest),
         **shape_flags(manifest),
     }
+    words, place = {name: shlex.quote(f"--{name}={value}") for name, value in flags.items()}, "output_folder_path"
+    # In direct mode the DSP opens the outputs, which is in no folder.
+    on_device = words | ({place: f"--{place}=$D/{OUTPUTS}"} if target.direct else {})
     virtual = manifest.versions.get(LPAI_TARGET) == "x86"
     lines = [one_line(line, _WIDTH) for line in about]
     lines += [f"Compiled for {soc.name} ({soc.product}), backend {target.backend}, precision {target.precision}."]
@@ -106,7 +109,8 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         tensors=_tensors(manifest),
         soc=soc.name,
         backend=target.backend,
-        flags=" ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items()),
+        flags=" ".join(words.values()),
+        device_flags=" ".join(on_device.values()),
         runner=parts[0].name,
         runner_flags=domain_flag(target.backend, target.mode),
         direct=_DIRECT if target.direct else "",
@@ -145,7 +149,11 @@ def _more_files(bundle: Bundle) -> list[str]:
     return [
         *rows,
         *([f"| `{OPTRACE}/` | graphs for the SDK's timeline |"] if (bundle.folder / OPTRACE).exists() else []),
-        *([f"| `{OP_PACKAGES}/` | op packages, which the program looks for there |"] if _has_packages(bundle) else []),
+        *(
+            [f"| `{OP_PACKAGES}/` | op packages: the program looks for them there, `farm exec` brings none |"]
+            if _has_packages(bundle)
+            else []
+        ),
     ]
 
 

@@ -52,6 +52,8 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice = Choice()
     iterations: int = 3
     warm_up: int = 1
+    reducible: bool = False
+    """As of `farm.request.request.RunRequest`."""
     timeout_s: float = 300.0
     profile: Profile = Profile.AUTO
     command: str = ""
@@ -124,10 +126,12 @@ def run_one(
 
 
 def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:
-    """Raise UsageError for more executions than the runner of the device can be asked for."""
+    """Raise UsageError where somebody named more executions than the runner of the device can be asked for."""
     runtime, manifest = acquired.runtime, bundle.manifest
+    if request.reducible or not runtime.one_shot:
+        return
     times = request.iterations + request.warm_up
-    if runtime.one_shot and (problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)):
+    if problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times):
         raise UsageError(problem)
 
 
@@ -214,6 +218,7 @@ def _execute(
         options = RunnerOptions(
             iterations=request.iterations,
             warm_up=request.warm_up,
+            reducible=request.reducible,
             timeout_s=request.timeout_s,
             flags=run.flags(job.target, profile),
             etdump=profile.kept,

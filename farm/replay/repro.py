@@ -61,8 +61,8 @@ def repro(
     """Run a stored result again, judge it by the limits of its case, record it, and return both.
 
     `device` is a name, serial or id of an attached one, or SAME; empty is any of the SoC, of the kind it was. `limits`
-    are iterations, warm_up and timeout_s of OneOffRequest. Raises UsageError where its bundle is gone and cannot be
-    made again, NoDeviceError.
+    are iterations, warm_up, reducible and timeout_s of OneOffRequest. Raises UsageError where its bundle is gone and
+    cannot be made again, NoDeviceError.
     """
     job = find_job(config, stored)
     request = OneOffRequest(

@@ -6,7 +6,8 @@ mkdir -p @outputs@
 chmod 755 ./*
 LD_LIBRARY_PATH=$here ADSP_LIBRARY_PATH=$here
 export LD_LIBRARY_PATH ADSP_LIBRARY_PATH
-./@runner@ @flags@ &
+# In direct mode the DSP opens the outputs, which is in no folder.
+./@runner@ @flags@ --output_folder_path="$here/@outputs@" &
 echo $! >pid
 wait $!
 echo $? >exit_code

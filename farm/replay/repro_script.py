@@ -12,6 +12,7 @@ import msgspec
 
 from farm.bundles.bundle import MODEL
 from farm.devices.transport import Link
+from farm.errors import UsageError
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
@@ -20,7 +21,7 @@ from farm.suites.socs import find_soc
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from farm.bundles.bundle import Bundle
     from farm.config.settings import Config
@@ -47,22 +48,26 @@ def write_script(
     iterations: int,
     warm_up: int,
     timeout_s: float,
+    named: Sequence[str] = (),
 ) -> list[str]:
     """Fill `folder`, which is made, and return what to do with it, line by line.
 
-    Raises UsageError where it is not empty or cannot be written, or the bundle is gone; MissingToolError that names
-    every file that a phone needs and is not here.
+    `named` are the options that gave iterations, warm-up or time-out. Raises UsageError where it is not empty or cannot
+    be written, the bundle is gone, or the runner knows none of what was named; MissingToolError that names every file
+    that a phone needs and is not here.
     """
     require_new(folder)
     virtual = virtual or stored.kind == "virtual"
     target = target_of(stored.view)
     # First, as it may be what is missing.
     runtime = _runtime(config, stored, virtual=virtual)
+    if runtime.one_shot and named:
+        problem = f"{runtime.runner} executes every sample once, without a limit of time"
+        raise UsageError(f"in a script {problem}: leave {' and '.join(named)} out")
     bundle = stored_bundle(config, stored, say, virtual=virtual)
     flags = {
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
-        "output_folder_path": _OUTPUTS,
         **runtime.flags,
         **runtime_flags(target),
         **program_flags(bundle.manifest),

@@ -13,6 +13,7 @@ from attached import attach
 from farm_home import FarmHome
 
 from farm.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.cli.options import executions
 from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.errors import IllegalTargetError, InfraError, UsageError
@@ -21,6 +22,7 @@ from farm.regressions.confirm_job import require_bundles
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
+from farm.replay.one_off import OneOffRequest, _require_executions
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.request.choose import check_ready, jobs_of
 from farm.request.profiling import Profile
@@ -82,12 +84,16 @@ def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dic
     job = JOB.format("-direct_mode=true")
     again = home.farm("repro", job, "--virtual", "--json")
     assert again.returncode == 0, again.stderr
+    refused = home.farm("repro", job, "--script", str(tmp_path / "script"), "--iterations", "3", "--timeout", "9")
+    assert refused.returncode == 2, refused.stderr
+    assert "executes every sample once, without a limit of time: leave --iterations and --timeout" in refused.stderr
     script = home.farm("repro", job, "--script", str(tmp_path / "script"))
     assert script.returncode == 0, script.stderr
     words = (tmp_path / "script/device/run.sh").read_text()
     assert "qnn_executor_direct_runner_stub --model_path" in words
     assert "--domain_id=3" in words
     assert "--iteration" not in words
+    assert '--output_folder_path="$here/outputs"' in words
     with attach(home, tmp_path / "bench", ["SM8650"]) as bench:
         ran = subprocess.run(
             **bench.script(tmp_path / "script"), capture_output=True, text=True, timeout=120, check=False
@@ -138,6 +144,20 @@ def test_more_executions_than_its_runner_can_be_asked_for_are_refused_where_they
     check_ready(jobs_of(load_config(folder=tmp_path), ordinary), ordinary)
 
 
+def test_one_program_is_executed_less_often_only_where_nobody_named_how_often(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    many = Bundle(tmp_path, msgspec.structs.replace(manifest, outputs=manifest.outputs * 400))
+    runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
+    acquired: Any = SimpleNamespace(runtime=runtime)
+    [job, *_] = jobs_of(load_config(folder=tmp_path), RunRequest(socs=("SM8650",), suites=("smoke",)))
+    _require_executions(many, acquired, OneOffRequest(job=job, virtual=True, **executions(None, None)))
+    _require_executions(many, acquired, OneOffRequest(job=job, virtual=True, **executions(1, 1)))
+    for named in ((3, None), (None, 3), (3, 1)):
+        with pytest.raises(UsageError, match="ask for at most 2, with --iterations and --warm-up together"):
+            _require_executions(many, acquired, OneOffRequest(job=job, virtual=True, **executions(*named)))
+
+
 def test_it_has_no_layers_to_debug(tmp_path: Path) -> None:
     with pytest.raises(IllegalTargetError, match="direct mode writes no layers"):
         job_to_debug(load_config(folder=tmp_path), JOB.format("-direct_mode=true"))
@@ -165,6 +185,7 @@ def test_a_bundle_says_how_it_is_run_by_hand(manifest: Manifest, tmp_path: Path)
     assert "./qnn_executor_direct_runner --domain_id 3 --model_path=model.pte" in text
     assert '"$DIRECT_BUILD/backends/qualcomm/libqnn_executorch_backend.so"' in text
     assert '"$QNN_SDK_ROOT/lib/hexagon-v75/unsigned/libQnnHtpV75.so"' in text
+    assert "--output_folder_path=$D/outputs" in text
     assert "--iteration" not in text
     assert "farm exec model.pte --soc SM8650 --backend htp --option direct_mode=true" in text
 

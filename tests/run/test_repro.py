@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,6 +21,7 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
 
+import farm
 from farm.bundles.cache import BundleCache
 from farm.config.settings import load_config
 from farm.errors import MissingToolError, UnknownNameError, UsageError
@@ -254,6 +256,17 @@ class TestBundleFolder:
         assert pushed == {"qnn_executor_runner", *(part.name for part in parts)}
 
 
+def running(folder: str = "") -> set[int]:
+    """Return the processes that run `farm_runner` or its stub in `folder`, wherever without one."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes()
+            if b"_runner" in words and folder in ("", os.readlink(place / "cwd").removesuffix(" (deleted)")):
+                found.add(int(place.name))
+    return found
+
+
 class TestScript:
     def run(self, folder: Path, bench: Attached, number: int = 0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(**bench.script(folder, number), capture_output=True, text=True, timeout=120, check=False)
@@ -310,10 +323,21 @@ class TestScript:
         ran = subprocess.run(**gone, capture_output=True, text=True, timeout=60, check=False)
         assert (ran.returncode, "no device nobody: attach one" in ran.stderr) == (125, True)
 
-    def test_ctrl_c_ends_the_runner_and_removes_its_folder(self, folder: Path, bench: Attached, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("direct", [False, pytest.param(True, marks=pytest.mark.whole)])
+    def test_ctrl_c_ends_the_runner_and_removes_its_folder(
+        self, folder: Path, bench: Attached, tmp_path: Path, direct: bool
+    ) -> None:
         shutil.copytree(folder, tmp_path / "copy")
-        script = tmp_path / "copy" / "device" / "run.sh"
-        script.write_text(script.read_text().replace("--iteration=1 ", "--iteration=100000 "))
+        device = tmp_path / "copy" / "device"
+        script = device / "run.sh"
+        if direct:
+            # Of which the runner is a process of its own.
+            stub = shutil.copy(Path(farm.__file__).parent / "runtime/qnn_executor_direct_runner_stub.sh", device)
+            (device / "input_list.txt").write_text((device / "input_list.txt").read_text() * 100_000)
+            words = f"./{Path(stub).name} --input_list_path=input_list.txt --output_folder_path=outputs &"
+            script.write_text(re.sub(r"(?m)^\./.*&$", lambda _: words, script.read_text()))
+        else:
+            script.write_text(script.read_text().replace("--iteration=1 ", "--iteration=100000 "))
         process = subprocess.Popen(
             **bench.script(tmp_path / "copy"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -324,12 +348,14 @@ class TestScript:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         runner = int(found[0].read_text())
+        while len(runners := {runner} | running(str(found[0].parent))) < 1 + direct:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert self.left(bench) == []
-        while Path(f"/proc/{runner}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        # It waits for them, so that the device is free.
+        assert not runners & running()
 
     def test_it_runs_the_method_and_the_shapes_of_its_bundle(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

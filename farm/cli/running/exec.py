@@ -12,12 +12,14 @@ from farm.cli.options import (
     FILE,
     FOLDER,
     FOR_ATTACHED,
+    executions,
     json_option,
     limit_option,
     one_off_options,
     purpose_options,
     refuse_together,
     toolchain_option,
+    typed,
 )
 from farm.cli.output import as_called, echo, notice, opened, show, width
 from farm.errors import UsageError
@@ -65,8 +67,8 @@ def exec_command(
     output: Path | None,
     device: str | None,
     limit: int,
-    iterations: int,
-    warm_up: int,
+    iterations: int | None,
+    warm_up: int | None,
     timeout_s: float,
     name: str,
     purpose: str | None,
@@ -103,13 +105,12 @@ def exec_command(
         job=ready.job,
         virtual=asked.virtual,
         choice=Choice((device,)) if device else Choice(),
-        iterations=iterations,
-        warm_up=warm_up,
         timeout_s=timeout_s,
         profile=asked.profile,
         command=as_called(),
         name=name,
         purpose=Purpose(purpose or Purpose.TRIAL),
+        **executions(iterations, warm_up),
     )
     with opened(config_file) as (config, store):
         outcome = run_ready(use_toolchain(config, toolchain, notice), store, ready, request, output, notice)
@@ -217,11 +218,13 @@ def repro_command(
     device: str,
     virtual: int | None,
     script: Path | None,
+    iterations: int | None,
+    warm_up: int | None,
+    timeout_s: float,
     toolchain: str,
     config_file: Path | None,
     *,
     as_json: bool,
-    **limits: Any,
 ) -> int:
     """Run a past result of JOB again, from its exact bundle, and show both side by side.
 
@@ -240,6 +243,7 @@ def repro_command(
         refuse_together({"--device": device}, FOR_ATTACHED)
     if script is not None and (device or as_json):
         raise UsageError("--script runs nothing: leave --device and --json out")
+    asked: dict[str, Any] = {"virtual": bool(virtual), "timeout_s": timeout_s, **executions(iterations, warm_up)}
     with opened(config_file, readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
@@ -247,11 +251,11 @@ def repro_command(
         if script is not None:
             from farm.replay.repro_script import write_script
 
-            echo("\n".join(write_script(selected, past, script, notice, virtual=bool(virtual), **limits)))
+            del asked["reducible"]
+            asked["named"] = typed(iterations="--iterations", warm_up="--warm-up", timeout_s="--timeout")
+            echo("\n".join(write_script(selected, past, script, notice, **asked)))
             return 0
-        outcome = repro(
-            selected, store, past, notice, virtual=bool(virtual), device=device, command=as_called(), **limits
-        )
+        outcome = repro(selected, store, past, notice, device=device, command=as_called(), **asked)
     show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
     return outcome.now.exit_code
 

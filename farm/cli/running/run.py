@@ -14,6 +14,7 @@ from farm.cli.options import (
     TOOLCHAIN_HELP,
     devices_options,
     duration,
+    executions,
     json_option,
     named,
     purpose_options,
@@ -279,9 +280,7 @@ def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRe
         "pytest_arguments": (
             *limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)
         ),
-        "iterations": 3 if asked.iterations is None else asked.iterations,
-        "warm_up": 1 if asked.warm_up is None else asked.warm_up,
-        "reducible": asked.iterations is None and asked.warm_up is None,
+        **executions(asked.iterations, asked.warm_up),
         "profile": Profile(asked.profile),
         "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
