@@ -42,6 +42,9 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
             f"{path.name} is compiled for {program.qnn.soc} ({program.qnn.backend}), not for {target.soc} "
             f"({target.backend}): ask for that, or compile it again"
         )
+    if packages := [name for one in method.delegates if one.qnn for name in one.qnn.op_packages]:
+        problem = f"wants the op package {packages[0][:200]!r}, and farm brings those of a case that it compiles alone"
+        raise ConfigError(path, "", f"{problem}: docs/suites.md, Op packages")
     if odd := [value for value in method.inputs if not value.is_tensor]:
         raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
     if target.direct:

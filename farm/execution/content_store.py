@@ -273,9 +273,9 @@ def _listed(lines: Iterable[str]) -> dict[str, _Object]:
     return found
 
 
-def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link]) -> dict[str, str]:
-    """Return, by name, the SHA-256 of every file, and where every link leads to, of one folder as it was pushed."""
-    return {path.name: _digest(source) for path, source in files.items()}
+def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link], folder: PurePosixPath) -> dict[str, str]:
+    """Return, by name in `folder`, the SHA-256 of every file, and where every link leads to, as it was pushed."""
+    return {str(path.relative_to(folder)): _digest(source) for path, source in files.items()}
 
 
 def hashes_of(paths: Iterable[Path]) -> dict[str, str]:

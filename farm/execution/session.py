@@ -369,7 +369,7 @@ class DeviceSession:
             if not self._objects.verify([*others, *layout.objects]):
                 self._runtime_staged = False
                 return "whole files of the runtime or the job"
-            return ", ".join(differing(self._transport, folder, expected_content(layout.files))[:3])
+            return ", ".join(differing(self._transport, folder, expected_content(layout.files, folder))[:3])
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""

@@ -63,6 +63,7 @@ _IN_SEGMENT = 1
 _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
 _QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
 _QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
+_QNN_PACKAGES, _PACKAGE_INFOS, _PACKAGE_PATH = Slot(11, "table"), Slot(0, "[table]"), Slot(1, "text")
 _SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
 
 
@@ -103,6 +104,8 @@ class QnnOptions(msgspec.Struct, frozen=True):
     """0 off, 1 basic, 2 detailed, 3 optrace."""
     dump_intermediate_outputs: bool = False
     shared_buffer: bool = False
+    op_packages: tuple[str, ...] = ()
+    """Paths of libraries with operators, for whichever machine, which QNN opens when it starts."""
 
     @property
     def soc(self) -> str:
@@ -335,6 +338,7 @@ def _qnn_options(data: bytes) -> QnnOptions:
     soc = file.tables(root, _QNN_SOC).positions
     backend = file.tables(root, _QNN_BACKEND).positions
     kind = _first(file, backend, _BACKEND_TYPE)
+    _, packages = file.vectors(file.tables(root, _QNN_PACKAGES).positions, _PACKAGE_INFOS)
     names = {_DSP: "dsp", **{one.qnn_type: name for name, one in BACKENDS.items() if one.qnn_type is not None}}
     return QnnOptions(
         soc_model=_first(file, soc, _SOC_MODEL),
@@ -343,6 +347,7 @@ def _qnn_options(data: bytes) -> QnnOptions:
         profile_level=_first(file, root, _QNN_PROFILE),
         dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
         shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
+        op_packages=tuple(file.texts(packages, _PACKAGE_PATH)),
     )
 
 

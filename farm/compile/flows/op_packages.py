@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+from executorch.backends.qualcomm.custom_op.annotator import CustomOpsQuantAnnotator, IOQuantConfig
 from executorch.backends.qualcomm.serialization.qc_schema import (
     QnnExecuTorchOpPackageInfo,
     QnnExecuTorchOpPackageOptions,
@@ -18,6 +20,7 @@ from executorch.backends.qualcomm.serialization.qc_schema import (
     QnnExecuTorchOpPackageTarget,
 )
 from executorch.exir.lowered_backend_module import get_lowered_submodules
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from farm.bundles.bundle import OP_PACKAGES, PACKAGES_OF
 from farm.errors import ConfigError
@@ -27,8 +30,9 @@ from farm.suites.socs import find_soc
 from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from executorch.backends.qualcomm.quantizer.qconfig import QuantizationConfig
     from executorch.exir import EdgeProgramManager
 
     from farm.suites.features import OpPackage
@@ -118,6 +122,33 @@ def _info(package: OpPackage, variant: _Variant, path: str) -> QnnExecuTorchOpPa
         qnn_op_type_name=package.qnn_operator,
         platform=variant.platform,
     )
+
+
+def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.GraphModule], None]:
+    """Return what has a quantizer quantize inputs and outputs of the packages' operators as `config` says.
+
+    ExecuTorch has no rule for them, and leaves them in floating point amid a quantized graph. Those that it has a rule
+    for, which a package may have as well, keep it.
+    """
+    names = {package.operator for package in case.features.op_packages}
+
+    def annotate(graph: torch.fx.GraphModule) -> None:
+        annotator = CustomOpsQuantAnnotator()
+        for node in graph.graph.nodes:
+            if str(node.target) not in names or Q_ANNOTATION_KEY in node.meta:
+                continue
+            tensors = [index for index, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node)]
+            outputs = node.meta["val"]
+            specs = IOQuantConfig(
+                input_quant_specs=dict.fromkeys(tensors, config.input_activation),
+                output_quant_specs=dict.fromkeys(
+                    range(len(outputs) if isinstance(outputs, tuple) else 1), config.output_activation
+                ),
+            )
+            annotator.register_annotation(node.target, specs)
+        annotator.build_annotation_fn()(graph)
+
+    return annotate
 
 
 def require_packaged(edge: EdgeProgramManager, case: Case) -> None:

@@ -33,7 +33,7 @@ from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows import qnn_features
 from farm.compile.flows.delegation import refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
-from farm.compile.flows.op_packages import packages_of, require_packaged
+from farm.compile.flows.op_packages import annotation_of, packages_of, require_packaged
 from farm.errors import DelegationError, MissingToolError
 from farm.suites.features import Features
 from farm.suites.options import compile_numbers
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from farm.suites.suite import Target
+    from farm.suites.suite import Case, Target
 
 # Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
@@ -74,7 +74,7 @@ def _lower(lowering: Lowering) -> Lowered:
     if target.precision in QUANTIZED_PRECISIONS:
         with watch.step("quantize"):
             for name, one in lowering.methods.items():
-                graphs[name] = convert_pt2e(calibrate(graphs[name], one.samples, target))
+                graphs[name] = convert_pt2e(calibrate(graphs[name], one.samples, target, case))
         quantized = graphs[lowering.method]
     with packages_of(case, target, lowering.folder) as packages:
         if features.saver:
@@ -95,15 +95,27 @@ FLOW: Flow = _lower
 
 
 def calibrate(
-    exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target
+    exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target, case: Case | None = None
 ) -> torch.fx.GraphModule:
-    """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`."""
-    quantizer = _Quantizer(backend=_backend_type(target), soc_model=QcomChipset[target.soc])
-    quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
+    """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`.
+
+    Operators from packages of `case` are quantized as well.
+    """
+    quantizer = quantizer_of(target)
+    if case is not None and case.features.op_packages:
+        usual = quantizer.default_quant_config.quant_config
+        quantizer.add_custom_quant_annotations([annotation_of(case, usual)])
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
     for inputs in samples:
         prepared(*inputs)
     return prepared
+
+
+def quantizer_of(target: Target) -> QnnQuantizer:
+    """Return what quantizes for the backend of `target` at its precision, by the backend's rules."""
+    quantizer = _Quantizer(backend=_backend_type(target), soc_model=QcomChipset[target.soc])
+    quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
+    return quantizer
 
 
 class _Quantizer(QnnQuantizer):  # type: ignore[misc]
