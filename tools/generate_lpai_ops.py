@@ -1,10 +1,13 @@
-"""Writes test_suites/lpai_ops: the cases of quantized_ops all of whose operators ExecuTorch's rules for LPAI quantize.
+"""Writes test_suites/lpai_ops: what of quantized_ops ExecuTorch's rules for LPAI quantize, and in which precisions.
 
     python tools/generate_lpai_ops.py           write suite.toml and rules.json
     python tools/generate_lpai_ops.py --check   fail when they are not what would be written
 
-Each case is exported and taken through the passes that come before annotation, in its way to LPAI. rules.json has the
-operators that are there then; suite.toml has the cases with a rule for each, of the installed ExecuTorch.
+Each case is exported and taken through the passes that come before annotation, in its way to LPAI. Where every
+operator that is there then has a rule, the quantizer annotates it in each precision of the case, and validates that
+against what the QNN SDK says of LPAI's operators, as it does before calibration. Left out is a precision that either
+refuses, and one whose activations cannot go between the CPU, which quantizes and dequantizes them, and the delegate.
+rules.json has the operators and the precisions; suite.toml has the cases that have any, of the installed ExecuTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
@@ -24,44 +27,92 @@ sys.path[:0] = [str(ROOT)]
 from farm.config.settings import load_config  # noqa: E402 - also where farm is not installed
 from farm.runtime.simulator import host_sdk  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
+from farm.suites.suite import Target  # noqa: E402
 
 if TYPE_CHECKING:
+    import torch
+
     from farm.suites.suite import Case
 
 FOLDER = ROOT / "test_suites" / "lpai_ops"
 OF = "quantized_ops"
-PRECISION = "8a8w"
-_MANIFEST = f"""[suite]
+SOC = "SM8850"
+_MANIFEST = """[suite]
 name = "lpai_ops"
 description = "What of quantized_ops ExecuTorch's rules for LPAI quantize; never tried on an LPAI"
 backends = ["lpai"]
 
 # Written by tools/generate_lpai_ops.py.
-[[include]]
-suite = "{OF}"
-precisions = ["{PRECISION}"]
-cases = [
-{{cases}}
-]
 """
 
 
-def operators_of(cases: list[Case]) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the operators of each case as LPAI's quantizer sees them, and those that it has a rule for."""
+def rules_of(cases: list[Case]) -> dict[str, dict[str, list[str]]]:
+    """Return the operators of each case as LPAI's quantizer sees them, and the precisions that it quantizes it in."""
     import torch
-    from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer
-    from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
 
     from farm.compile.flows.factory import make_inputs, make_module
+    from farm.compile.flows.qualcomm import quantizer_of
 
-    quantizer = QnnQuantizer(backend=QnnExecuTorchBackendType.kLpaiBackend, soc_model=QcomChipset.SM8850)
     found = {}
     for case in cases:
+        quantizers = {name: quantizer_of(Target(SOC, "lpai", name)) for name in case.precisions_on("lpai")}
+        first = next(iter(quantizers.values()))
         with torch.no_grad():
             exported = torch.export.export(make_module(case), make_inputs(case, 0), strict=True)
-            graph = quantizer.transform_for_annotation(exported.module()).graph
-        found[case.name] = sorted({str(node.target) for node in graph.nodes if node.op == "call_function"})
-    return found, {str(operator) for operator in quantizer.supported_ops}
+            graph = first.transform_for_annotation(exported.module())
+        operators = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+        ruled = first.supported_ops.issuperset(operators)
+        found[case.name] = {
+            "operators": sorted(map(str, operators)),
+            "precisions": [
+                name for name, one in quantizers.items() if ruled and _can_cross(one) and _quantizes(one, graph)
+            ],
+        }
+    return found
+
+
+def _quantizes(quantizer: Any, graph: torch.fx.GraphModule) -> bool:
+    """Return whether `quantizer` annotates `graph`, which may have annotations of another one, and validates that."""
+    from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+    for node in graph.graph.nodes:
+        node.meta.pop(Q_ANNOTATION_KEY, None)
+    try:
+        quantizer.annotate(graph)
+        quantizer.validate(graph)
+    except Exception as error:  # noqa: BLE001 - rules raise what they like
+        sys.stderr.write(f"{quantizer.default_quant_config.quant_dtype.name}: {error}\n")
+        return False
+    return True
+
+
+def _can_cross(quantizer: Any) -> bool:
+    """Return whether the CPU has a code of an activation in as many bytes as QNN's tensors have."""
+    import torch
+    from executorch.backends.qualcomm.builders.utils import deduce_dtype
+
+    activation = quantizer.default_quant_config.quant_config.output_activation
+    if activation is None:
+        return True
+    ranges = {"quant_min": activation.quant_min, "quant_max": activation.quant_max, "dtype": activation.dtype}
+    in_qnn = deduce_dtype(torch.empty(0, dtype=activation.dtype), ranges)
+    return bool(in_qnn.itemsize == activation.dtype.itemsize)
+
+
+def manifest_of(cases: list[Case], rules: dict[str, dict[str, list[str]]]) -> str:
+    """Return suite.toml: cases in all of their precisions together, then those in some, by precisions."""
+    own = {case.name: case.precisions for case in cases}
+    groups: dict[tuple[str, ...], list[str]] = {(): []}
+    for name, one in rules.items():
+        precisions = tuple(one["precisions"])
+        if precisions:
+            groups.setdefault(() if precisions == own[name] else precisions, []).append(f'"{name}",')
+    text = _MANIFEST
+    for precisions, names in groups.items():
+        shown = textwrap.fill(" ".join(names), width=116, initial_indent="    ", subsequent_indent="    ")
+        some = f"precisions = {json.dumps(precisions)}\n" if precisions else ""
+        text += f'[[include]]\nsuite = "{OF}"\n{some}cases = [\n{shown}\n]\n'
+    return text
 
 
 def main() -> int | str:
@@ -72,12 +123,10 @@ def main() -> int | str:
     # Without an SDK, ExecuTorch looks for one on the network.
     os.environ["QNN_SDK_ROOT"] = str(host_sdk(load_config().cache_dir).root)
     logging.disable(logging.WARNING)
-    cases = [case for case in load_suite(find_suites()[OF]).cases if PRECISION in case.precisions]
-    operators, ruled = operators_of(cases)
-    taken = [f'"{name}",' for name, used in operators.items() if ruled.issuperset(used)]
-    shown = textwrap.fill(" ".join(taken), width=116, initial_indent="    ", subsequent_indent="    ")
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(used)}" for name, used in sorted(operators.items()))
-    files = {"suite.toml": _MANIFEST.format(cases=shown), "rules.json": f"{{\n{rows}\n}}\n"}
+    cases = list(load_suite(find_suites()[OF]).cases)
+    rules = rules_of(cases)
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(rules.items()))
+    files = {"suite.toml": manifest_of(cases, rules), "rules.json": f"{{\n{rows}\n}}\n"}
     stale = [name for name, text in files.items() if not _is(FOLDER / name, text)]
     if check:
         return f"{', '.join(stale)} of {FOLDER} is out of date: run this without --check" if stale else 0
