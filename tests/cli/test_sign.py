@@ -92,7 +92,9 @@ def test_all_that_upstreams_build_signed_is_adopted_by_one_command(
         (signed / name).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
     lacking = home.farm("sign", "--lpai", "v6", "--direct", "--htp", "v81", "--adopt", env=roots)
     assert (lacking.returncode, lacking.stdout) == (2, "")
-    assert f"farm: {signed}/libc++abi.so.1: not there, so there is nothing to adopt" in lacking.stderr
+    assert lacking.stderr == (
+        f"farm: {signed} lacks libc++abi.so.1: put it there, or let farm sign make it without --adopt\n"
+    )
     (signed / names[5]).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
     done = home.farm("sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""})
     assert done.returncode == 0, done.stderr
@@ -136,7 +138,8 @@ def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path
         (("--lpai", "v6", "--htp", "v81"), {}, 2, "--htp is for --direct only"),
         (("--lpai", "v6", "--direct", "--htp", "v75"), {}, 2, "no SoC with LPAI v6 has a Hexagon V75"),
         (("--lpai", "v6", "--direct", "--htp", "v81"), {}, 2, "set FARM_EXECUTORCH_DIRECT_BUILD"),
-        (("--lpai", "v6", "--adopt"), {}, 2, "there is nothing to adopt"),
+        (("--lpai", "v6", "--adopt"), {}, 2, "/lib/lpai-v6/signed: put signed files there, as libQnnLpaiSkel.so"),
+        (("--adopt",), {}, 2, "name the version of the LPAI: --lpai v6\n"),
         (("--lpai", "v6", "--adopt", "--force"), {}, 2, "--adopt signs nothing: leave --force out"),
         (("--lpai", "v6", "--adopt", "--python", sys.executable), {}, 2, "--adopt signs nothing: leave --python out"),
         (("--lpai", "v6", "--sdk-root", "/nonexistent"), {}, 2, "--sdk-root: there is no folder /nonexistent"),

@@ -40,7 +40,7 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 @click.command("sign")
-@click.option("--lpai", required=True, callback=_version, help="Version of the LPAI: v6.")
+@click.option("--lpai", callback=_version, metavar="VERSION", help="Version of the LPAI: v6.  [required]")
 @click.option("--direct", is_flag=True, help="Sign what direct mode needs too; wants --htp.")
 @click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
 @click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
@@ -78,6 +78,10 @@ def command(
     when, is written beside the signed file; a skel without such a record, or
     whose unsigned original has changed since, is not put on a device.
     """
+    if not lpai:
+        from farm.runtime.signing.sign import lpai_versions
+
+        raise UsageError(f"name the version of the LPAI: {' or '.join(f'--lpai {one}' for one in lpai_versions())}")
     if direct and not htp:
         raise UsageError("--direct needs --htp, the Hexagon architecture of the device: --htp v81")
     if htp and not direct:

@@ -71,9 +71,13 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
     signed = [(part, path) for part in parts if (path := places.qnn.lpai(lpai, part.name)) is not None]
     there = [(part, path) for part, path in signed if path.is_file()]
     lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
-    if lacking or not there:
-        names = ", ".join(map(str, lacking or [path for _, path in signed]))
-        raise UsageError(f"{names}: not there, so there is nothing to adopt; without --adopt, farm sign makes it")
+    if lacking:
+        names = ", ".join(path.name for path in lacking)
+        raise UsageError(f"{lacking[0].parent} lacks {names}: put it there, or let farm sign make it without --adopt")
+    if not there:
+        skel = signed[0][1]
+        problem = f"there is nothing to adopt in {skel.parent}: put signed files there, as {skel.name}"
+        raise UsageError(f"{problem}; without --adopt, farm sign makes them")
     _require_sound([part for part, _ in there if _is_there(part)])
     for part, path in there:
         adopt(part.path, path)
@@ -151,12 +155,16 @@ def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
     return record
 
 
+def lpai_versions() -> tuple[str, ...]:
+    """Return the versions of the LPAI that SoCs have, as `--lpai` takes them."""
+    return tuple(f"v{one}" for one in sorted({soc.lpai_version for soc in load_socs().values() if soc.lpai_version}))
+
+
 def _soc_of(lpai: int, direct_arch: int) -> Soc:
     socs = [soc for soc in load_socs().values() if soc.lpai_version]
-    versions = sorted({soc.lpai_version for soc in socs if soc.lpai_version})
     able = [soc for soc in socs if soc.lpai_version == lpai]
     if not able:
-        raise UsageError(f"no SoC has LPAI v{lpai}: known are {', '.join(f'v{version}' for version in versions)}")
+        raise UsageError(f"no SoC has LPAI v{lpai}: known are {', '.join(lpai_versions())}")
     archs = sorted({soc.htp_arch for soc in able})
     if direct_arch and direct_arch not in archs:
         legal = ", ".join(f"v{arch}" for arch in archs)
