@@ -88,6 +88,7 @@ def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
     assert not home.state.exists()
 
 
+@pytest.mark.whole
 def test_trouble_with_files_is_one_line_and_no_failed_job(home: FarmHome) -> None:
     home.state.mkdir()
     (home.state / "runs").write_text("a file where a folder has to be")

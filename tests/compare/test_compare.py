@@ -12,6 +12,7 @@ from farm_home import FarmHome, wait_for_no_process
 SMOKE = ("--suite", "smoke", "--soc", "SM8650")
 
 
+@pytest.mark.whole
 def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     options = ("--options", "", "--options", "htp_performance_mode=burst")

@@ -125,6 +125,7 @@ def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Patie
     assert patient.boot_id() == before
 
 
+@pytest.mark.whole
 def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: Patient) -> None:
     """As after a new DHCP lease: adb's name for it is the same, only its own serial tells."""
     properties = patient.root / "system/build.prop"

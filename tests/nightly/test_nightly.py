@@ -261,6 +261,7 @@ def test_what_is_wrong_is_said_before_anything_runs(home: FarmHome) -> None:
     assert home.farm("nightly", "--check", "--resume", "nightly.toml").returncode == 2
 
 
+@pytest.mark.whole
 def test_a_cell_without_a_device_is_infra_and_the_next_one_runs(home: FarmHome, tmp_path: Path) -> None:
     both = CELL.format(name="both", more='keyword = "good"').replace('"SM8650"', '"SM8650", "SM8750"')
     write(home, CELL.format(name="phone", more=""), both, CELL.format(name="good", more=SMALL))

@@ -227,6 +227,7 @@ def opened_by_upstream(outcome: DebugOutcome) -> dict[str, list[str]]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.whole
 def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "farm.cli.main", "debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual"],

@@ -26,9 +26,10 @@ VICTIMS = {
     "runner": "--serve",
     "virtual device": "farm.virtual",
 }
-# A moment of every process in the default run, ten with -m whole.
+# A moment of every process in the default run, but of those that take ten seconds; ten with -m whole.
+SLOW = ("builder", "runner")
 MOMENTS = [
-    pytest.param(victim, moment, id=f"{victim}-{moment}", marks=[pytest.mark.whole] if moment else [])
+    pytest.param(victim, moment, id=f"{victim}-{moment}", marks=[pytest.mark.whole] if moment or victim in SLOW else [])
     for victim in VICTIMS
     for moment in range(10)
 ]
@@ -209,6 +210,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     assert wait_for_no_process(home) == {}
 
 
+@pytest.mark.whole
 def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(home: FarmHome) -> None:
     """Workers are copies of the fork server: alone they end, and others take their place."""
     write_suite(home)

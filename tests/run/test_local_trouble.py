@@ -52,6 +52,7 @@ def fill(folder: Path) -> Path:
             return file
 
 
+@pytest.mark.whole
 def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_path: Path, small_disk: Path) -> None:
     own = FarmHome(home.cache, small_disk / "state", home.cwd)
     shared = {"FARM_STORE": str(tmp_path / "shared.db")}

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 PLANT = Path(__file__).with_name("plant_runs.py")
 # It looks for bundles as confirm does.
-BISECT = pytest.param("bisect", marks=pytest.mark.whole)
+BISECT, CONFIRM, SCRIPT, SCRIPT_OUT = (
+    pytest.param(command, marks=pytest.mark.whole)
+    for command in ("bisect", "confirm", "repro --script=out", "repro --script out")
+)
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 
 EVIL = """\
@@ -169,7 +172,7 @@ class TestWhatAUserCannotDo:
             assert world.farm("prune", *arguments, "--yes").returncode == 0
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
-    @pytest.mark.parametrize("command", ["repro --script out", "repro --virtual 1", "confirm", BISECT])
+    @pytest.mark.parametrize("command", ["repro --virtual 1", SCRIPT_OUT, CONFIRM, BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
         keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
@@ -203,7 +206,7 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
-    @pytest.mark.parametrize("command", ["repro", "repro --script=out", "confirm", BISECT])
+    @pytest.mark.parametrize("command", ["repro", SCRIPT, "confirm", BISECT])
     def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
         for path in (str(suite), str(suite / "suite.toml")):
             spec = {"suite": str(suite), "suite_column": path, "key": "right"}

@@ -14,6 +14,7 @@ from made_environments import farm_without, make_source_tree
 SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
 
 
+@pytest.mark.whole
 def test_farm_compiles_through_another_environment_without_torch_of_its_own(home: FarmHome, tmp_path: Path) -> None:
     python = farm_without(tmp_path / "env", "torch", "executorch", "torchao", "transformers", "torchgen", "functorch")
     alone = replace(home, interpreter=str(python))
