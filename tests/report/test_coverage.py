@@ -161,7 +161,7 @@ def test_it_fits_a_terminal_and_every_sign_is_explained(width: int) -> None:
     assert rows["transpose"] == ["(✓", "1)", "–", "–"]  # noqa: RUF001
     assert rows["rand"] == ["n/a", "n/a", "n/a"]
     assert "  rand: it has no reference" in lines
-    assert "  no reason is given for resize" in lines
+    assert "  resize: may be in 1 case whose operators are not known" in lines
     assert "◇ known issue, conv3d 8a8w, conv 16a4w_block: HTP | is wrong <b>"[: width - 1] in text
     assert "\x1b" not in text
     for sign in ("✓ passed", "◇ known issue", "✗ failed", "· not run"):

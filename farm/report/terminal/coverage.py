@@ -201,7 +201,12 @@ def _uncovered(table: Coverage) -> list[str]:
     """Return a line for every builder that no case can be for, and one for all others that are in no program."""
     lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
     open_ones = [row.name for row in table.uncovered if not row.without]
-    return [*lines, *([f"no reason is given for {', '.join(open_ones)}"] if open_ones else [])]
+    if not open_ones:
+        return lines
+    names, unknown = ", ".join(open_ones), {item.case for item in table.items if item.operators is None}
+    if unknown:
+        return [*lines, f"{names}: may be in {fmt.plural(len(unknown), 'case')} whose operators are not known"]
+    return [*lines, f"no reason is given for {names}"]
 
 
 def _escaped(text: str) -> str:
