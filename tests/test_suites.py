@@ -124,6 +124,23 @@ def test_a_known_issue_is_of_the_suites_backends_unless_it_says_otherwise(
     assert {target.backend for target in targets if relu.known_issue(target)} == covers
 
 
+def test_a_known_issue_of_a_stand_in_covers_no_device(tmp_path: Path) -> None:
+    stand_in, wrong = '{ reason = "HTP computes", virtual = true }', '{ reason = "is wrong", socs = ["SM8650"] }'
+    issues = f"known_issues = [{stand_in}, {wrong}]\n"
+    manifest = MANIFEST[: MANIFEST.index("[case.conv]")] + issues
+    [relu] = load_suite(_write(tmp_path / "mine", manifest)).cases
+    reasons = {
+        (soc, virtual): issue and issue.reason
+        for soc in ("SM8650", "SM8750")
+        for virtual in (True, False)
+        for issue in [relu.known_issue(Target(soc, "htp", "8a8w"), virtual=virtual)]
+    }
+    assert reasons == {
+        ("SM8650", True): "HTP computes", ("SM8650", False): "is wrong",
+        ("SM8750", True): "HTP computes", ("SM8750", False): None,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("backend", "precisions", "says"),
     [
@@ -196,6 +213,11 @@ def test_nothing_impossible_is_dropped_in_silence(
         ('precisions = ["16a16w"]', 'precisions = ["zz"]', "known_issues.precisions: 'zz' is none of"),
         ('socs = ["SM8350"]', 'backends = ["cpu"]', "known_issues.backends: 'cpu' is none of"),
         ('socs = ["SM8350"]', 'socs = ["SM9999"]', "known_issues.socs: 'SM9999' is none of"),
+        (
+            'reason = "is wrong"',
+            'reason = "x"\nstage = "build"\nvirtual = true',
+            "case.conv.known_issues.virtual: a build is for devices of any kind: leave virtual out",
+        ),
         (
             'reason = "is wrong"',
             'reason = "x"\nstage = "buidl"',

@@ -251,7 +251,7 @@ class _Debug:
             self._files = {one.kind: one.sha256 for one in kept}
             ending = msgspec.structs.replace(ending, notes=(*ending.notes, *problems))
             attempt = run.excuse_damage(self._attempt(ending, bundle, log, run.device.serial), bundle, raw)
-            attempt = with_known_issue(self._job, attempt)
+            attempt = with_known_issue(self._job, attempt, virtual=raw.simulated)
             attempt, logs = run.keep_crash_logs(attempt, scratch / "crash-logs")
             run.record(self._store, run_id, attempt, (*kept, *logs))
         if attempt.verdict is Verdict.SKIPPED:

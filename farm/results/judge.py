@@ -65,7 +65,8 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
         measured = (*measured, *bundle_measurements(bundle.manifest))
     return with_known_issue(
         job,
-        Attempt(
+        virtual=raw.simulated,
+        attempt=Attempt(
             job_id=job.id,
             verdict=ending.verdict,
             stage=ending.stage,
@@ -214,9 +215,12 @@ def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> 
     return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
 
 
-def with_known_issue(job: Job, attempt: Attempt) -> Attempt:
-    """Return `attempt` with the known issue that covers it, or a note on one that has expired or no longer shows."""
-    issue = job.known_issue
+def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> Attempt:
+    """Return `attempt` with the known issue that covers it, or a note on one that has expired or no longer shows.
+
+    `virtual`: a virtual device executed it.
+    """
+    issue = job.case.known_issue(job.target, virtual=virtual)
     if issue is None:
         return attempt
     if attempt.verdict is Verdict.FAILED and attempt.stage == issue.stage:

@@ -203,6 +203,9 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
         _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
         _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKENDS)
+        if issue.virtual and issue.stage == "build":
+            problem = "a build is for devices of any kind: leave virtual out, or name another stage"
+            raise ConfigError(manifest, f"{key}.known_issues.virtual", problem)
     on_request = [figure.name for figure in FIGURES.values() if figure.on_request]
     _check_known(manifest, f"{key}.metrics", (metric.name for metric in table.metrics), on_request)
     for index, metric in enumerate(table.metrics):

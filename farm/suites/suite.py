@@ -126,6 +126,8 @@ class KnownIssue(_Frozen, frozen=True):
     socs: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
+    virtual: bool = False
+    """It is of what stands in for a device on this machine, a simulator or a stub, and covers no attached device."""
     evidence: str = ""
     """The figures that show it, and how they were obtained."""
     owner: str = ""
@@ -236,9 +238,11 @@ class Case(_Frozen, frozen=True):
                 return expected
         return None
 
-    def known_issue(self, target: Target) -> KnownIssue | None:
-        """Return the known issue that covers the case on `target`."""
+    def known_issue(self, target: Target, *, virtual: bool = True) -> KnownIssue | None:
+        """Return the known issue that covers the case on `target`, with `virtual` also one of virtual devices."""
         for issue in self.known_issues:
+            if issue.virtual and not virtual:
+                continue
             places = ((issue.precisions, target.precision), (issue.socs, target.soc), (issue.backends, target.backend))
             if _covers(*places):
                 return issue

@@ -568,6 +568,16 @@ def test_a_known_issue_covers_a_failure_and_stays_failed(execution: Execution) -
     assert attempt.comparisons[0].violations
 
 
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_known_issue_of_a_stand_in_excuses_no_device(execution: Execution, simulated: bool) -> None:
+    execution.known_issues = (msgspec.structs.replace(ISSUE, virtual=True),)
+    execution.raw |= {"simulated": simulated}
+    assert execution.judge().notes == (("known issue no longer shows: HTP rounds half to even",) if simulated else ())
+    execution.set_output(0, 0, -execution.output(0, 0))
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.known_issue) == (Verdict.FAILED, ISSUE.reason if simulated else "")
+
+
 def test_a_known_issue_that_no_longer_shows_is_noted(execution: Execution) -> None:
     execution.known_issues = (ISSUE,)
     attempt = execution.judge()
