@@ -4,9 +4,11 @@
     python tools/generate_operators.py run.json           write it
     python tools/generate_operators.py run.json --check   fail when it is not what would be written
 
-ATen's operators are those of each case as torch.export has it. What the run leaves out stays as it is written while
-the suite has it, and so do the reasons for builders without a case, which are written by hand. The bundles of the run
-are read from the cache, as FARM_CACHE_DIR or farm.toml name it.
+ATen's operators are those of each case as torch.export has it. Of an operator that ExecuTorch's own tests are called
+after, and no case has, it writes what torch.export makes of the modules of those tests: they run here, with a recorder
+in place of the compiler. What the run leaves out stays as it is written while the suite has it, and so do the reasons
+for builders without a case, which are written by hand. The bundles of the run are read from the cache, as
+FARM_CACHE_DIR or farm.toml name it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
+from upstream_tests import modules_of_tests  # noqa: E402
 
 from farm.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
 from farm.compile.flows.factory import make_inputs, make_module  # noqa: E402
 from farm.config.settings import load_config  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
 from farm.suites.suite import Case  # noqa: E402
-from farm.suites.tested_operators import native_functions, plain_name  # noqa: E402
+from farm.suites.tested_operators import native_functions, operators_in_tests, plain_name  # noqa: E402
 
 SUITES = ("quantized_ops", "fp_ops")
 TABLE = ROOT / "test_suites" / "quantized_ops" / "operators.json"
@@ -50,10 +53,10 @@ def suite_cases() -> dict[str, Case]:
     return {case.name: case for name in SUITES for case in load_suite(suites[name]).cases}
 
 
-def aten_of(case: Case) -> list[str]:
-    """Return the ATen operators of a case, as torch.export has them before and after it takes some apart."""
+def aten_of(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[str]:
+    """Return the ATen operators of a module, as torch.export has them before and after it takes some apart."""
     with torch.no_grad():
-        exported = torch.export.export(make_module(case), make_inputs(case, 0), strict=True)
+        exported = torch.export.export(module, inputs, strict=True)
         programs = (exported, exported.run_decompositions())
     targets = {str(node.target) for one in programs for node in one.graph.nodes if node.op == "call_function"}
     names = {plain_name(target, native_functions()) for target in targets if target.startswith("aten.")}
@@ -61,6 +64,17 @@ def aten_of(case: Case) -> list[str]:
     padded = [node.args for node in exported.graph.nodes if str(node.target) == "aten.pad.default"]
     names |= {f"reflection_pad{len(args[1]) // 2}d" for args in padded if len(args) > 2 and args[2] == "reflect"}
     return sorted(names - {""})
+
+
+def of_tests(cases: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the operators of ExecuTorch's tests of each operator that none of the `cases` has."""
+    missing = set(operators_in_tests()).difference(*cases.values())
+    found = {
+        name: {operator for module, inputs in modules for operator in aten_of(module, inputs)}
+        for name in missing
+        if (modules := modules_of_tests(name))
+    }
+    return {name: sorted(operators) for name, operators in sorted(found.items())}
 
 
 def main() -> int | str:
@@ -73,12 +87,14 @@ def main() -> int | str:
     known = suite_cases()
     built = built_by_cases(json.loads(options.run.read_bytes()), BundleCache(load_config().cache_dir))
     cases = {case: names for case, names in sorted((written["cases"] | built).items()) if case in known}
-    aten = {name: aten_of(case) for name, case in sorted(known.items())}
+    aten = {name: aten_of(make_module(case), make_inputs(case, 0)) for name, case in sorted(known.items())}
+    tests = of_tests(aten)
     if options.check:
-        is_same = (written["cases"], written.get("aten")) == (cases, aten)
+        is_same = (written["cases"], written.get("aten"), written.get("tests")) == (cases, aten, tests)
         return 0 if is_same else f"{TABLE} is out of date: run this without --check"
     reasons = json.dumps(written["without"], indent=2).replace("\n", "\n  ")
-    TABLE.write_text(f'{{\n  "cases": {_rows(cases)},\n  "aten": {_rows(aten)},\n  "without": {reasons}\n}}\n')
+    parts = f'"cases": {_rows(cases)},\n  "aten": {_rows(aten)},\n  "tests": {_rows(tests)},\n  "without": {reasons}'
+    TABLE.write_text(f"{{\n  {parts}\n}}\n")
     return 0
 
 

@@ -73,6 +73,8 @@ class SuiteOperators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Builders that no case is for, and why; `custom_op` or, as the file is called, `op_custom_op`."""
     aten: dict[str, tuple[str, ...]] = {}
     """What torch.export makes of each case, as `operators_in_tests` names it."""
+    tests: dict[str, tuple[str, ...]] = {}
+    """The same of ExecuTorch's tests that are called after an operator, where no case has it."""
 
 
 def suite_operators(folder: Path) -> SuiteOperators:

@@ -39,6 +39,19 @@ def operators_in_tests() -> tuple[str, ...]:
     return _named_in(_folder("executorch", *_TESTS), _folder("torchgen", *_NATIVE))
 
 
+def operator_tests(operator: str) -> tuple[tuple[Path, str], ...]:
+    """Return the tests that are called after an operator: file and function. Raises MissingToolError."""
+    folder, known = _folder("executorch", *_TESTS), native_functions()
+    return tuple(
+        (folder / name, node.name)
+        for name in _OPERATOR_TESTS
+        for node in ast.walk(ast.parse((folder / name).read_bytes(), name))
+        if isinstance(node, ast.FunctionDef)
+        and (match := _TEST.fullmatch(node.name))
+        and plain_name(match[1], known) == operator
+    )
+
+
 def plain_name(operator: str, known: Collection[str]) -> str:
     """Return an ATen operator, of those that are `known`, without its overload; of one that copies or changes its
     input in place, the one that it is a variant of: `aten.select_copy.int` is `select`."""

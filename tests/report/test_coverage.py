@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from farm.report.model.coverage import Coverage, CoverageCell, CoveredJob, coverage, items_of, listed
+from farm.report.model.coverage import (
+    Coverage,
+    CoverageCell,
+    CoveredJob,
+    UnderOthers,
+    coverage,
+    items_of,
+    listed,
+    under_others,
+)
 from farm.report.model.coverage_query import facts
 from farm.report.model.summary import Outcome
 from farm.report.terminal.coverage import coverage_lines, coverage_markdown
@@ -184,6 +194,38 @@ def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> N
     assert r"\[x\](http://evil)" in relu
     assert "\x1b" not in page
     assert "\u202e" not in page
+
+
+def test_an_operator_that_is_others_in_its_tests_has_their_cases() -> None:
+    cases = {"relu6": ("hardtanh",), "mlp": ("add", "hardtanh", "linear"), "add": ("add",), "where": ("where", "eq")}
+    tests = {
+        "relu6": ("hardtanh",),
+        "pdist": ("add", "linear", "pdist"),
+        "_masked_softmax": ("add", "where"),
+        "log10": ("log10",),
+        "erf": ("add", "erf_"),
+    }
+    assert under_others(["_masked_softmax", "erf", "flatten", "log10", "pdist", "relu6"], tests, cases) == (
+        UnderOthers("_masked_softmax", ("add", "where"), ("add", "where")),
+        UnderOthers("pdist", ("add", "linear"), ("mlp",)),
+        UnderOthers("relu6", ("hardtanh",), ("relu6",)),
+    )
+
+
+def test_operators_without_a_case_are_said_with_what_is_known_of_them() -> None:
+    found = structs.replace(
+        example(),
+        tested=("erf", "relu", "relu6"),
+        under_others=(UnderOthers("relu6", ("hardtanh", "add"), ("hardtanh", "add")),),
+        untested=("erf",),
+    )
+    said = "1 of 3 ATen operators that ExecuTorch's own tests name are in a case, 1 are others in these tests: below; "
+    plain = " ".join(" ".join(line.plain for line in coverage_lines(found, [], 80)).split())
+    assert f"{said}not erf" in plain
+    assert "relu6: hardtanh, add, in cases hardtanh, add" in plain
+    page = coverage_markdown(found, [], "farm coverage").splitlines()
+    assert f"* {said}not erf" in page
+    assert "* relu6: hardtanh, add, in cases hardtanh, add" in page
 
 
 def test_where_results_are_from_names_tools_kinds_and_days() -> None:

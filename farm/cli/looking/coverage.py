@@ -46,7 +46,8 @@ def command(
 
     Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program that the fewest
     cases have; a cell has the worst of its jobs, and how many are so. Above
-    the table is how many ATen operators of ExecuTorch's own tests are in a case.
+    the table is how many ATen operators of ExecuTorch's own tests are in a case, below it what those are made of that
+    no case has.
     """
     from farm.report.model.coverage_query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown
@@ -104,7 +105,7 @@ def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:
         "precisions": table.precisions,
         "counts": table.counts,
         "builders": rows(table.rows),
-        "aten": {"tested": table.tested, "without": table.untested},
+        "aten": {"tested": table.tested, "under_others": table.under_others, "without": table.untested},
         "beyond": rows(table.beyond),
         "jobs": table.items,
     }

@@ -12,7 +12,7 @@ from farm.results.attempt import Stage
 from farm.store.records import ListedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.store.records import JobResult
     from farm.suites.suite import Job
@@ -76,6 +76,15 @@ class CoverageRow(msgspec.Struct, frozen=True):
     """Why no case is for it."""
 
 
+class UnderOthers(msgspec.Struct, frozen=True):
+    """An ATen operator that no case has, where ExecuTorch's tests of it are made of others, which cases have."""
+
+    name: str
+    operators: tuple[str, ...]
+    cases: tuple[str, ...]
+    """One with all of the operators; where none has, one for each of them."""
+
+
 class Coverage(msgspec.Struct, frozen=True):
     """The table of one SoC and backend."""
 
@@ -92,8 +101,10 @@ class Coverage(msgspec.Struct, frozen=True):
     items: tuple[CoveredJob, ...]
     tested: tuple[str, ...] = ()
     """ATen operators that ExecuTorch's own tests name."""
+    under_others: tuple[UnderOthers, ...] = ()
+    """Those of them that no case has, but what they are in these tests."""
     untested: tuple[str, ...] = ()
-    """Those of them that no case has."""
+    """Those of them that no case has in any way."""
 
     @property
     def counts(self) -> dict[Outcome, int]:
@@ -200,6 +211,24 @@ def coverage(
         beyond=tuple(row(name) for name in sorted((about.keys() | passing.keys()) - builders.keys())),
         items=tuple(items),
     )
+
+
+def under_others(
+    names: Iterable[str], tests: Mapping[str, Sequence[str]], cases: Mapping[str, Collection[str]]
+) -> tuple[UnderOthers, ...]:
+    """Return those of the operators `names`, which no case has, that are others in their tests, each in a case.
+
+    `tests` has the operators of the tests of each name, `cases` those of each case.
+    """
+    smallest_first = sorted(cases, key=lambda case: (len(cases[case]), case))
+    found = []
+    for name in names:
+        others = tuple(operator for operator in tests.get(name, ()) if operator != name)
+        having = [next((case for case in smallest_first if other in cases[case]), "") for other in others]
+        whole = next((case for case in smallest_first if set(others) <= set(cases[case])), "")
+        if others and all(having):
+            found.append(UnderOthers(name, others, (whole,) if whole else tuple(dict.fromkeys(having))))
+    return tuple(found)
 
 
 def _item(

@@ -10,7 +10,7 @@ import msgspec
 from farm.backends.registry import runs_on_cpu
 from farm.errors import IllegalTargetError, UsageError
 from farm.report.model import format as fmt
-from farm.report.model.coverage import coverage, items_of, listed
+from farm.report.model.coverage import coverage, items_of, listed, under_others
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
@@ -63,12 +63,14 @@ def read_coverage(
     tools = store.history.fingerprints(found.fingerprint for found in results.values())
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
-    aten: set[str] = set()
+    aten: dict[str, tuple[str, ...]] = {}
+    tests: dict[str, tuple[str, ...]] = {}
     for folder in dict.fromkeys(job.case.folder for job in jobs):
         declared_by = suite_operators(Path(folder))
         without |= declared_by.without
         here = {job.case.name for job in jobs if job.case.folder == folder}
-        aten.update(*(names for case, names in declared_by.aten.items() if case in here))
+        aten |= {case: names for case, names in declared_by.aten.items() if case in here}
+        tests |= declared_by.tests
         declared |= {
             (job.case.module, job.case.name): declared_by.cases[job.case.name]
             for job in jobs
@@ -78,7 +80,10 @@ def read_coverage(
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     tested = operators_in_tests()
-    table = msgspec.structs.replace(table, tested=tested, untested=tuple(sorted({*tested} - aten)))
+    missing = sorted(set(tested).difference(*aten.values()))
+    elsewhere = under_others(missing, tests, aten)
+    untested = tuple(name for name in missing if name not in {found.name for found in elsewhere})
+    table = msgspec.structs.replace(table, tested=tested, under_others=elsewhere, untested=untested)
     about = facts(table.items, tools.values())
     return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
 

@@ -35,6 +35,11 @@ _INTRODUCTION = (
     "fewest cases have; a cell has the worst of its jobs, and how many are so."
 )
 
+_UNDER_OTHERS = (
+    "What torch.export makes of ExecuTorch's tests of an ATen operator that no case has by this name, before and after "
+    "it takes operators apart."
+)
+
 
 def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[Text]:
     """Return the table line by line, none wider than `width`; `about` says where the results are from."""
@@ -67,6 +72,11 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     if uncovered:
         lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
         lines += [Text(f"  {line}") for text in uncovered for line in wrapped(text, width - 2, whole_words=False)]
+    if table.under_others:
+        lines.append(Text("ATen operators that are others in ExecuTorch's tests of them:", "bold"))
+        lines += [
+            Text(f"  {line}") for text in _under_others(table) for line in wrapped(text, width - 2, whole_words=False)
+        ]
     return lines
 
 
@@ -93,6 +103,9 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
     uncovered = _uncovered(table)
     if uncovered:
         lines += ["", "## Without a case", "", *(f"* {_escaped(text)}" for text in uncovered)]
+    if table.under_others:
+        lines += ["", "## Others in ExecuTorch's tests", "", _UNDER_OTHERS, ""]
+        lines += [f"* {_escaped(text)}" for text in _under_others(table)]
     if notes:
         lines.append("")
     for (state, reason), number in notes.items():
@@ -119,9 +132,10 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _tested(table: Coverage) -> str:
-    having = len(table.tested) - len(table.untested)
+    having = len(table.tested) - len(table.under_others) - len(table.untested)
     text = f"{having} of {len(table.tested)} ATen operators that ExecuTorch's own tests name are in a case"
-    return f"{text}; not {', '.join(table.untested)}" if table.untested else text
+    others = f", {len(table.under_others)} are others in these tests: below" if table.under_others else ""
+    return text + others + (f"; not {', '.join(table.untested)}" if table.untested else "")
 
 
 def _counted(count: int, state: Outcome) -> str:
@@ -207,6 +221,14 @@ def _uncovered(table: Coverage) -> list[str]:
     if unknown:
         return [*lines, f"{names}: may be in {fmt.plural(len(unknown), 'case')} whose operators are not known"]
     return [*lines, f"no reason is given for {names}"]
+
+
+def _under_others(table: Coverage) -> list[str]:
+    return [
+        f"{found.name}: {', '.join(found.operators)}, in {'case' if len(found.cases) == 1 else 'cases'} "
+        f"{', '.join(found.cases)}"
+        for found in table.under_others
+    ]
 
 
 def _escaped(text: str) -> str:
