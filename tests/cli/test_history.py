@@ -108,6 +108,18 @@ def test_heap_runs_show_numbers_and_debug_runs_are_no_history(home: FarmHome, st
     assert [point["metric"] for point in points] == ["dsp_heap_difference"]
 
 
+def test_a_metric_that_has_ended_names_what_is_measured_in_its_place(home: FarmHome, store: Store) -> None:
+    names = ("load_time", "model_load_time")
+    was, now = (Measurement(name, "ns", Direction.LOWER, (3e6,)) for name in names)
+    with store:
+        record(store, 0, USUAL, was)
+        going_on = home.farm("history", "s/c", "--metric", "load_time")
+        record(store, 1, USUAL, now)
+    over = home.farm("history", "s/c", "--metric", "load_time", "--metric", "model_load_time")
+    said = "farm: load_time has ended: runners measure model_load_time in its place, without verification\n"
+    assert (going_on.stderr, over.stderr) == ("", said)
+
+
 def test_a_metric_that_moved_has_a_line_of_blocks_and_one_that_did_not_has_none(home: FarmHome, store: Store) -> None:
     with store:
         for hour in range(40):

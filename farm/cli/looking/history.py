@@ -50,7 +50,7 @@ def history_command(
     private checkout, the numbers stand between those of the line, marked so; nothing is told of them below. Runs of
     'farm debug' are left out.
     """
-    from farm.report.model.history import USUAL, tables
+    from farm.report.model.history import USUAL, ended, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of
     from farm.report.terminal.history import history_lines
 
@@ -75,6 +75,8 @@ def history_command(
         notice(f"{job} has no history yet: {lacks}")
     elif all(point.trial for point in points):
         notice("these are your trials alone: numbers are judged once there are runs with --purpose nightly")
+    for text in ended(points):
+        notice(text)
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
         echo(text)
 

@@ -14,16 +14,31 @@ from farm.report.model.chart import Chart, ChartPoint, chart
 from farm.report.model.format import quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.store.records import HistoryPoint
 
 USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
 """What most people look for first."""
+_SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}
+"""Metrics that runners measure no more, and what they measure in their place: docs/results.md."""
 # Facts of a fingerprint that are what was asked for, and no tool.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch", "executorch_content", "native_runner"})
 _MOST_WORDS = 3
 _OF_THE_COMMAND = frozenset({"heap", "profile"})
+
+
+def ended(points: Iterable[HistoryPoint]) -> list[str]:
+    """Return a line for each metric that the newest attempt to pass has no more: what is measured in its place."""
+    newest: dict[str, HistoryPoint] = {}
+    for point in sorted(points, key=lambda point: point.time_ms):
+        if point.metric in _SUCCESSORS and point.verdict == "passed":
+            newest[point.metric] = point
+    return [
+        f"{metric} has ended: runners measure {_SUCCESSORS[metric]} in its place, without verification"
+        for metric, point in newest.items()
+        if point.p50 is None
+    ]
 
 
 class HistoryRow(msgspec.Struct, frozen=True):
