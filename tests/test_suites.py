@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import farm.suites.manifests
+from farm.bundles.source import source_digest
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite, resolve_suite
@@ -288,6 +289,11 @@ least_spill_fill_bytes = 4096
 """
 )
 
+PACKAGED = (
+    "op_packages = [{ name = 'P', operator = 'my_ops.mul3.default', qnn_operator = 'Mul3', interface_provider = 'Get', "
+    "library = 'x.so', %s }], skip_node_ops"
+)
+
 
 def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
     [relu] = load_suite(_write(tmp_path / "mine", FEATURES)).cases
@@ -331,6 +337,14 @@ def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
         ('module = "torch.nn:ReLU"', 'pte = "suite.toml"', "methods and features are for what is compiled"),
         ('module = "torch.nn:ReLU"', 'program = "suite.toml"', "an exported program has one method, forward"),
         ("skip_node_ops", "op_packages = [{ name = 'P' }], skip_node_ops", "case.relu.features.op_packages"),
+        (
+            "skip_node_ops",
+            PACKAGED % "android = 'x.so'",
+            "features: op_packages: .* beside android there is no hex",
+        ),
+        ("skip_node_ops", PACKAGED % "hexagon = { v75 = 'x.so' }", "beside hexagon there is no android"),
+        ("skip_node_ops", PACKAGED % "hexagon = { 75 = 'x.so' }", "hexagon.75 is no architecture: name the DSP's as"),
+        ("skip_node_ops", PACKAGED % "android = ''", "case.relu: 'x.so' is no file"),
     ],
 )
 def test_features_and_methods_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -345,6 +359,22 @@ def test_a_feature_is_for_backends_that_have_it_and_left_out_on_the_cpu(tmp_path
     assert len(plan([suite], [find_soc("SM8650")], "htp")) == len(plan([suite], [find_soc("SM8650")], "xnnpack")) == 1
     with pytest.raises(IllegalTargetError, match="mine/relu: use_multi_contexts is for htp, not for the lpai backend"):
         plan([suite], [find_soc("SM8850")], "lpai")
+
+
+def test_op_packages_are_in_the_key_by_content_and_not_for_direct_mode(tmp_path: Path) -> None:
+    features = FEATURES.replace("skip_node_ops", PACKAGED % "android = 'a.so', hexagon = { v75 = 'h.so' }")
+    path = _write(tmp_path / "mine", features)
+    libraries = [path.parent / name for name in ("x.so", "a.so", "h.so")]
+    for library in libraries:
+        library.write_bytes(b"one")
+    [relu] = (suite := load_suite(path)).cases
+    digests = {source_digest(relu)}
+    for library in libraries:
+        library.write_bytes(b"two")
+        digests.add(source_digest(relu))
+    assert len(digests) == 1 + len(libraries)
+    with pytest.raises(IllegalTargetError, match="mine/relu: op_packages is not for direct mode"):
+        plan([suite], [find_soc("SM8650")], "htp", option_sets=((("direct_mode", "true"),),))
 
 
 def test_arguments_reach_the_builder_as_they_are_written(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ Prints the compile specs of a few targets as well, decoded, and what becomes of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -29,11 +31,16 @@ from farm.compile.flows.delegation import read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
+from farm.compile.flows.op_packages import packages_of
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.compile.flows.split import split_passes
 from farm.compile.protocol import reason_of
 from farm.errors import FarmError
+from farm.suites.features import Features, OpPackage
 from farm.suites.suite import Case, Target
+
+sys.path.append(str(Path(__file__).parents[1]))
+from elf_maker import make_elf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,6 +125,27 @@ def compile_for_gpu() -> str:
     return ""
 
 
+def op_packages(soc: str, files: dict[str, bytes], **device: Any) -> dict[str, object] | str:
+    """What is compiled in of a package with `files`, and what of it the bundle has; or why it is refused."""
+    folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    target, versions = Target(soc, "htp", "fp16"), toolchain_versions("any")
+    features = Features(op_packages=(OpPackage("Package", "my_ops.mul3.default", "Mul3", "Get", "x86.so", **device),))
+    case = Case("any", "mul3", module="", inputs=(), features=features, folder=str(folder))
+    try:
+        with packages_of(case, target, folder / "bundle") as packages:
+            specs = compiler_specs(target, versions, features, packages=packages)
+            infos = asdict(flatbuffer_to_option(generate_qnn_executorch_option(specs)))["op_package_options"]
+            found = {info["op_package_path"]: info for info in infos["op_package_infos"]}
+            # As QNN opens them, which knows them by nothing but these paths.
+            opened = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in found}
+    except FarmError as error:
+        return str(error).replace(str(folder), "")
+    names = {str(path.relative_to(folder / "bundle")) for path in (folder / "bundle").rglob("*.so")}
+    return {"infos": found, "opened": opened, "files": sorted(names), "left": sorted(Path.cwd().glob("op_packages"))}
+
+
 def composite_operators() -> dict[str, object]:
     def names() -> set[str]:
         return {operator.name() for operator in decomp_utils._collect_all_valid_cia_ops()}
@@ -149,6 +177,10 @@ LPAI = (
     ("ftrt_ratio", "30"), ("lpai_fps", "77"),
 )  # fmt: skip
 GPU = (("precision", "hybrid"), ("use_memory_optimizations", "false"), ("use_weight_sharing", "true"))
+PACKAGE = {
+    "x86.so": make_elf(62, wide=True), "arm.so": make_elf(183, wide=True),
+    "v75.so": make_elf(164, 0x75), "v79.so": make_elf(164, 0x79),
+}  # fmt: skip
 HTP = (("htp_performance_mode", "balanced"), ("profile_level", "optrace"), ("use_dlbc", "true"))
 
 if __name__ == "__main__":
@@ -174,4 +206,11 @@ if __name__ == "__main__":
         "gpu": compile_for_gpu(),
         "too many shares": why_not(Branches(), shares=99),
         "composite": composite_operators(),
+        "op packages": {
+            "on devices": op_packages("SM8650", PACKAGE, android="arm.so", hexagon={"v75": "v75.so"}),
+            "another DSP": op_packages("SM8750", PACKAGE, android="arm.so", hexagon={"v75": "v75.so"}),
+            "mixed up": op_packages("SM8650", PACKAGE, android="x86.so", hexagon={"v75": "v75.so"}),
+            "newer DSP": op_packages("SM8650", PACKAGE, android="arm.so", hexagon={"v75": "v79.so"}),
+            "no library": op_packages("SM8650", {"x86.so": b"#!/bin/sh"}),
+        },
     }))  # fmt: skip

@@ -68,6 +68,7 @@ def work(number: int, flags: dict[str, str]) -> None:
 
 def main() -> None:
     note(f"started {os.getpid()} {' '.join(sys.argv[1:])}")
+    note(f"environment {os.environ['ADSP_LIBRARY_PATH']}")
     say({"ready": True, "pid": os.getpid(), "versions": {}})
     for number, line in enumerate(sys.stdin):
         note(f"farm_runner: job {number} begins")

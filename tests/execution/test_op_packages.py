@@ -1,0 +1,134 @@
+"""Op packages on a device: staged with the job, found by QNN and by the DSP, in a process of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.bundles.bundle import Bundle
+from farm.device_run.device_run import require_device
+from farm.devices.device import AdbAddress, Device
+from farm.errors import MissingPackageError
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from watched_transport import Watched
+
+    from farm.execution.raw import RawResult
+    from farm.runtime.runtime import Runtime
+
+PLACES = ("x86_64", "android", "hexagon")
+OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=30)
+ANCHOR = b"good anchor"
+
+
+@pytest.fixture
+def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
+    session = DeviceSession(transport, runtime, "r", transport.serial)
+    yield session
+    session.close()
+
+
+def packaged(bundle: Bundle, *places: str) -> Bundle:
+    """`bundle` with a library for each of `places`."""
+    files = dict(bundle.manifest.files)
+    for place in places:
+        content = f"{place} {bundle.model.read_bytes().decode()}".encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        files[f"op_packages/{place}/{sha256}.so"] = sha256
+        path = bundle.folder / f"op_packages/{place}/{sha256}.so"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    manifest = msgspec.structs.replace(bundle.manifest, files=files, features=("op_packages",))
+    return msgspec.structs.replace(bundle, manifest=manifest)
+
+
+@pytest.fixture
+def run(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> Callable[[bytes, tuple[str, ...]], RawResult]:
+    session.keep_loaded(make_bundle(ANCHOR))
+
+    def run(what: bytes, places: tuple[str, ...]) -> RawResult:
+        bundle = make_bundle(what)
+        staged = session.stage(packaged(bundle, *places) if places else bundle)
+        return session.execute("s/c", staged, tmp_path / what.decode(), OPTIONS)
+
+    return run
+
+
+def started(raw: RawResult) -> tuple[str, bool]:
+    """The id of the runner's process, where that began with this job, and whether it keeps a program loaded."""
+    found = re.search(r"^started (\d+) (.*)$", raw.stderr, re.MULTILINE)
+    return (found[1], "--keep_loaded" in found[2]) if found else ("", False)
+
+
+def test_they_lie_beside_the_program_and_each_job_with_some_has_a_process_of_its_own(
+    run: Callable[..., RawResult], transport: Watched
+) -> None:
+    before, first, second, after = (
+        run(b"good before", ()), run(b"good one", PLACES), run(b"good two", PLACES), run(b"good after", ()),
+    )  # fmt: skip
+    assert [raw.error for raw in (before, first, second, after)] == [""] * 4
+    # QNN opens packages when it starts, which a program that is kept loaded would have it do before.
+    processes = [started(raw) for raw in (before, first, second, after)]
+    assert [keeps for _, keeps in processes] == [True, False, False, True]
+    assert len({number for number, _ in processes}) == 4
+    for raw, what in ((first, b"good one"), (second, b"good two")):
+        # What is for another machine stays here.
+        assert transport.listed(raw.workspace / "op_packages") == {"x86_64"}
+        content = b"x86_64 " + what
+        name = f"op_packages/x86_64/{hashlib.sha256(content).hexdigest()}.so"
+        assert transport.run(["cat", str(raw.workspace / name)], timeout_s=10).stdout == content
+
+
+def test_the_dsp_looks_where_the_program_does(run: Callable[..., RawResult]) -> None:
+    raw = run(b"good", PLACES)
+    environment = re.search(r"^environment (.*)$", raw.stderr, re.MULTILINE)
+    assert environment is not None
+    runtime, job = environment[1].split(";")
+    assert runtime.endswith("/runtime")
+    assert job.endswith(str(raw.workspace))
+
+
+def test_a_damaged_one_is_seen(
+    session: DeviceSession, run: Callable[..., RawResult], make_bundle: Callable[..., Bundle], transport: Watched
+) -> None:
+    raw = run(b"good", PLACES)
+    bundle = packaged(make_bundle(b"good"), *PLACES)
+    assert session.find_damage(bundle, raw) == ""
+    [name] = bundle.manifest.packages_for("simulator")
+    path = str(raw.workspace / name)
+    transport.run(["sh", "-c", 'rm "$1" && echo other >"$1"', "sh", path], timeout_s=10)
+    assert f"files on the device were not what was pushed ({name})" in session.find_damage(bundle, raw)
+
+
+@pytest.mark.parametrize(
+    ("kind", "os", "places", "says"),
+    [
+        ("virtual", "android", ("x86_64",), ""),
+        ("hardware", "android", PLACES, ""),
+        ("hardware", "android", ("x86_64",), "name android and hexagon.v75 in suite.toml"),
+        ("hardware", "linux", PLACES, "QNN opens op packages on Android and on x86_64 alone"),
+    ],
+)
+def test_a_device_that_they_are_not_made_for_is_refused(
+    make_bundle: Callable[..., Bundle], kind: str, os: str, places: tuple[str, ...], says: str
+) -> None:
+    about = {"serial": "one", "soc": "SM8650", "kind": kind, "os": os, "build": "", "product": ""}
+    device = Device(address=AdbAddress(5037), **about)  # type: ignore[arg-type]
+    require_device(make_bundle(b"without"), device)
+    bundle = packaged(make_bundle(b"with"), *places)
+    if not says:
+        require_device(bundle, device)
+        return
+    with pytest.raises(MissingPackageError, match=f"one cannot run it: .*{says}"):
+        require_device(bundle, device)
