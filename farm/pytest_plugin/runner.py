@@ -14,6 +14,7 @@ import pytest
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
 from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
+from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
 from farm.pytest_plugin.worker import ExecutedProgram
 from farm.request.profiling import Profile
@@ -103,8 +104,8 @@ class Runner:
         inputs: Arrays | None = None,
         *,
         samples: Sequence[Arrays] | None = None,
-        iterations: int = 3,
-        warm_up: int = 1,
+        iterations: int | None = None,
+        warm_up: int | None = None,
         timeout_s: float = 300.0,
         options: Mapping[str, str] | None = None,
         profile: str = "auto",
@@ -112,7 +113,8 @@ class Runner:
         """Run `program` and return what came back.
 
         `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
-        `options` are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
+        `iterations` are 3 and `warm_up` is 1, or fewer where the device's runner can be asked for no more. `options`
+        are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
         not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be. The test is
         skipped where only a device runs the program, and this one is virtual.
         """
@@ -131,6 +133,7 @@ class Runner:
         if not manifest.samples:
             raise UsageError("the program has no inputs: give inputs=[...] to runner(), or to bundle.pte()")
         runner_options = self._options(options, profile, iterations, warm_up, timeout_s)
+        self._require_executions(manifest, runner_options)
         if manifest.soc != info.soc:
             raise UsageError(f"the program is for {manifest.soc}, the device {info.serial} is a {info.soc}")
         try:
@@ -159,8 +162,15 @@ class Runner:
         )
 
     def _options(
-        self, options: Mapping[str, str] | None, profile: str, iterations: int, warm_up: int, timeout_s: float
+        self,
+        options: Mapping[str, str] | None,
+        profile: str,
+        iterations: int | None,
+        warm_up: int | None,
+        timeout_s: float,
     ) -> RunnerOptions:
+        reducible = iterations is None and warm_up is None
+        iterations, warm_up = 3 if iterations is None else iterations, 1 if warm_up is None else warm_up
         known = [one.value for one in Profile if one is not Profile.OPTRACE]
         if profile not in known:
             raise UsageError(f"profile is {profile!r}, expected one of {', '.join(known)}")
@@ -171,7 +181,17 @@ class Runner:
         target, kept = Target(plan.soc, plan.backend, "", chosen), Profile(profile)
         if len(runtime_flags(target)) < len(chosen):
             raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
-        return RunnerOptions(iterations, warm_up, timeout_s, self._worker.run.flags(target, kept), etdump=kept.kept)
+        flags = self._worker.run.flags(target, kept)
+        return RunnerOptions(iterations, warm_up, timeout_s, flags, etdump=kept.kept, reducible=reducible)
+
+    def _require_executions(self, manifest: Manifest, options: RunnerOptions) -> None:
+        """Raise UsageError where a test names more executions than the device's runner can be asked for."""
+        runtime = self._worker.run.runtime
+        if options.reducible or not runtime.one_shot:
+            return
+        times, named = options.iterations + options.warm_up, "iterations and warm_up together"
+        if problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times, named):
+            raise UsageError(problem)
 
 
 def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Manifest) -> Bundle:

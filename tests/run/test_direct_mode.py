@@ -18,6 +18,7 @@ from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.errors import IllegalTargetError, InfraError, UsageError
 from farm.pytest_plugin.bundles import Bundles
+from farm.pytest_plugin.runner import DeviceProgram, Runner
 from farm.regressions.confirm_job import require_bundles
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
@@ -228,6 +229,22 @@ def test_a_session_of_pytest_has_the_ordinary_runner(tmp_path: Path) -> None:
     worker: Any = SimpleNamespace(plan=plan)
     with pytest.raises(UsageError, match="direct_mode is for farm run and farm exec"):
         Bundles(worker).case("smoke/linear", options={"direct_mode": "true"})
+
+
+def test_a_test_that_names_more_executions_than_the_runner_can_be_asked_for_is_refused(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    many = msgspec.structs.replace(manifest, outputs=manifest.outputs * 400)
+    runtime = Runtime({}, "d", "qnn_executor_runner", {}, "linux", False, {}, one_shot=True)
+    run = SimpleNamespace(runtime=runtime, flags=lambda *_: {}, run=RunStub().run)
+    info, plan = SimpleNamespace(soc="SM8650", serial="board"), SimpleNamespace(backend="htp", soc="SM8650")
+    worker: Any = SimpleNamespace(run=run, info=info, plan=plan, scratch=tmp_path)
+    program, runner = DeviceProgram(Bundle(tmp_path, many)), Runner(worker)
+    with pytest.raises(UsageError, match="ask for at most 2, with iterations and warm_up together"):
+        runner(program, iterations=2)
+    for named in ({}, {"iterations": 1}, {"iterations": 2, "warm_up": 0}):
+        with pytest.raises(InfraError, match="no device here"):
+            runner(program, **named)
 
 
 class RunStub:
