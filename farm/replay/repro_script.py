@@ -12,7 +12,7 @@ import msgspec
 
 from farm.bundles.bundle import MODEL
 from farm.devices.transport import Link
-from farm.errors import UsageError
+from farm.errors import MissingPackageError, UsageError
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
@@ -65,6 +65,8 @@ def write_script(
         problem = f"{runtime.runner} executes every sample once, without a limit of time"
         raise UsageError(f"in a script {problem}: leave {' and '.join(named)} out")
     bundle = stored_bundle(config, stored, say, virtual=virtual)
+    if problem := bundle.manifest.lacks_for(runtime.kind):
+        raise MissingPackageError(problem, "a phone")
     flags = {
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
