@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import shlex
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from _pytest.mark.expression import Expression
 
+from farm.report.formats.ctrf import render_ctrf
 from farm.report.html.matrix import matrices
 from farm.report.model.status import exit_meaning
 from farm.report.model.summary import (
@@ -93,6 +95,15 @@ def test_every_job_is_counted_once(example_run: RunView) -> None:
     assert [job.job for job in summary.jobs] == list(example_run.jobs)
     assert summary.counts[Outcome.FAILED] == 2
     assert [job.job.case for job in summary.recovered] == ["softmax"]
+
+
+def test_what_was_skipped_on_a_virtual_device_is_no_attempt_that_was_tried_again(
+    run_of: Callable[..., RunView], make_attempts: Attempts
+) -> None:
+    view = run_of(make_attempts(S, P), make_attempts(S, I, P), make_attempts(I, S), make_attempts(S))
+    assert [one.retried for one in summarize(view).jobs] == [False, True, True, False]
+    tests = json.loads(render_ctrf(view))["results"]["tests"]
+    assert [(one["retries"], len(one.get("retryAttempts", []))) for one in tests] == [(0, 0), (1, 1), (1, 1), (0, 0)]
 
 
 def test_key_numbers_are_the_worst_output_and_the_median() -> None:

@@ -86,7 +86,12 @@ def _summary(summary: RunSummary, tests: list[dict[str, Any]]) -> dict[str, Any]
 
 def _test(job: JobSummary) -> dict[str, Any]:
     view, attempt = job.job, job.attempt
-    others = [(number, one) for number, one in enumerate(view.attempts, start=1) if one is not attempt]
+    # What was skipped, as on a virtual device, tried nothing.
+    others = [
+        (number, one)
+        for number, one in enumerate(view.attempts, start=1)
+        if one is not attempt and one.verdict is not Verdict.SKIPPED
+    ]
     test: dict[str, Any] = {
         "id": str(uuid.uuid5(_IDS, one_line(view.id))),
         "name": view.id or "unnamed",
@@ -96,7 +101,7 @@ def _test(job: JobSummary) -> dict[str, Any]:
         "suite": [view.suite],
         "tags": [tag for tag in (view.soc, view.backend, view.precision, job.kind) if tag],
         "parameters": {"soc": view.soc, "backend": view.backend, "precision": view.precision, **view.options},
-        "retries": max(0, len(view.attempts) - 1),
+        "retries": len(others),
         # What the farm or a device did wrong makes no test flaky.
         "flaky": job.outcome is Outcome.PASSED and any(one.verdict is Verdict.FAILED for _, one in others),
     }

@@ -153,8 +153,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     @property
     def retried(self) -> bool:
-        """Whether it took more than one attempt."""
-        return len(self.job.attempts) > 1
+        """Whether it took more than one attempt; one that was skipped, as on a virtual device, tried nothing."""
+        return any(one.verdict is not Verdict.SKIPPED for one in self.job.attempts[:-1])
 
 
 class RunSummary(msgspec.Struct, frozen=True):
