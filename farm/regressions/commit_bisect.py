@@ -23,6 +23,7 @@ from farm.regressions.commit_records import (
     CommitsState,
     Question,
     QuestionKind,
+    ends_problem,
 )
 from farm.regressions.look_back import TIMES
 from farm.results.attempt import Direction, Verdict
@@ -163,8 +164,9 @@ class CommitBisection:
     def _ask_the_device(self, job_id: str, numbers: dict[str, Question]) -> Question:
         """Return the same where both ends have a program; `numbers` are the questions that compiling gave."""
         was, now = self._run(job_id, 0), self._run(job_id, self._last)
-        if was.verdict is not Verdict.PASSED:
-            return _refused(f"the good commit {self.state.commits[0].short} does not pass either: {was.reason}")
+        good, bad = self.state.commits[0], self.state.commits[self._last]
+        if problem := ends_problem(good.short, was, bad.short, now):
+            return _refused(problem)
         if now.verdict is not Verdict.PASSED:
             reason = f"{now.stage}: {now.reason}"
             return Question(kind=QuestionKind.VERDICT, reason=reason, error=now.stage)

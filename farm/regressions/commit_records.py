@@ -102,6 +102,17 @@ class CommitRun(msgspec.Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...] = ()
 
 
+def ends_problem(good: str, was: CommitRun, bad: str, now: CommitRun) -> str:
+    """Return why runs of the commits `good` and `bad` leave nothing to search for; "" where the good one passed."""
+    for which, commit, run in (("good", good, was), ("bad", bad, now)):
+        if run.verdict is Verdict.SKIPPED:
+            return f"the {which} commit {commit} could not be tried: {run.reason}"
+    if was.verdict is Verdict.PASSED:
+        return ""
+    other = "and the bad one does" if now.verdict is Verdict.PASSED else "nor does the bad one"
+    return f"the good commit {good} does not pass, {other}: {was.reason}"
+
+
 class QuestionKind(StrEnum):
     """What tells a bad commit from a good one."""
 

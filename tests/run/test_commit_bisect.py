@@ -62,6 +62,8 @@ class Truth(msgspec.Struct, frozen=True):
     reason: str = ""
     fails: str = ""
     """Reason of its failure on the device."""
+    verdict: Verdict = Verdict.FAILED
+    """Where there is such a reason."""
     cycles: float = 1000.0
     fallback: int = 0
     size: int = 5000
@@ -111,7 +113,7 @@ class StubLab:
         """As `CommitLab.run`."""
         truth = self.truth(int(commit.subject), job.id)
         self.ran.append((int(commit.subject), job.id))
-        verdict = Verdict.FAILED if truth.fails else Verdict.PASSED
+        verdict = truth.verdict if truth.fails else Verdict.PASSED
         cycles = Measurement("htp_cycles", "cycles", Direction.LOWER, (truth.cycles,))
         return CommitRun(verdict=verdict, stage="numerics", reason=truth.fails, device="d", measurements=(cycles,))
 
@@ -265,7 +267,17 @@ def test_a_failure_of_another_kind_cannot_tell() -> None:
         (lambda *_: Truth(), QuestionKind.NONE, "both ends have the same program"),
         (lambda *_: Truth(fails="wrong"), QuestionKind.NONE, "the same program"),
         (lambda n, _: Truth(str(n)), QuestionKind.NONE, "no number of it is worse"),
-        (lambda n, _: Truth(str(n), fails="wrong"), QuestionKind.REFUSED, "does not pass either"),
+        (lambda n, _: Truth(str(n), fails="wrong"), QuestionKind.REFUSED, "does not pass, nor does the bad one: wrong"),
+        (
+            lambda n, _: Truth(str(n), fails="" if n else "wrong"),
+            QuestionKind.REFUSED,
+            "does not pass, and the bad one does: wrong",
+        ),
+        (
+            lambda n, _: Truth(str(n), fails="" if n else "attach a SM8650", verdict=Verdict.SKIPPED),
+            QuestionKind.REFUSED,
+            "could not be tried: attach a SM8650",
+        ),
         (
             lambda n, _: Truth(state=BuildState.NOT_COMPILED, reason="KeyError") if n == 0 else Truth(),
             QuestionKind.REFUSED,
