@@ -2,13 +2,16 @@
 
     tools/conformance.py                                on two virtual SM8650
     tools/conformance.py --only newer -- -k "8a or utils"
-    tools/conformance.py --soc SM8850 --backend lpai --only older -- -k TestQNNQuantizedOperator
+    tools/conformance.py --lpai                         those for LPAI, on a virtual SM8850, over a stub of its library
     tools/conformance.py --runs RUN RUN                 of runs that are recorded already, also of some that were ended
 
 One `farm pytest` each: the older framework is `test_qnn_delegate`, by class, without its whole models; the newer one is
 `tests/rework`, by file. Both are those of the installed wheel. Every test is in the store when it has ended, so that
 `--runs` prints what there is of a run that did not end: tests that have no result are counted as not run. What stands
 behind `--` is for pytest. Exit code 1 where a test failed.
+
+With `--lpai` these are the two classes of quantized tests, and what `tests/rework/passes` has for LPAI: the wheel has no
+others in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 STUBS = ROOT / "tests/conformance/model_stubs"
 CLASSES = (
     "TestQNNQuantizedOperator",
@@ -37,25 +44,40 @@ COLUMNS = ("passed", "skipped", "expected to fail", "failed", "infra", "not run"
 REASON = 110
 
 
-def older() -> list[str]:
+def older(*, lpai: bool) -> list[str]:
     """Return pytest's arguments for the older framework."""
-    return ["--pyargs", *(f"{MODULE}::{name}" for name in CLASSES)]
+    return ["--pyargs", *(f"{MODULE}::{name}" for name in CLASSES if not lpai or "Quantized" in name)]
 
 
-def newer() -> list[str]:
+def newer(*, lpai: bool) -> list[str]:
     """Return those for the newer one; its `gpu` and `lpai` folders have no test in the wheel of 1.5.1."""
     spec = importlib.util.find_spec("executorch")
     [folder] = (spec.submodule_search_locations or [""])[:1] if spec else [""]
-    return [str(Path(folder, "backends/qualcomm/tests/rework"))]
+    tests = Path(folder, "backends/qualcomm/tests/rework")
+    return [str(tests / "passes"), "-k", "lpai or Lpai"] if lpai else [str(tests)]
 
 
-def farm(*arguments: str) -> dict[str, Any]:
-    """Return the run that a `farm` command prints as JSON."""
-    path = os.pathsep.join(filter(None, (str(STUBS), os.environ.get("PYTHONPATH"))))
+@contextmanager
+def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
+    """Give what the environment of farm needs besides; with `lpai` there is a stub of an SDK that has LPAI meanwhile."""
+    if not lpai:
+        yield {}
+        return
+    from lpai_sdk_stub import make_stub_sdk
+
+    from farm.config.settings import load_config
+
+    with tempfile.TemporaryDirectory(prefix="lpai-stub-") as folder:
+        sdk = make_stub_sdk(Path(folder, "stub-sdk"), load_config().cache_dir)
+        yield {"QNN_SDK_ROOT": str(sdk.root)}
+
+
+def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the run that a `farm` command prints as JSON; `variables` are added to its environment."""
+    path = os.pathsep.join(filter(None, (str(ROOT), str(STUBS), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "farm.cli.main", *arguments]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
-    )
+    environment = os.environ | (variables or {}) | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout.strip():
         sys.exit(done.returncode or 1)
     run: dict[str, Any] = json.loads(done.stdout)
@@ -107,29 +129,40 @@ def about(run: dict[str, Any]) -> str:
     return f"executorch {made['executorch']}, QNN {made['qnn']}, {took}, exit code {run['exit_code']}"
 
 
+FRAMEWORKS = {"older": older, "newer": newer}
+
+
+def command_of(chosen: argparse.Namespace, name: str, rest: list[str]) -> list[str]:
+    """Return the arguments of farm that run one framework; `rest` are pytest's of the user."""
+    lpai = chosen.lpai
+    devices = ["--soc", chosen.soc or ("SM8850" if lpai else "SM8650"), "--backend", "lpai" if lpai else chosen.backend]
+    count = chosen.virtual if chosen.virtual is not None else (1 if lpai else 2)
+    devices += ["--virtual", str(count)] if count else []
+    tests = ["-p", "no:cacheprovider", "-W", "ignore", *FRAMEWORKS[name](lpai=lpai), *rest]
+    return ["pytest", *devices, "--name", f"upstream-{name}", "--json", "--", *tests]
+
+
 def main() -> None:
     """Run what is asked for, and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--soc", default="SM8650")
+    parser.add_argument("--soc", help="SM8650, with --lpai SM8850")
     parser.add_argument("--backend", default="htp")
-    parser.add_argument("--virtual", type=int, default=2, help="virtual devices; 0 for attached ones")
+    parser.add_argument("--lpai", action="store_true", help="LPAI, over a stub of its library")
+    parser.add_argument("--virtual", type=int, help="virtual devices, 2 and with --lpai 1; 0 for attached ones")
     parser.add_argument("--only", choices=("older", "newer"))
     parser.add_argument("--runs", nargs="+", default=[], metavar="RUN", help="print these, and run nothing")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     chosen, rest = parser.parse_args(words[:at]), words[at + 1 :]
-    frameworks = {"older": older, "newer": newer}
     if chosen.runs:
         found = {name: farm("report", name, "--json") for name in chosen.runs}
     else:
-        devices = ["--soc", chosen.soc, "--backend", chosen.backend]
-        devices += ["--virtual", str(chosen.virtual)] if chosen.virtual else []
-        found = {
-            name: farm("pytest", *devices, "--name", f"upstream-{name}", "--json", "--", "-p", "no:cacheprovider", "-W",
-                       "ignore", *arguments(), *rest)
-            for name, arguments in frameworks.items()
-            if chosen.only in (None, name)
-        }  # fmt: skip
+        with sdk_variables(lpai=chosen.lpai) as variables:
+            found = {
+                name: farm(*command_of(chosen, name, rest), variables=variables)
+                for name in FRAMEWORKS
+                if chosen.only in (None, name)
+            }
     for name, run in found.items():
         sys.stdout.write(f"### {name}\n\n`{run['command']}`\n\n{about(run)}\n\n{tables(run)}\n\n")
     sys.exit(any(outcome_of(job)[0] in ("failed", "infra") for run in found.values() for job in run["jobs"]))
