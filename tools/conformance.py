@@ -10,8 +10,8 @@ One `farm pytest` each: the older framework is `test_qnn_delegate`, by class, wi
 `--runs` prints what there is of a run that did not end: tests that have no result are counted as not run. What stands
 behind `--` is for pytest. Exit code 1 where a test failed.
 
-With `--lpai` these are the two classes of quantized tests, and what `tests/rework/passes` has for LPAI: the wheel has no
-others in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
+With `--lpai` these are the two classes of quantized tests, and what `tests/rework/passes` has for LPAI, all that the
+wheel has of it in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def newer(*, lpai: bool) -> list[str]:
 
 @contextmanager
 def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
-    """Give what the environment of farm needs besides; with `lpai` there is a stub of an SDK that has LPAI meanwhile."""
+    """Give what farm needs in its environment: with `lpai` a stub of an SDK, which is deleted afterwards."""
     if not lpai:
         yield {}
         return
