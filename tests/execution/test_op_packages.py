@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 
 from farm.bundles.bundle import Bundle
-from farm.device_run.device_run import require_device
+from farm.device_run.device_run import Staged, require_device
+from farm.device_run.executor import Executor
 from farm.devices.device import AdbAddress, Device
 from farm.errors import MissingPackageError
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
+from farm.results.attempt import Stage, Verdict
+from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
+    from farm.device_run.device_worker import DeviceWorker
     from farm.execution.raw import RawResult
+    from farm.request.plan import PlannedJob, RunPlan
     from farm.runtime.runtime import Runtime
 
 PLACES = ("x86_64", "android", "hexagon")
@@ -132,3 +139,33 @@ def test_a_device_that_they_are_not_made_for_is_refused(
         return
     with pytest.raises(MissingPackageError, match=f"one cannot run it: .*{says}"):
         require_device(bundle, device)
+
+
+def test_on_such_a_device_the_job_fails_and_says_what_to_name(
+    make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    phone = Device(
+        serial="one", soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="", os="android"
+    )
+
+    def stage_ahead(_: object) -> Future[Staged]:
+        staging: Future[Staged] = Future()
+        try:
+            require_device(packaged(make_bundle(b"with"), "x86_64"), phone)
+        except MissingPackageError as error:
+            staging.set_exception(error)
+        return staging
+
+    run = SimpleNamespace(device=phone, stage_ahead=stage_ahead, flags=lambda *_: {}, break_off=lambda: None)
+    plan = SimpleNamespace(
+        folder=tmp_path, cache_root=tmp_path, heap=False, iterations=1, warm_up=0, timeout_s=30.0, reducible=False,
+        profile=SimpleNamespace(kept=False),
+    )  # fmt: skip
+    job = Job(Case("s", "c", module="torch.nn:ReLU", inputs=()), Target("SM8650", "htp", "8a8w"))
+    executor = Executor(cast("RunPlan", plan), cast("DeviceWorker", SimpleNamespace(run=run)))
+    try:
+        [attempt], _ = executor._run(cast("PlannedJob", SimpleNamespace(job=job, key="k")), None, lambda: False)
+    finally:
+        executor.shut()
+    assert (attempt.verdict, attempt.stage) == (Verdict.FAILED, Stage.BUILD)
+    assert "name android and hexagon.v75 in suite.toml" in attempt.reason
