@@ -75,6 +75,8 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
         for variant in _variants(package, soc, on_device=on_device)
     ]
     here = Path.cwd() / OP_PACKAGES
+    # A process that a package ended may have left it.
+    here.unlink(missing_ok=True)
     here.symlink_to(folder / OP_PACKAGES)
     try:
         yield QnnExecuTorchOpPackageOptions(infos)
