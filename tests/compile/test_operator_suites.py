@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from farm.report.model.coverage import under_others
+from farm.report.model.coverage import made_of_others
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
 from farm.suites.socs import find_soc
@@ -42,9 +42,9 @@ def test_operators_that_are_taken_apart_have_a_case_too() -> None:
     assert apart <= having & set(operators_in_tests())
 
 
-def test_every_operator_of_executorchs_tests_has_a_case_or_is_others_that_have_one() -> None:
+def test_every_operator_of_executorchs_tests_has_a_case_or_is_made_of_others_that_have_one() -> None:
     missing = set(operators_in_tests()).difference(*said().aten.values())
-    explained = {found.name for found in under_others(missing, said().tests, said().aten)}
+    explained = {found.name for found in made_of_others(missing, said().tests, said().aten)}
     assert explained == missing == set(said().tests), (
         f"no case has {', '.join(sorted(missing - explained))}: add one, or run tools/generate_operators.py"
     )

@@ -11,11 +11,11 @@ from farm.report.model.coverage import (
     Coverage,
     CoverageCell,
     CoveredJob,
-    UnderOthers,
+    MadeOfOthers,
     coverage,
     items_of,
     listed,
-    under_others,
+    made_of_others,
 )
 from farm.report.model.coverage_query import facts
 from farm.report.model.summary import Outcome
@@ -196,7 +196,7 @@ def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> N
     assert "\u202e" not in page
 
 
-def test_an_operator_that_is_others_in_its_tests_has_their_cases() -> None:
+def test_an_operator_whose_tests_are_made_of_others_has_the_cases_of_these() -> None:
     cases = {"relu6": ("hardtanh",), "mlp": ("add", "hardtanh", "linear"), "add": ("add",), "where": ("where", "eq")}
     tests = {
         "relu6": ("hardtanh",),
@@ -205,10 +205,10 @@ def test_an_operator_that_is_others_in_its_tests_has_their_cases() -> None:
         "log10": ("log10",),
         "erf": ("add", "erf_"),
     }
-    assert under_others(["_masked_softmax", "erf", "flatten", "log10", "pdist", "relu6"], tests, cases) == (
-        UnderOthers("_masked_softmax", ("add", "where"), ("add", "where")),
-        UnderOthers("pdist", ("add", "linear"), ("mlp",)),
-        UnderOthers("relu6", ("hardtanh",), ("relu6",)),
+    assert made_of_others(["_masked_softmax", "erf", "flatten", "log10", "pdist", "relu6"], tests, cases) == (
+        MadeOfOthers("_masked_softmax", ("add", "where"), ("add", "where")),
+        MadeOfOthers("pdist", ("add", "linear"), ("mlp",)),
+        MadeOfOthers("relu6", ("hardtanh",), ("relu6",)),
     )
 
 
@@ -216,10 +216,10 @@ def test_operators_without_a_case_are_said_with_what_is_known_of_them() -> None:
     found = structs.replace(
         example(),
         tested=("erf", "relu", "relu6"),
-        under_others=(UnderOthers("relu6", ("hardtanh", "add"), ("hardtanh", "add")),),
+        made_of_others=(MadeOfOthers("relu6", ("hardtanh", "add"), ("hardtanh", "add")),),
         untested=("erf",),
     )
-    said = "1 of 3 ATen operators that ExecuTorch's own tests name are in a case, 1 are others in these tests: below; "
+    said = "1 of 3 ATen operators that ExecuTorch's own tests name are in a case, 1 are made of others there: below; "
     plain = " ".join(" ".join(line.plain for line in coverage_lines(found, [], 80)).split())
     assert f"{said}not erf" in plain
     assert "relu6: hardtanh, add, in cases hardtanh, add" in plain

@@ -45,9 +45,8 @@ def command(
     """Show every operator that ExecuTorch's Qualcomm backend builds, in every precision, and how its cases do.
 
     Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program that the fewest
-    cases have; a cell has the worst of its jobs, and how many are so. Above
-    the table is how many ATen operators of ExecuTorch's own tests are in a case, below it what those are made of that
-    no case has.
+    cases have; a cell shows the worst state of its jobs, and how many have it. Above the table is how many ATen
+    operators of ExecuTorch's own tests are in a case, below it what the others are made of there.
     """
     from farm.report.model.coverage_query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown
@@ -105,7 +104,7 @@ def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:
         "precisions": table.precisions,
         "counts": table.counts,
         "builders": rows(table.rows),
-        "aten": {"tested": table.tested, "under_others": table.under_others, "without": table.untested},
+        "aten": {"tested": table.tested, "made_of_others": table.made_of_others, "without": table.untested},
         "beyond": rows(table.beyond),
         "jobs": table.items,
     }

@@ -76,8 +76,8 @@ class CoverageRow(msgspec.Struct, frozen=True):
     """Why no case is for it."""
 
 
-class UnderOthers(msgspec.Struct, frozen=True):
-    """An ATen operator that no case has, where ExecuTorch's tests of it are made of others, which cases have."""
+class MadeOfOthers(msgspec.Struct, frozen=True):
+    """An ATen operator that no case has, but the operators that ExecuTorch's tests of it are made of."""
 
     name: str
     operators: tuple[str, ...]
@@ -101,7 +101,7 @@ class Coverage(msgspec.Struct, frozen=True):
     items: tuple[CoveredJob, ...]
     tested: tuple[str, ...] = ()
     """ATen operators that ExecuTorch's own tests name."""
-    under_others: tuple[UnderOthers, ...] = ()
+    made_of_others: tuple[MadeOfOthers, ...] = ()
     """Those of them that no case has, but what they are in these tests."""
     untested: tuple[str, ...] = ()
     """Those of them that no case has in any way."""
@@ -213,9 +213,9 @@ def coverage(
     )
 
 
-def under_others(
+def made_of_others(
     names: Iterable[str], tests: Mapping[str, Sequence[str]], cases: Mapping[str, Collection[str]]
-) -> tuple[UnderOthers, ...]:
+) -> tuple[MadeOfOthers, ...]:
     """Return those of the operators `names`, which no case has, that are others in their tests, each in a case.
 
     `tests` has the operators of the tests of each name, `cases` those of each case.
@@ -227,7 +227,7 @@ def under_others(
         having = [next((case for case in smallest_first if other in cases[case]), "") for other in others]
         whole = next((case for case in smallest_first if set(others) <= set(cases[case])), "")
         if others and all(having):
-            found.append(UnderOthers(name, others, (whole,) if whole else tuple(dict.fromkeys(having))))
+            found.append(MadeOfOthers(name, others, (whole,) if whole else tuple(dict.fromkeys(having))))
     return tuple(found)
 
 

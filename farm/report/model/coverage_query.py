@@ -10,7 +10,7 @@ import msgspec
 from farm.backends.registry import runs_on_cpu
 from farm.errors import IllegalTargetError, UsageError
 from farm.report.model import format as fmt
-from farm.report.model.coverage import coverage, items_of, listed, under_others
+from farm.report.model.coverage import coverage, items_of, listed, made_of_others
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
@@ -81,9 +81,9 @@ def read_coverage(
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     tested = operators_in_tests()
     missing = sorted(set(tested).difference(*aten.values()))
-    elsewhere = under_others(missing, tests, aten)
+    elsewhere = made_of_others(missing, tests, aten)
     untested = tuple(name for name in missing if name not in {found.name for found in elsewhere})
-    table = msgspec.structs.replace(table, tested=tested, under_others=elsewhere, untested=untested)
+    table = msgspec.structs.replace(table, tested=tested, made_of_others=elsewhere, untested=untested)
     about = facts(table.items, tools.values())
     return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
 

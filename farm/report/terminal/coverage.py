@@ -31,13 +31,14 @@ _NAME, _GAP, _LEAST = 20, 2, 5
 _MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
 _SHOWN_PLACES = 12
 _INTRODUCTION = (
-    "A row is an op builder of ExecuTorch's Qualcomm backend. A job counts for the operator in its program that the "
-    "fewest cases have; a cell has the worst of its jobs, and how many are so."
+    "A row is an op builder of ExecuTorch's Qualcomm backend, a column a precision. A program has several operators; "
+    "its job counts for the one that the fewest cases have. A cell shows the worst state of its jobs, and how many have "
+    "it."
 )
 
-_UNDER_OTHERS = (
-    "What torch.export makes of ExecuTorch's tests of an ATen operator that no case has by this name, before and after "
-    "it takes operators apart."
+_MADE_OF_OTHERS = (
+    "No case has these ATen operators by name. Listed is what torch.export makes of the modules in ExecuTorch's tests "
+    "of them, and cases that have each of these operators."
 )
 
 
@@ -72,10 +73,10 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     if uncovered:
         lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
         lines += [Text(f"  {line}") for text in uncovered for line in wrapped(text, width - 2, whole_words=False)]
-    if table.under_others:
-        lines.append(Text("ATen operators that are others in ExecuTorch's tests of them:", "bold"))
+    if table.made_of_others:
+        lines.append(Text("made of other operators in ExecuTorch's tests, and these are in cases:", "bold"))
         lines += [
-            Text(f"  {line}") for text in _under_others(table) for line in wrapped(text, width - 2, whole_words=False)
+            Text(f"  {line}") for text in _made_of_others(table) for line in wrapped(text, width - 2, whole_words=False)
         ]
     return lines
 
@@ -103,9 +104,9 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
     uncovered = _uncovered(table)
     if uncovered:
         lines += ["", "## Without a case", "", *(f"* {_escaped(text)}" for text in uncovered)]
-    if table.under_others:
-        lines += ["", "## Others in ExecuTorch's tests", "", _UNDER_OTHERS, ""]
-        lines += [f"* {_escaped(text)}" for text in _under_others(table)]
+    if table.made_of_others:
+        lines += ["", "## Made of other operators in ExecuTorch's tests", "", _MADE_OF_OTHERS, ""]
+        lines += [f"* {_escaped(text)}" for text in _made_of_others(table)]
     if notes:
         lines.append("")
     for (state, reason), number in notes.items():
@@ -132,9 +133,9 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _tested(table: Coverage) -> str:
-    having = len(table.tested) - len(table.under_others) - len(table.untested)
+    having = len(table.tested) - len(table.made_of_others) - len(table.untested)
     text = f"{having} of {len(table.tested)} ATen operators that ExecuTorch's own tests name are in a case"
-    others = f", {len(table.under_others)} are others in these tests: below" if table.under_others else ""
+    others = f", {len(table.made_of_others)} are made of others there: below" if table.made_of_others else ""
     return text + others + (f"; not {', '.join(table.untested)}" if table.untested else "")
 
 
@@ -223,11 +224,11 @@ def _uncovered(table: Coverage) -> list[str]:
     return [*lines, f"no reason is given for {names}"]
 
 
-def _under_others(table: Coverage) -> list[str]:
+def _made_of_others(table: Coverage) -> list[str]:
     return [
         f"{found.name}: {', '.join(found.operators)}, in {'case' if len(found.cases) == 1 else 'cases'} "
         f"{', '.join(found.cases)}"
-        for found in table.under_others
+        for found in table.made_of_others
     ]
 
 
