@@ -32,8 +32,9 @@ def named_job(
 ) -> Job:
     """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
 
-    A precision may be left out where the case has only one. `command` is what an error shows as an example. Raises
-    UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text that names no job or several.
+    An SoC may be left out where the store has the case on only one, a precision where the case has only one.
+    `command` is what an error shows as an example. Raises UnknownNameError with the nearest name, IllegalTargetError,
+    UsageError for a text that names no job or several.
     """
     name, bracket, target = text.partition("[")
     suite_name, slash, case_name = name.rpartition("/")
@@ -44,8 +45,7 @@ def named_job(
         if soc or precision or options:
             raise UsageError(f"{text!r} has a target already: leave --soc, --precision and --option out")
         soc, backend, precision, options = _parse_target(text, target.removesuffix("]"))
-    if not soc:
-        raise UsageError(f"{text!r} has no target: name the SoC with --soc, as in '{command} {name} --soc SM8650'")
+    soc = soc or _only_soc(config, name, command)
     suite = resolve_suite(suite_name, known_suites(config, suite_name))
     cases = {case.name: case for case in suite.cases}
     if case_name not in cases:
@@ -59,6 +59,23 @@ def named_job(
         precisions = ", ".join(job.target.precision for job in jobs)
         raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
     return jobs[0]
+
+
+def _only_soc(config: Config, name: str, command: str) -> str:
+    """Return the SoC that the store has jobs of the case `name` for. Raises UsageError where there is not just one."""
+    from farm.store.store import open_store
+
+    try:
+        with open_store(config.store_url, readonly=True) as store:
+            known = store.history.socs([name])
+    except StoreError:
+        known = []
+    if len(known) == 1:
+        return known[0]
+    there = f", and there are results on {', '.join(known)}" if known else ""
+    example = known[0] if known else "SM8650"
+    hint = f"name the SoC with --soc, as in '{command} {name} --soc {example}'"
+    raise UsageError(f"{name!r} has no target{there}: {hint}")
 
 
 def known_suites(config: Config, name: str) -> dict[str, Path]:

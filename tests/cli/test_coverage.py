@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.device import AdbAddress, Device
+from farm.errors import UsageError
+from farm.report.model.coverage_query import read_coverage
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
@@ -150,6 +152,21 @@ def test_what_cannot_be_is_one_line(
     done = home.farm("coverage", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr.splitlines()[-1]
+
+
+def test_the_soc_may_be_left_out_where_there_are_results_on_one_alone(store: Store, suite: Path) -> None:
+    def soc(*runs: str) -> str:
+        return read_coverage(store, [], None, "htp", [str(suite)], runs)[0].soc
+
+    with store:
+        with pytest.raises(UsageError, match="name the SoC with --soc: there is no result to have it from"):
+            soc()
+        first = record(store, suite, 0, {RELU: Verdict.PASSED})
+        assert (soc(), soc(first)) == ("SM8650", "SM8650")
+        other = record(store, suite, 1, {}, soc="SM8750")
+        assert (soc(first), soc(other)) == ("SM8650", "SM8750")
+        with pytest.raises(UsageError, match="there are results on SM8650, SM8750"):
+            soc()
 
 
 def test_a_suite_that_says_nonsense_of_itself_is_named(home: FarmHome, store: Store, suite: Path) -> None:

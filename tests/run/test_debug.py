@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from attached import attach
 from farm_home import FarmHome, processes_of
@@ -104,6 +105,13 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
         for named in (name, "wrong/broken", "./wrong/broken", f"{suite}/broken"):
             assert find_recorded_job(store, named, None, "shown")[1].id == name
     assert job_to_debug(config, name) == job
+    # The SoC is the one that it has results on.
+    assert job_to_debug(config, "wrong/broken") == job_to_debug(config, f"{suite}/broken") == job
+    other = msgspec.structs.replace(job, target=msgspec.structs.replace(job.target, soc="SM8750"))
+    with open_store(config.store_url) as store:
+        store.plan_jobs(run_id, [other])
+    with pytest.raises(UsageError, match="has no target, and there are results on SM8650, SM8750: name the SoC with"):
+        job_to_debug(config, "wrong/broken")
     # What it is today counts, and where it is not any more it is not known.
     (suite / "suite.toml").write_text(SUITE.replace("4, 4]", "8, 8]"))
     assert job_to_debug(config, name).case.inputs[0].shape == (1, 3, 8, 8)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import OUTPUT_FILE, json_option, line_option
+from farm.cli.options import OUTPUT_FILE, json_option, line_option, soc_option
 from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
 
 @click.command("coverage")
-@click.option("--soc", required=True, help="SoC whose results are shown.")
+@soc_option("SoC whose results are shown; otherwise the one that there are results on.")
 @click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help="One with QNN.")
 @click.option("--suite", "suites", multiple=True,
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
@@ -32,7 +32,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 @click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")
 @json_option("Print every cell as JSON instead of a table.")
 def command(
-    soc: str,
+    soc: str | None,
     backend: str,
     suites: tuple[str, ...],
     runs: tuple[str, ...],
@@ -55,7 +55,9 @@ def command(
     with opened(config_file, readonly=True) as (config, store):
         table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, line)
     if markdown is not None:
-        write_file(markdown, coverage_markdown(table, about, _command(soc, backend, suites, runs, line, markdown)))
+        write_file(
+            markdown, coverage_markdown(table, about, _command(soc or table.soc, backend, suites, runs, line, markdown))
+        )
     if as_json:
         print_json(_as_json(table, about))
         return

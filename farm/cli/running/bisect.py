@@ -68,7 +68,7 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
     help="Go on with a search of commits, or show it: an id; otherwise the latest.",
 )
 @click.option("--anew", is_flag=True, help="Begin anew where such a search is not finished.")
-@soc_option("SoC, where a JOB has no target.")
+@soc_option("SoC, where a JOB has no target and results on several.")
 @click.option("--precision", help="Precision, where a JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits: what is worse.")

@@ -33,7 +33,7 @@ _USUAL = ("quantized_ops", "fp_ops")
 def read_coverage(
     store: Store,
     folders: Sequence[Path],
-    soc_name: str,
+    soc_name: str | None,
     backend: str,
     names: Sequence[str],
     refs: Sequence[str],
@@ -42,14 +42,14 @@ def read_coverage(
     """Return the table of a SoC and backend, and what its results depend on.
 
     `names` are suites, `refs` runs; without runs it is the newest result of every job in a line, without suites those
-    of the runs, or of single operators. `line` is as `StatusReader.line_to_show` takes it. Raises UsageError for what
-    is not there, MissingToolError without ExecuTorch.
+    of the runs, or of single operators. Without `soc_name` it is the SoC that these have jobs for. `line` is as
+    `StatusReader.line_to_show` takes it. Raises UsageError for what is not there, MissingToolError without ExecuTorch.
     """
-    soc = find_soc(soc_name)
     if runs_on_cpu(backend):
         raise IllegalTargetError(f"{backend} has none of the operators of ExecuTorch's Qualcomm backend: name another")
-    precisions = check_backend(soc, backend).precisions
     run_ids = [store.runs.resolve(ref) for ref in refs] or None
+    soc = find_soc(soc_name or _only_soc(store, folders, backend, names, run_ids or ()))
+    precisions = check_backend(soc, backend).precisions
     planned = store.runs.planned_jobs(run_ids, soc.name, backend) if run_ids else []
     if run_ids and not planned:
         raise UsageError(f"{', '.join(refs)}: no job for {soc.name} and {backend}: name another run, SoC or backend")
@@ -86,6 +86,20 @@ def read_coverage(
     table = msgspec.structs.replace(table, tested=tested, made_of_others=elsewhere, untested=untested)
     about = facts(table.items, tools.values())
     return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
+
+
+def _only_soc(store: Store, folders: Sequence[Path], backend: str, names: Sequence[str], run_ids: Sequence[str]) -> str:
+    """Return the SoC of the jobs in runs, else of those of suites. Raises UsageError where there is not just one."""
+    if run_ids:
+        jobs = (job for run_id in run_ids for job in store.runs.view(run_id).jobs)
+        found = sorted({job.soc for job in jobs if job.backend == backend})
+    else:
+        known = find_suites(folders)
+        found = store.history.socs([resolve_suite(name, known).name for name in names] or _USUAL)
+    if len(found) == 1:
+        return found[0]
+    there = f"there are results on {', '.join(found)}" if found else "there is no result to have it from"
+    raise UsageError(f"name the SoC with --soc: {there}")
 
 
 def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:

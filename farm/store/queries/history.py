@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
@@ -88,6 +89,14 @@ class HistoryReader:
         """Return the ids of the jobs that a pattern means."""
         with self._database.reading() as connection:
             return sorted(matching_jobs(connection, job_pattern, soc).values())
+
+    def socs(self, job_patterns: Iterable[str]) -> list[str]:
+        """Return the names of the SoCs that have jobs which one of the patterns means, sorted."""
+        found: set[str] = set()
+        for pattern in job_patterns:
+            with suppress(UnknownNameError):
+                found.update(name.partition("[")[2].partition("-")[0] for name in self.job_names(pattern))
+        return sorted(found)
 
     def newest_runs(self, job_pattern: str, *, debug: bool = False) -> dict[str, str]:
         """Return the newest run that has an attempt of each job, whichever its line, by the job's id; the newest last.
