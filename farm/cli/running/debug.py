@@ -65,9 +65,9 @@ def command(
     """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
 
     JOB is a job's id, "suite/case[SM8650-htp-8a8w]", or suite/case with --soc and --precision, which may be left out
-    where there are results on one SoC, or one precision. It is compiled so that it writes what every layer gives, runs
-    on the HTP simulator and on an attached device, and each layer is compared in steps: FP32 with quantized on the CPU
-    (quantization), quantized with the simulator (compiler), simulator with the device (device).
+    where there are results on one SoC, and the case has one precision. It is compiled so that it writes what every
+    layer gives, runs on the HTP simulator and on an attached device, and each layer is compared in steps: FP32 with
+    quantized on the CPU (quantization), quantized with the simulator (compiler), simulator with the device (device).
 
     --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score says which layer
     diverges. It is imported by the process that compiles, from PYTHONPATH, or as .metrics:Cosine from the folder of
