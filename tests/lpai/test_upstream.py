@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CASES = Path(__file__).with_name("lpai_cases")
 STUBS = Path(__file__).parents[1] / "conformance" / "model_stubs"
+CONFORMANCE = Path(__file__).parents[2] / "tools" / "conformance.py"
 
 
 def test_what_the_sdk_has_for_a_phone_stays_visible_beside_the_stubs(tmp_path: Path) -> None:
@@ -90,4 +92,20 @@ def test_upstreams_tests_and_layers_on_a_device_that_su_makes_root(home: FarmHom
         ]  # fmt: skip
         here = home.farm("debug", f"{CASES}/split[SM8850-lpai-8a8w]", "--virtual", "--json", env=sdk, timeout_s=600)
         assert (here.returncode, list(json.loads(here.stdout)["devices"])) == (0, ["simulator"])
+    assert wait_for_no_process(home) == {}
+
+
+@pytest.mark.whole
+def test_one_command_makes_the_stub_and_prints_what_came_out(home: FarmHome) -> None:
+    chosen = ("--", "-k", "test_qnn_backend_sign or test_lpai_partition_fallback_support")
+    done = subprocess.run(
+        [sys.executable, str(CONFORMANCE), "--lpai", *chosen],
+        env={**home.env, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr[-2000:]
+    older, newer = done.stdout.split("### newer")
+    assert "| `TestQNNQuantizedOperator` | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in older
+    assert "1: `sign` |" in older
+    assert "| `rework/passes/test.py` | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in newer
     assert wait_for_no_process(home) == {}
