@@ -128,6 +128,7 @@ class _Debug:
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
+        from farm.compile.debug.process import require_modules
         from farm.toolchains.prepare import prepare
 
         with self._clock.step("toolchain"):
@@ -137,6 +138,7 @@ class _Debug:
             self._config, self._store, self._job.target, say,
             name="debug", purpose=self._request.command, otherwise=otherwise,
         ) as acquirer:  # fmt: skip
+            require_modules(acquirer.supervisor, tools.compiler, self._request.metrics, Path(self._job.case.folder))
             if not self._request.virtual:
                 self._acquired[_DEVICE] = acquirer.acquire(Choice())
             run_id = self._begin(tools)

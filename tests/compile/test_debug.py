@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from farm.compile.debug.process import DebugProcess
-from farm.compile.debug.protocol import CompileRequest, DebugReply
+from farm.compile.debug.process import DebugProcess, require_modules
+from farm.compile.debug.protocol import CompileRequest, DebugReply, parse_metric
+from farm.errors import UsageError
 from farm.program.layers import Gap, Layer, LayerStep
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.processes import Supervisor
+from farm.toolchains.toolchain import Compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +155,24 @@ def test_a_comparator_that_cannot_be_used_is_refused_in_one_line(
     assert (reply["ok"], reply["refused"], reply["infra"]) == (False, True, False)
     assert reply["reason"].startswith(f"--metric {metric}: ")
     assert reason in reply["reason"]
+
+
+def test_a_module_that_is_not_there_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    (tmp_path / "metrics.py").write_text("raise ValueError('imported')")
+    (tmp_path / "pkg").mkdir()
+    with Supervisor() as supervisor:
+
+        def require(*metrics: str) -> None:
+            compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
+            require_modules(supervisor, compiler, [parse_metric(one) for one in metrics], tmp_path)
+
+        require("metrics:Cosine=1", "pkg.of.mine:Cosine", ".metrics:Cosine", ".pkg.metrics:Cosine")
+        with pytest.raises(
+            UsageError, match=r"^--metric gone\.metrics:Far: there is no module gone: put its folder on"
+        ):
+            require("metrics:Cosine", "gone.metrics:Far")
+        with pytest.raises(UsageError, match=r"^--metric \.gone:Far: there is no module gone in "):
+            require(".gone:Far")
 
 
 def test_what_a_module_raises_is_a_reply_in_one_line(told: dict[str, Any]) -> None:

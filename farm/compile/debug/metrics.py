@@ -20,6 +20,7 @@ import torch
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
 from executorch.devtools.inspector.numerical_comparator import NumericalComparatorBase
 
+from farm.compile.debug.protocol import no_module
 from farm.compile.flows.factory import import_name
 from farm.compile.protocol import reason_of
 from farm.errors import UsageError
@@ -140,10 +141,7 @@ def _require_own_files(metric: UserMetric) -> None:
         # The packages above it, which this imports, were looked at before.
         spec = importlib.util.find_spec(name)
         if spec is None:
-            raise UsageError(
-                f"--metric {metric}: there is no module {name}: put its folder on PYTHONPATH, or the file beside the "
-                "suite and write --metric .metrics:Name"
-            )
+            raise no_module(metric, name)
         for place in (Path(place) for place in [spec.origin, *(spec.submodule_search_locations or ())] if place):
             own = not place.is_absolute() or any(place.is_relative_to(each) for each in (sys.prefix, sys.base_prefix))
             if not own and (problem := weakness(place)):

@@ -7,13 +7,41 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.compile.compiler_process import CompilerEnding, CompilerProcess
-from farm.compile.debug.protocol import DebugReply
+from farm.compile.debug.protocol import DebugReply, no_module
+from farm.toolchains.interpreters import process_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from farm.compile.debug.protocol import UserMetric
     from farm.system.processes import Supervisor
     from farm.toolchains.toolchain import Compiler
+
+_FIND = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec(sys.argv[1]) is None else 0)"
+_MISSING = 3
+_FIND_SECONDS = 60.0
+
+
+def require_modules(
+    supervisor: Supervisor, compiler: Compiler, metrics: Sequence[UserMetric], suite_folder: Path
+) -> None:
+    """Raise UsageError for the first of `metrics` whose module cannot be there, as the compiler process would later.
+
+    That is asked of the interpreter that imports it; nothing of the user's is imported.
+    """
+    for metric in metrics:
+        first, *_ = metric.module.removeprefix(".").split(".")
+        if metric.module.startswith("."):
+            if not (suite_folder / first).is_dir() and not any(suite_folder.glob(f"{first}.*")):
+                raise no_module(metric, f"{first} in {suite_folder}")
+            continue
+        argv = [compiler.python, "-c", _FIND, first]
+        child = supervisor.spawn(argv, name="metric", env=process_environment(compiler.env))
+        with child.limited(_FIND_SECONDS):
+            code = child.process.wait()
+        if code == _MISSING:
+            raise no_module(metric, first)
 
 
 class DebugProcess(CompilerProcess):

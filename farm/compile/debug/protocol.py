@@ -48,6 +48,14 @@ def parse_metric(text: str) -> UserMetric:
     return UserMetric(match["module"], match["name"], threshold)
 
 
+def no_module(metric: UserMetric, name: str) -> UsageError:
+    """Return the refusal of a metric of whose module `name`, that or what it is in, is not there."""
+    return UsageError(
+        f"--metric {metric}: there is no module {name}: put its folder on PYTHONPATH, or the file beside the suite and "
+        "write --metric .metrics:Name"
+    )
+
+
 class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
     """Compile this to write intermediate outputs, and compute the references."""
 
