@@ -83,7 +83,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert status.splitlines()[1].startswith(main)
     assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
-    assert "compared with line main, and changes nothing there" in own
+    assert "compared with line main, a toolchain's runs, and changes nothing there" in own
     assert "NEW FAILURES" in own
     unknown = home.farm("triage", "--line", "mian")
     assert (unknown.returncode, "main" in unknown.stderr) == (2, True)

@@ -155,7 +155,7 @@ def test_a_trial_is_compared_and_raises_nothing(home: FarmHome, store: Store) ->
     plain = answer(home, "history", "s/relu", "--no-trials")["points"]
     assert {point["run_id"] for point in plain} == set(nights)  # type: ignore[attr-defined]
     own = home.farm("status", mine).stdout
-    assert "compared with the default line, and changes nothing there" in own
+    assert "compared with the default line, a toolchain's runs, and changes nothing there" in own
     assert f"{mine}: trial of" in own
 
 

@@ -69,7 +69,7 @@ def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return what becomes of a run's numbers, where they do not belong to the line; empty where they do."""
     if not toolchain or not toolchain.private:
         return ""
-    return f"compared with {line_name(toolchain)}, and changes nothing there"
+    return f"compared with {line_name(toolchain)}, a toolchain's runs, and changes nothing there"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
