@@ -99,6 +99,13 @@ def test_no_rule_refuses_a_precision_and_sixteen_bits_are_four_bytes_on_the_cpu(
     assert held_in == {"torch.int32"}
 
 
+def test_a_listing_has_the_known_issues_of_the_suites_backends_alone(home: FarmHome) -> None:
+    lines = {line.split()[0]: line for line in home.farm("suites", "lpai_ops").stdout.splitlines() if line}
+    # HTP's known issue of the same case is not one here.
+    assert lines["cast_to_int32"].endswith("8a8w  (known issue: 8a8w)")
+    assert lines["relu"].endswith("8a8w")
+
+
 def test_the_suite_that_it_replaced_is_refused_with_its_name(home: FarmHome) -> None:
     done = home.farm("run", "--soc", "SM8850", "--backend", "lpai", "--suite", "lpai_smoke", "--virtual", "1")
     assert (done.returncode, done.stdout) == (2, "")

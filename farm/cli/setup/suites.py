@@ -48,6 +48,7 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
     Jobs and precisions are those that a suite declares. Every case also runs
     on the CPU of any SoC: farm run --backend xnnpack.
     """
+    from farm.backends.registry import cpu_backends
     from farm.config.settings import load_config
     from farm.suites.manifests import find_suites, load_suite, resolve_suite
 
@@ -62,17 +63,19 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
         echo(textwrap.fill(suite.description, min(width(), 100), initial_indent="  ", subsequent_indent="  "))
         if names:
             echo(f"  {suite.path}")
-            rows = [[case.name, f"{', '.join(case.precisions)}{_known_issues(case)}"] for case in suite.cases]
+            backends = {*suite.backends, *cpu_backends()}
+            rows = [[case.name, f"{', '.join(case.precisions)}{_known_issues(case, backends)}"] for case in suite.cases]
             echo("\n".join(columns(rows, indent="    ")))
 
 
-def _known_issues(case: Case) -> str:
-    """Return where the known issues of a case show, as far as what it runs at goes."""
+def _known_issues(case: Case, backends: set[str]) -> str:
+    """Return where the known issues of a case show on these backends, as far as what it runs at goes."""
     places = []
     for issue in case.known_issues:
         precisions = [
             precision
             for backend in issue.backends
+            if backend in backends
             for precision in case.precisions_on(backend)
             if not issue.precisions or precision in issue.precisions
         ]
