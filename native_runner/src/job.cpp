@@ -86,13 +86,19 @@ int Job::refuse() {
 }
 
 void Job::start() {
-  if (!flags_.working_folder.empty() && ::chdir(flags_.working_folder.c_str()) != 0) {
+  // Whoever ends the run meanwhile writes its result where it belongs, and nobody removes that.
+  const std::lock_guard<std::mutex> lock(ending());
+  if (!enter()) {
     throw Failure(Stage::kFlags,
                   "--working_folder: cannot change into '" + flags_.working_folder + "': " + std::strerror(errno));
   }
-  in_folder_ = true;
   remove_old(flags_.result_path);
   if (flags_.backend.heap_profiling_path) remove_old(*flags_.backend.heap_profiling_path);
+}
+
+bool Job::enter() {
+  if (!in_folder_) in_folder_ = flags_.working_folder.empty() || ::chdir(flags_.working_folder.c_str()) == 0;
+  return in_folder_;
 }
 
 int Job::finish() {
@@ -112,7 +118,8 @@ void Job::end_process(const std::string& message, std::optional<int> exit_code) 
 
 int Job::tell(Report report, bool last) {
   report.peak_memory_bytes = peak_memory_bytes();
-  if (in_folder_) {
+  // A run may be ended before it starts.
+  if (enter()) {
     try {
       write_report(report, flags_.result_path);
     } catch (const Failure& failure) {

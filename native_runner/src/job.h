@@ -1,7 +1,6 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,6 +32,8 @@ class Job {
   friend void end_current_job(const std::string& message, std::optional<int> exit_code);
 
   void start();
+  // Changes into the working folder, once; false where that cannot be. Under the lock of whoever ends a run.
+  bool enter();
   int finish();
   [[noreturn]] void end_process(const std::string& message, std::optional<int> exit_code);
   int tell(Report report, bool last);
@@ -41,7 +42,7 @@ class Job {
   std::optional<int64_t> number_;
   const Answers* answers_ = nullptr;
   SharedReport report_;
-  std::atomic<bool> in_folder_{false};
+  bool in_folder_ = false;
 };
 
 // Ends the process with this failure of the job that runs now. Returns when there is none, or it has ended by itself,

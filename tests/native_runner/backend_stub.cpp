@@ -119,6 +119,12 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   return real(from, to);
 }
 
+extern "C" int chdir(const char* path) noexcept {
+  static const auto real = reinterpret_cast<int (*)(const char*)>(dlsym(RTLD_NEXT, "chdir"));
+  if (std::getenv("STUB_SLOW_CHDIR") != nullptr) ::usleep(300'000);
+  return real(path);
+}
+
 namespace {
 // Set in the main thread once it has woken up the watchdog, where STUB_PREEMPTED is set.
 thread_local bool is_preempted = false;

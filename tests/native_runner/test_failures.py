@@ -204,8 +204,15 @@ def test_a_limit_that_is_over_as_soon_as_it_begins(stub: Any, preload: Any) -> N
     """The thread that runs the job gets no processor between its start and its first step."""
     env = {**preload("backend_stub"), "STUB_PREEMPTED": "1"}
     ran = stub.run("--input_list_path=hang.txt", "--timeout_ms=50", env=env)
-    assert ran.code == 9
-    assert "not finished after 50 ms" in ran.stderr
+    _expect(ran, 9, "flags", "not finished after 50 ms")
+
+
+@pytest.mark.parametrize("slow", ["STUB_PREEMPTED", "STUB_SLOW_CHDIR"])
+def test_a_limit_that_is_over_before_the_working_folder_is_entered(stub: Any, preload: Any, slow: str) -> None:
+    flags = (f"--working_folder={stub.folder}", "--input_list_path=hang.txt", "--timeout_ms=50")
+    ran = stub.run(*flags, env={**preload("backend_stub"), slow: "1"})
+    assert ran.code == 9, ran.stderr
+    assert ran.error["message"] == "not finished after 50 ms"
 
 
 def test_a_working_folder_that_is_none(conv: Any) -> None:
