@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.system.text import json_document, one_line, plain_json, spelled, visible
+from farm.system.text import count_of, json_document, one_line, plain_json, spelled, visible
 
 HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\u200bf\U000e0041g\x7fh\u3164"
 
@@ -67,3 +67,8 @@ def test_nothing_of_any_text_is_unseen(text: str) -> None:
         escaped = plain_json(json.dumps(text, ensure_ascii=False).encode()).decode()
         assert visible(escaped) == escaped
         assert json.loads(escaped) == text
+
+
+def test_a_count_is_one_of_ascii_digits_and_no_more_than_64_bits_hold() -> None:
+    assert [count_of(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]
+    assert {count_of(text) for text in ("", "-1", "1.0", " 1", "\u0663", "\u00b2", "9" * 19, "9" * 5000)} == {None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError, UsageError
+from farm.system.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -196,11 +197,11 @@ class Transport(abc.ABC):
         """Return the user that commands run as, 0 for root."""
         done = self.run(["id", "-u"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         answer = clean_text(done.stdout)
-        if done.code != 0 or not answer.isdecimal() or not answer.isascii():
+        if done.code != 0 or (user := count_of(answer)) is None:
             problem = f"does not say which user commands run as, but {answer!r}"
             stderr = done.stderr.decode(errors="replace")
             raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
-        return int(answer)
+        return user
 
     def ensure_root(self, *, timeout_s: float = _ROOT_SECONDS) -> bool:
         """Make commands run as root; return whether they did not before: then what ran on the device may have ended.

@@ -25,6 +25,7 @@ from farm.devices.transport import Link
 from farm.errors import DeviceSpaceError
 from farm.execution.liveness import DamagedError, StagingError
 from farm.execution.shell import shell_script
+from farm.system.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -259,17 +260,17 @@ def _free_bytes(lines: Sequence[str]) -> int:
     """Return what `df -kP` calls available; 0 where it says nothing that can be believed."""
     fields = lines[-1].split() if lines else []
     # Counted from the end: the name of a file system may hold blanks.
-    return int(fields[-3]) * 1024 if len(fields) >= 5 and fields[-3].isdecimal() else 0
+    return (count_of(fields[-3]) or 0) * 1024 if len(fields) >= 5 else 0
 
 
 def _listed(lines: Iterable[str]) -> dict[str, _Object]:
     found = {}
     for line in lines:
-        size, _, rest = line.partition(" ")
-        used, _, name = rest.partition(" ")
-        name = name.removeprefix("./")
-        if size.isdecimal() and used.isdecimal() and _HASH.fullmatch(name):
-            found[name] = _Object(int(size), int(used))
+        first, _, rest = line.partition(" ")
+        second, _, name = rest.partition(" ")
+        name, size, used = name.removeprefix("./"), count_of(first), count_of(second)
+        if size is not None and used is not None and _HASH.fullmatch(name):
+            found[name] = _Object(size, used)
     return found
 
 

@@ -18,6 +18,7 @@ from farm.execution.liveness import StagingError
 from farm.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
 from farm.execution.shell import shell_script
 from farm.execution.workspace import library_paths, packages_folder
+from farm.system.text import count_of
 
 if TYPE_CHECKING:
     import threading
@@ -210,8 +211,8 @@ def _listed(text: str) -> tuple[dict[str, int], dict[str, str], str]:
     sizes, hashes, speed = {}, {}, ""
     for line in text.splitlines():
         match line.split():
-            case ["size", size, name] if size.isascii() and size.isdecimal():
-                sizes[name] = int(size)
+            case ["size", text, name] if (size := count_of(text)) is not None:
+                sizes[name] = size
             case ["speed", value]:
                 speed = value
             case [sha256, name]:

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.errors import DeviceError, DeviceTimeoutError
+from farm.system.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,5 +129,6 @@ class LeasedDevice:
             return
         if answer == b"none":
             raise FileNotFoundError(f"{self.serial} has no file {remote}") from None
-        if answer.isdigit() and int(answer) > max_bytes:
-            raise ValueError(f"{self.serial}: {remote} has {int(answer)} bytes, more than {max_bytes}") from error
+        size = count_of(answer.decode(errors="replace"))
+        if size is not None and size > max_bytes:
+            raise ValueError(f"{self.serial}: {remote} has {size} bytes, more than {max_bytes}") from error

@@ -115,7 +115,9 @@ class ReadyProgram:
             for index, tensor in enumerate(sample):
                 (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(tensor.tobytes())
         target, method = self.job.target, self.method
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+        if files[MODEL] != self.job.case.kwargs["model"]:
+            raise UsageError(f"{self.path} was changed while it was read: run it again")
         manifest = ready_manifest(
             method,
             target,
@@ -125,7 +127,7 @@ class ReadyProgram:
             samples=len(self.samples),
             inputs=tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in self.samples[0]),
             outputs=self.outputs,
-            files={str(path.relative_to(folder)): sha256_of(path) for path in files},
+            files=files,
         )
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 

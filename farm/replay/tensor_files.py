@@ -88,6 +88,9 @@ def _read(path: Path, value: Value, place: str) -> Array:
         tensor = _read_npy(path) if path.suffix == _NPY else _read_raw(path, value, place)
     except OSError as error:
         raise ConfigError(path, "", error.strerror or str(error)) from None
+    except ValueError as error:
+        # As of a name with a null character.
+        raise ConfigError(path, "", str(error)) from None
     if tensor.dtype.name != value.dtype or not _fits(tensor.shape, value):
         raise ConfigError(path, "", f"is {tensor.dtype.name}{list(tensor.shape)}, {place} is {value}")
     return np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("=")).reshape(tensor.shape)

@@ -20,6 +20,8 @@ _UNSEEN = (
     "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+# As much as 64 bits hold.
+_MOST_DIGITS = 18
 REASON_LIMIT = 400
 """Characters that are kept of a reason or a note."""
 LOG_LIMIT = 64 * 1024
@@ -51,6 +53,11 @@ def one_line(text: str, limit: int = 0) -> str:
     """Return `text`, visible, on one line and not longer than `limit` characters (0: as long as it is)."""
     line = " ".join(visible(text[: _LOOKED_AT * limit] if limit else text).split())
     return line if not limit or len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def count_of(text: str) -> int | None:
+    """Return the count that `text` is, of at most 18 digits; None for all else that a device may print."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def reason_line(text: str) -> str:

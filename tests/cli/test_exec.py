@@ -13,7 +13,7 @@ import pytest
 from farm.errors import FarmError, UsageError
 from farm.program.pte import Value
 from farm.replay.ready_program import ReadyRequest, plan_ready
-from farm.replay.tensor_files import random_sample, read_list
+from farm.replay.tensor_files import random_sample, read_list, read_samples
 from farm.request.profiling import Profile
 from farm.store.store import open_store
 
@@ -177,6 +177,10 @@ def test_an_input_list_names_files_beside_it(tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text("a.raw 'b c.raw'\n\nd.raw\n")
     assert read_list(listed) == [tmp_path / "a.raw", tmp_path / "b c.raw", tmp_path / "d.raw"]
+    listed.write_text("a\0.raw a\0.npy")
+    for name in read_list(listed):
+        with pytest.raises(UsageError, match="null"):
+            read_samples([name], [Value((2,), "float32")], "input")
     listed.write_text("'open")
     with pytest.raises(UsageError, match=r"list\.txt: is no list of files"):
         read_list(listed)
@@ -202,6 +206,11 @@ def test_the_bundle_is_whole_and_another_one_for_other_inputs(models: Path, tmp_
     assert bundle.manifest.key != other.bundle(load_config()).manifest.key
     assert bundle.manifest.key == one.bundle(load_config()).manifest.key
     assert (bundle.manifest.delegates, bundle.manifest.references) == ({"QnnBackend": 1}, ())
+    changed = plan_ready(ReadyRequest(model=tmp_path / "My Model.v2.pte", seed=3))
+    with (tmp_path / "My Model.v2.pte").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        changed.bundle(load_config())
 
 
 @pytest.mark.whole
