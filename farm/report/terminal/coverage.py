@@ -32,8 +32,8 @@ _MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
 _SHOWN_PLACES = 12
 _INTRODUCTION = (
     "A row is an op builder of ExecuTorch's Qualcomm backend, a column a precision. A program has several operators; "
-    "its job counts for the one that the fewest cases have. A cell shows the worst state of its jobs, and how many have "
-    "it."
+    "its job counts for the one that the fewest cases have. A cell shows the worst state of its jobs, and how many "
+    "have it."
 )
 
 _MADE_OF_OTHERS = (
