@@ -223,6 +223,6 @@ def test_a_method_of_a_program_is_named_and_each_has_a_bundle_of_its_own(home: F
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
         means[method] = document["outputs"][0]["mean"]
-        keys.add(document["bundle"])
+        keys.add(document["attempt"]["bundle_key"])
     assert means["triple"] == pytest.approx(1.5 * means["double"])
     assert len(keys) == 2
