@@ -21,6 +21,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,10 @@ def newer(*, lpai: bool) -> list[str]:
     spec = importlib.util.find_spec("executorch")
     [folder] = (spec.submodule_search_locations or [""])[:1] if spec else [""]
     tests = Path(folder, "backends/qualcomm/tests/rework")
-    return [str(tests / "passes"), "-k", "lpai or Lpai"] if lpai else [str(tests)]
+    if lpai:
+        return [str(tests / "passes"), "-k", "lpai or Lpai"]
+    # What features set in upstream's configuration, `shared_buffer` for one, stays for what their process runs next.
+    return sorted(map(str, tests.rglob("test.py")), key=lambda one: "/feature/" in one)
 
 
 @contextmanager
@@ -77,10 +81,13 @@ def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, 
     path = os.pathsep.join(filter(None, (str(ROOT), str(STUBS), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "farm.cli.main", *arguments]
     environment = os.environ | (variables or {}) | {"PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout.strip():
-        sys.exit(done.returncode or 1)
-    run: dict[str, Any] = json.loads(done.stdout)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        # Tests that have ended are in the store, also where farm is told to end.
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        said, _ = process.communicate()
+    if not said.strip():
+        sys.exit(process.returncode or 1)
+    run: dict[str, Any] = json.loads(said)
     return run
 
 
