@@ -58,6 +58,14 @@ class RemeasuredSeries:
     """As it is recorded."""
 
 
+def of_one_bundle(was: StoredResult, now: StoredResult) -> Confirmation:
+    """Return the answer where both runs had the bundle of one key: refuted, unless the programs differ."""
+    programs = {was.view.program, now.view.program}
+    if len(programs) > 1 and all(programs):
+        return unknown(f"the bundle of {was.run.id} was compiled anew since, to another program")
+    return Confirmation(Answer.REFUTED, f"the program is that of {was.run.id}: it was the night", 0, 0.0, 0.0, 0.0, 1.0)
+
+
 class Remeasurement:
     """Measures numbers of a run again by interleaved A/B, on the devices of `benches`."""
 
@@ -97,8 +105,8 @@ class Remeasurement:
         good = self.good(number)
         result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
         if points[first].bundle and points[first].bundle == points[new].bundle:
-            reason = f"the program is that of {points[first].run_id}: it was the night"
-            result.confirmation = Confirmation(Answer.REFUTED, reason, 0, 0.0, 0.0, 0.0, 1.0)
+            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (first, new))
+            result.confirmation = of_one_bundle(was, now)
             return result
         if good is None:
             return result

@@ -219,6 +219,7 @@ def find_bundle(
     """
     bundle = cached_bundle(config, stored)
     if bundle is not None:
+        _require_program(stored, bundle)
         return bundle
     key = stored.attempt.bundle_key
     if changes := _changes(config, stored, job, tools):
@@ -232,7 +233,18 @@ def find_bundle(
     bundle = cached_bundle(config, stored)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
+    _require_program(stored, bundle)
     return bundle
+
+
+def _require_program(stored: StoredResult, bundle: Bundle) -> None:
+    """Raise UsageError where a bundle was compiled anew since, to another program than the result is of."""
+    was, now = stored.view.program, bundle.manifest.program
+    if isinstance(was, str) and was and now and was != now:
+        raise UsageError(
+            f"what run {stored.run.id} executed of {stored.view.id} is gone: its bundle was compiled anew since, to "
+            f"another program ({was[:12]} -> {now[:12]}): run the job as it is today"
+        )
 
 
 def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -> str:

@@ -216,7 +216,7 @@ def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> 
 
 
 def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> Attempt:
-    """Return `attempt` with the known issue that covers it, or a note on one that has expired or no longer shows.
+    """Return `attempt` with the known issue that covers it, or a note on one that has expired or does not show.
 
     `virtual`: a virtual device executed it.
     """
@@ -229,7 +229,8 @@ def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> At
             return msgspec.structs.replace(attempt, notes=(*attempt.notes, reason_line(note)))
         return msgspec.structs.replace(attempt, known_issue=issue.summary)
     if attempt.verdict is Verdict.PASSED:
-        note = f"known issue no longer shows: {issue.reason}"
+        shows = "does not show this time" if issue.intermittent else "no longer shows"
+        note = f"known issue {shows}: {issue.reason}"
         return msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
     return attempt
 

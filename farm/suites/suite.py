@@ -128,6 +128,8 @@ class KnownIssue(_Frozen, frozen=True):
     """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
     virtual: bool = False
     """It is of what stands in for a device on this machine, a simulator or a stub, and covers no attached device."""
+    intermittent: bool = False
+    """It comes and goes, with a build or an execution: where it does not show, it is not gone."""
     evidence: str = ""
     """The figures that show it, and how they were obtained."""
     owner: str = ""

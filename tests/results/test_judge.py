@@ -585,6 +585,13 @@ def test_a_known_issue_that_no_longer_shows_is_noted(execution: Execution) -> No
     assert attempt.notes == ("known issue no longer shows: HTP rounds half to even",)
 
 
+def test_a_known_issue_that_comes_and_goes_is_not_said_to_be_gone(execution: Execution) -> None:
+    execution.known_issues = (msgspec.structs.replace(ISSUE, intermittent=True),)
+    assert execution.judge().notes == ("known issue does not show this time: HTP rounds half to even",)
+    execution.set_output(0, 0, -execution.output(0, 0))
+    assert execution.judge().known_issue == ISSUE.reason
+
+
 def test_a_known_issue_that_has_expired_is_red_again_and_says_so(execution: Execution) -> None:
     past = msgspec.structs.replace(ISSUE, owner="ada", expires=date(2020, 1, 31))
     execution.known_issues = (past,)

@@ -17,6 +17,7 @@ from farm.errors import UnknownNameError, UsageError
 from farm.regressions.confirm_job import require_comparable
 from farm.regressions.factor_swap import Swaps, swap_factors
 from farm.regressions.paired_test import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
+from farm.regressions.remeasure import of_one_bundle
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
@@ -114,6 +115,19 @@ def past(
 
 def confirm_keys(stub: StubBench, good: str, new: str, **more: Any) -> Confirmation:
     return confirm_change(bench_of(stub), CYCLES, past(0, good), past(1, new), True, **more)
+
+
+def test_a_bundle_that_was_compiled_anew_to_another_program_is_no_proof_that_it_was_the_night() -> None:
+    def compiled(number: int, program: str) -> StoredResult:
+        one = past(number, "a")
+        return msgspec.structs.replace(one, view=msgspec.structs.replace(one.view, program=program))
+
+    assert of_one_bundle(past(0, "a"), past(1, "a")).answer is Answer.REFUTED
+    assert of_one_bundle(compiled(0, "x"), compiled(1, "x")).reason == "the program is that of run-00: it was the night"
+    other = of_one_bundle(compiled(0, "x"), compiled(1, "y"))
+    assert (other.answer, other.reason) == (
+        Answer.UNKNOWN, "the bundle of run-00 was compiled anew since, to another program",
+    )  # fmt: skip
 
 
 def test_ten_pairs_are_enough_where_they_tell() -> None:

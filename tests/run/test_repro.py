@@ -161,6 +161,15 @@ class TestWithoutItsBundle:
             )
         return str(caught.value)
 
+    def test_one_that_was_compiled_anew_to_another_program_is_refused(
+        self, past: StoredResult, farm_cache: Path
+    ) -> None:
+        assert isinstance(past.view.program, str)
+        was = msgspec.structs.replace(past, view=msgspec.structs.replace(past.view, program="0" * 64))
+        said = self.look(was, farm_cache, {})
+        assert said.startswith(f"what run {past.run.id} executed of {JOB} is gone: its bundle was compiled anew since")
+        assert f"(000000000000 -> {past.view.program[:12]})" in said
+
     def test_another_version_is_named(self, past: StoredResult, tmp_path: Path) -> None:
         facts = past.run.fingerprint
         versions = {name: facts[name] for name in ("executorch", "torch", "torchao", "qnn")}
