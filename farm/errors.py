@@ -9,6 +9,7 @@ FarmError
 │   └── MissingPackageError    a program whose op packages have no library for the device
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
+├── MisreadCodesError          what is quantized does not reach the backend with this toolchain
 ├── ProgramError               a program that a test wanted did not compile, load or run
 ├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
 └── InfraError                 the farm or a device, never the code under test: exit 4
@@ -120,6 +121,17 @@ class DelegationError(FarmError):
         super().__init__(
             f"the {backend} backend does not take {left}, and {why} (the build log has more): replace what it does not "
             "take, or run the case on htp"
+        )
+
+
+class MisreadCodesError(FarmError):
+    """What is quantized does not reach the backend with this toolchain: the case is at fault, not the farm."""
+
+    def __init__(self, backend: str, precision: str, on_cpu: str, in_qnn: str) -> None:
+        self.backend, self.precision = backend, precision
+        super().__init__(
+            f"activations of {precision} do not reach the {backend} backend with this ExecuTorch: the CPU has them "
+            f"in {on_cpu}, and QNN reads and writes {in_qnn}: name a precision with 8-bit activations, or run on htp"
         )
 
 

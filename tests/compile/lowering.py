@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import sys
 import tempfile
 from dataclasses import asdict
@@ -23,11 +24,13 @@ from executorch.backends.qualcomm.utils.utils import (
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
+from executorch.exir.dialects._ops import ops as exir_ops
 from torch._export import utils
+from torch._higher_order_ops import executorch_call_delegate
 from torch.export import decomp_utils
 
 from farm.bundles.key import toolchain_versions
-from farm.compile.flows.delegation import read_delegation
+from farm.compile.flows.delegation import misread_codes, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
@@ -99,6 +102,23 @@ def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) ->
     delegation = read_delegation(edge.exported_program().graph_module)
     origins = EdgeOrigins(edge, Path(__file__).parent, "forward").of(edge.to_executorch())
     return {**delegation._asdict(), "origins": msgspec.to_builtins(origins)}
+
+
+def misread(on_cpu: torch.dtype, least: int, greatest: int, *, output: bool) -> list[str]:
+    """In what the CPU has codes and in what QNN reads them, of a graph that is quantized around a delegate."""
+    graph, ops = torch.fx.Graph(), exir_ops.edge.quantized_decomposed
+    codes = (0.5, 0, least, greatest, on_cpu)
+    value = graph.placeholder("x")
+    if not output:
+        value = graph.call_function(ops.quantize_per_tensor.default, (value, *codes))
+    value = graph.call_function(executorch_call_delegate, (graph.get_attr("lowered_module_0"), value))
+    value = graph.call_function(operator.getitem, (value, 0))
+    if output:
+        value = graph.call_function(ops.dequantize_per_tensor.default, (value, *codes))
+    graph.output((value,))
+    root = torch.nn.Module()
+    root.lowered_module_0 = torch.nn.Module()
+    return [str(dtype) for dtype in misread_codes(torch.fx.GraphModule(root, graph)) or ()]
 
 
 def why_not(module: torch.nn.Module, shares: int) -> str:
@@ -204,6 +224,11 @@ if __name__ == "__main__":
             "htp options": specs_of(Target("SM8650", "htp", "8a8w", HTP)),
         },
         "gpu": compile_for_gpu(),
+        "codes": {
+            "16 in 32": [misread(torch.int32, 0, 65535, output=output) for output in (False, True)],
+            "16 in 16": [misread(torch.uint16, 0, 65535, output=output) for output in (False, True)],
+            "8 in 8": [misread(torch.uint8, 0, 255, output=output) for output in (False, True)],
+        },
         "too many shares": why_not(Branches(), shares=99),
         "composite": composite_operators(),
         "op packages": {

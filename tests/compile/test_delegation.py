@@ -75,6 +75,14 @@ def test_nodes_of_every_delegate_and_those_on_the_cpu_say_where_they_come_from(g
     assert said(second["aten_mul_tensor"]) == said(second["aten_relu_default"]) == outside
 
 
+def test_codes_that_a_delegate_would_read_in_another_size_are_seen_going_in_and_coming_out(
+    lowered: dict[str, Any],
+) -> None:
+    wide = ["torch.int32", "torch.uint16"]
+    # A toolchain that holds them as QNN does is not refused.
+    assert lowered["codes"] == {"16 in 32": [wide, wide], "16 in 16": [[], []], "8 in 8": [[], []]}
+
+
 def test_a_long_list_of_operators_is_cut() -> None:
     error = DelegationError("lpai", {f"aten.op{n}.default": n + 1 for n in range(9)}, weighted=False)
     assert "aten.op5.default (6 times) and 3 more, and without it lowering fails" in str(error)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _CALL = "executorch_call_delegate"
 _QUANTIZE = "quantized_decomposed.quantize_per_"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_"
+_QUANTIZE_CODES = f"{_QUANTIZE}tensor.default"
+_DEQUANTIZE_CODES = f"{_DEQUANTIZE}tensor.default"
 
 # What ExecuTorch 1.5 says of every operator while it looks for what the backend does not take, QnnOperatorSupport.
 _VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
@@ -63,6 +65,28 @@ def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
             shown = name if isinstance(node.target, EdgeOpOverload) else str(node.target)
             (edge if _is_edge(node, name) else cpu)[shown] += 1
     return Delegation(partitions, inside, dict(edge), dict(cpu))
+
+
+def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torch.dtype] | None:
+    """Return in what the CPU has codes that enter or leave a delegate, and in what QNN has them; None where they fit.
+
+    Of a lowered edge graph. ExecuTorch 1.5 gives the buffer of the one to the other as it is.
+    """
+    try:
+        from executorch.backends.qualcomm.builders.utils import deduce_dtype
+    except ImportError:  # of another ExecuTorch, which may do it otherwise
+        return None
+    for node in graph_module.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        # A delegate gives its outputs together.
+        near = node.users if name == _QUANTIZE_CODES else (*_producers(node),)
+        if name not in (_QUANTIZE_CODES, _DEQUANTIZE_CODES) or not any(_is_call(one) for one in near):
+            continue
+        least, greatest, on_cpu = node.args[3:6]
+        in_qnn = deduce_dtype(None, {"quant_min": least, "quant_max": greatest, "dtype": on_cpu})
+        if in_qnn.itemsize != on_cpu.itemsize:
+            return on_cpu, in_qnn
+    return None
 
 
 @contextmanager
@@ -118,3 +142,13 @@ def _is_edge(node: torch.fx.Node, name: str) -> bool:
     if name.startswith(_QUANTIZE):
         return bool(node.all_input_nodes[0].op == "placeholder")
     return name.startswith(_DEQUANTIZE) and all(user.op == "output" for user in node.users)
+
+
+def _is_call(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == _CALL
+
+
+def _producers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield what gives the inputs of a node, and what those are one output of."""
+    for given in node.all_input_nodes:
+        yield from (given, *given.all_input_nodes) if getattr(given.target, "__name__", "") == "getitem" else (given,)

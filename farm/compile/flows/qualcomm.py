@@ -31,15 +31,15 @@ from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows import qnn_features
-from farm.compile.flows.delegation import refused_operators
+from farm.compile.flows.delegation import misread_codes, refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.compile.flows.op_packages import annotation_of, packages_of, require_packaged
-from farm.errors import DelegationError, MissingToolError
+from farm.errors import DelegationError, MisreadCodesError, MissingToolError
 from farm.suites.features import Features
 from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from executorch.exir import EdgeProgramManager
 
@@ -85,6 +85,7 @@ def _lower(lowering: Lowering) -> Lowered:
             specs = compiler_specs(target, lowering.versions, features, packages=packages)
             edge = _to_edge(graphs, lowering, specs)
             spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
+    _require_codes(edge, target, graphs)
     qnn_features.require_skipped(edge, case)
     require_packaged(edge, case)
     config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
@@ -92,6 +93,16 @@ def _lower(lowering: Lowering) -> Lowered:
 
 
 FLOW: Flow = _lower
+
+
+def _require_codes(edge: EdgeProgramManager, target: Target, methods: Iterable[str]) -> None:
+    """Raise MisreadCodesError where the CPU and QNN have the codes at the edge of a delegate in other sizes."""
+    if not BACKENDS[target.backend].cpu_quantizes:
+        return
+    for name in methods:
+        if (found := misread_codes(edge.exported_program(name).graph_module)) is not None:
+            on_cpu, in_qnn = (str(dtype).removeprefix("torch.") for dtype in found)
+            raise MisreadCodesError(target.backend, target.precision, on_cpu, in_qnn)
 
 
 def calibrate(
