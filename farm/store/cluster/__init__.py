@@ -1,0 +1,1 @@
+"""Rows of a shared farm: orders, shards, builds, agents and quotas. PostgreSQL only."""

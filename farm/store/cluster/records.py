@@ -1,0 +1,217 @@
+"""What the rows of a shared farm say. Times are on the database's clock: epoch, milliseconds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farm.compile.protocol import BuildReply
+from farm.results.attempt import Attempt
+from farm.results.blame import Tried
+from farm.store.leases.rules import Lease, Priority
+from farm.store.records import ArtifactRecord
+from farm.suites.suite import Job
+
+OrderState = Literal["open", "cancelled", "ended"]
+ShardState = Literal["waiting", "held", "ended"]
+BuildState = Literal["waiting", "held", "built", "failed"]
+
+
+class ShardJob(msgspec.Struct, frozen=True):
+    """A job of a shard, and the key of its bundle."""
+
+    job: Job
+    key: str
+    expected_s: float = 0.0
+    """Wall time that its history says it takes on a device; 0 is not known."""
+    failed_before: bool = False
+    """Its newest verdict before this run, on such devices, was failed."""
+    history: tuple[Tried, ...] = ()
+    """What other devices found, oldest first: another is to try it."""
+
+
+class NewShard(msgspec.Struct, frozen=True):
+    """Jobs that one device runs one after the other, about a minute of them."""
+
+    soc: str
+    jobs: tuple[ShardJob, ...]
+    expected_s: float
+    position: int
+    """Among the shards of its run: the smaller goes first."""
+    avoid: tuple[str, ...] = ()
+    """Ids of devices that do not get it: they have tried it."""
+
+
+class NewBuild(msgspec.Struct, frozen=True):
+    """A bundle that a build host makes."""
+
+    key: str
+    toolchain: str
+    """The id of the toolchain, by content: `farm.cluster.toolchain_id`."""
+    job: Job
+    versions: dict[str, str]
+    source: str = ""
+    """SHA-256 of the archive with the code of the case; empty for code that farm ships."""
+    position: int = 0
+
+
+class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is submitted."""
+
+    run_id: str
+    user: str
+    priority: Priority
+    purpose: str
+    """The command, for people."""
+    terms: bytes
+    """JSON of `farm.cluster.terms.WorkTerms`: how its jobs are run. Opaque here."""
+    devices: tuple[str, ...] = ()
+    """Names, serials or ids of the devices that it may use; empty for all."""
+    labels: tuple[str, ...] = ()
+    """Every one of which a device has to have."""
+    most_devices: int | None = None
+    """Of each SoC, at once; None for all that are free."""
+    most_failures: int | None = None
+    """After so many failed jobs nothing else begins; None for no end."""
+    until_ms: int | None = None
+    """After that nothing begins; None for no end."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A run on the shared farm as it is now."""
+
+    run_id: str
+    user: str
+    priority: Priority
+    purpose: str
+    state: OrderState
+    submitted_ms: int
+    cancelled_by: str
+    terms: bytes
+    devices: tuple[str, ...]
+    labels: tuple[str, ...]
+    most_devices: int | None
+    until_ms: int | None
+    waiting: int
+    """Shards that wait."""
+    held: int
+    """Shards that a device runs."""
+    ended: int
+    lacking: int
+    """Bundles that are not made yet."""
+
+
+class AgentId(msgspec.Struct, frozen=True):
+    """One life of an agent: what a former life of the same name says is refused."""
+
+    name: str
+    token: str
+    """Of its leases; new with every life."""
+
+
+class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says of itself and of the devices of its host with every heartbeat."""
+
+    host: str
+    pid: int
+    version: str
+    """Of farm, for people."""
+    protocol: int
+    """Agents and clients with another one are refused."""
+    draining: bool = False
+    devices: tuple[AgentDevice, ...] = ()
+    toolchains: tuple[str, ...] = ()
+    """Ids of the toolchains that it builds with; empty for a host that does not build."""
+
+
+class AgentDevice(msgspec.Struct, frozen=True):
+    """A device of an agent's host."""
+
+    id: str
+    serial: str
+    soc: str
+    kind: str
+    os: str
+    labels: tuple[str, ...] = ()
+    name: str = ""
+    refused: str = ""
+    """Why the agent cannot use it now; empty when it can."""
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """An agent as others see it."""
+
+    name: str
+    user: str
+    started_ms: int
+    heartbeat_ms: int
+    alive: bool
+    facts: AgentFacts
+
+
+class HeldShard(msgspec.Struct, frozen=True):
+    """A shard that a device of an agent is to run, under a lease."""
+
+    id: int
+    run_id: str
+    user: str
+    jobs: tuple[ShardJob, ...]
+    """Those that are left."""
+    lease: Lease
+    """Of the device, in the name of the run's user. Its fence is that of the shard."""
+    terms: bytes
+    avoid: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """Ids of other living devices that the run may use: they could try what fails here."""
+    builds: dict[str, Build] = {}
+    """By key, of all `jobs`."""
+
+
+class Build(msgspec.Struct, frozen=True):
+    """A bundle as others find it."""
+
+    key: str
+    state: BuildState
+    archive: str = ""
+    """SHA-256 of its archive in the artifacts' store, once it is built."""
+    nbytes: int = 0
+    reply: BuildReply | None = None
+    log: str = ""
+    """The end of what the compiler printed, of a build that failed."""
+
+
+class HeldBuild(msgspec.Struct, frozen=True):
+    """A bundle that an agent is to make."""
+
+    task: NewBuild
+    fence: int
+
+
+class ShardResult(msgspec.Struct, frozen=True):
+    """What a device found out about one job of a shard."""
+
+    shard: int
+    device: str
+    fence: int
+    job_id: str
+    attempts: tuple[Attempt, ...]
+    """Oldest first; the artifacts belong to the last."""
+    artifacts: tuple[ArtifactRecord, ...] = ()
+    repeat: tuple[Tried, ...] = ()
+    """All of its history, where another device is to try the job; empty where it has its verdict."""
+
+
+class Minded(msgspec.Struct, frozen=True):
+    """What an agent learns with a heartbeat."""
+
+    lost: tuple[str, ...] = ()
+    """Devices whose leases are not the agent's any more: stop at once, nothing of it is recorded."""
+    wanted: dict[str, str] = {}
+    """Devices that others have a better right to, and who: hand over after the running job."""
+    cancelled: tuple[str, ...] = ()
+    """Runs of which nothing is wanted any more: stop at once."""
+    claimable: tuple[str, ...] = ()
+    """SoCs of idle devices of the agent for which there is work."""
+    replaced: bool = False
+    """Another agent has this one's name: stop."""
