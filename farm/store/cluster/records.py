@@ -54,6 +54,8 @@ class NewBuild(msgspec.Struct, frozen=True):
     source: str = ""
     """SHA-256 of the archive with the code of the case; empty for code that farm ships."""
     position: int = 0
+    anew: bool = False
+    """It is made although a build host has it."""
 
 
 class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +125,20 @@ class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[AgentDevice, ...] = ()
     toolchains: tuple[str, ...] = ()
     """Ids of the toolchains that it builds with; empty for a host that does not build."""
+    offered: tuple[OfferedToolchain, ...] = ()
+    """What these are, for people."""
+
+
+class OfferedToolchain(msgspec.Struct, frozen=True):
+    """A toolchain that a build host compiles with, for one backend."""
+
+    id: str
+    """By content: `farm.cluster.toolchain_id`."""
+    name: str
+    """As its host calls it."""
+    backend: str
+    facts: dict[str, str] = {}
+    """Versions and the beginnings of hashes: what another toolchain differs in."""
 
 
 class AgentDevice(msgspec.Struct, frozen=True):
@@ -211,6 +227,8 @@ class Minded(msgspec.Struct, frozen=True):
     """Devices that others have a better right to, and who: hand over after the running job."""
     cancelled: tuple[str, ...] = ()
     """Runs of which nothing is wanted any more: stop at once."""
+    unwanted: tuple[str, ...] = ()
+    """Keys of bundles that the agent makes and no open order is in want of: stop."""
     claimable: tuple[str, ...] = ()
     """SoCs of idle devices of the agent for which there is work."""
     replaced: bool = False
