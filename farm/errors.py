@@ -26,6 +26,8 @@ FarmError
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
         ├── RowRefusedError    what is to be written, and nothing else: others may go on
+        ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
+        │   └── ArtifactLostError  one file is not there, or not what it was: others may be
         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
             └── NoStoreError   there is none yet, or none can be where one is named: exit 2
 """
@@ -236,6 +238,14 @@ class StoreError(InfraError):
 
 class RowRefusedError(StoreError):
     """The database refuses what is to be written, and nothing else: waiting does not help, and others may go on."""
+
+
+class ArtifactsError(StoreError):
+    """The place where a shared farm keeps its files does not answer, or refuses: no device and no code is at fault."""
+
+
+class ArtifactLostError(ArtifactsError):
+    """One file of a shared farm is not there, or is not what its hash says: waiting does not help, others may do."""
 
 
 class StoreLostError(StoreError):

@@ -23,6 +23,7 @@ from farm.config.devices import (
 )
 from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
+from farm.config.shared import EXPECTED, AgentConfig, ArtifactsAddress, read_agent, read_artifacts
 from farm.config.store_address import with_files_beside
 from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
@@ -74,6 +75,8 @@ class _QnnTable(_QnnFields):  # type: ignore[misc]
 class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suites: tuple[str, ...] = ()
     store: str | None = None
+    artifacts: str | None = None
+    agent: AgentConfig | None = None
     paths: _PathsTable = _PathsTable()
     build: _BuildTable = _BuildTable()
     qnn: _QnnTable = _QnnTable()
@@ -137,6 +140,14 @@ class Config(msgspec.Struct, frozen=True):
     """What this command compiles with: farm/toolchains/select.py."""
     trace: bool | None = None
     """Builders record what of ExecuTorch and torchao takes part in a bundle; None where somebody edits them."""
+    artifacts: ArtifactsAddress | None = None
+    """Where the files of a farm are that several hosts share; None where each keeps its own."""
+    agent: AgentConfig = AgentConfig()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several hosts share the farm: runs are submitted, and agents execute them."""
+        return self.artifacts is not None and self.store_url.startswith("postgres")
 
     def require_there(self, *keys: str) -> None:
         """Raise UsageError for a path, of these keys of the [qnn] table, that somebody named and that is not there."""
@@ -162,8 +173,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
 
     `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that no other user could
     have written (`farm.system.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
-    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
-    $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
+    $FARM_STATE_DIR, $FARM_STORE, $FARM_ARTIFACTS, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH,
+    $FARM_EXECUTORCH_BUILD, $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and
+    $HEXAGON_TOOLS_ROOT override it.
     Raises ConfigError, naming file and key, and UsageError, naming the variable.
     """
     require_known_variables()
@@ -192,11 +204,12 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     state_dir = (state_dir or platformdirs.user_state_path("farm")).absolute()
     for place, variable, key in ((cache_dir, "FARM_CACHE_DIR", "cache"), (state_dir, "FARM_STATE_DIR", "state")):
         require_folder(place, variable if os.environ.get(variable) else f"{path or FILE_NAME}: paths.{key}")
+    store_url = _store_of_environment() or _store_url(base, table.store) or f"sqlite:///{state_dir / 'farm.db'}"
     config = Config(
         cache_dir=cache_dir,
         state_dir=state_dir,
         suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
-        store_url=_store_of_environment() or _store_url(base, table.store) or f"sqlite:///{state_dir / 'farm.db'}",
+        store_url=store_url,
         builders=builders,
         build_timeout_s=table.build.timeout_s,
         build_memory_mb=memory_mb,
@@ -211,10 +224,42 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         notify=read_notify(path or Path(FILE_NAME), table.notify, lambda value: _beside(base, value)),
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
+        artifacts=_artifacts(path or Path(FILE_NAME), base, table, store_url),
+        agent=read_agent(path or FILE_NAME, table.agent or AgentConfig()),
     )
     for hear in HEARERS:
         hear(config)
     return config
+
+
+def _artifacts(file: Path, base: Path, table: _FarmToml, store_url: str) -> ArtifactsAddress | None:
+    """Return where the files of a shared farm are, None for a farm of one machine.
+
+    $FARM_STORE with a file of SQLite makes it that, whatever farm.toml says: somebody tries something by himself.
+    """
+    variable = os.environ.get("FARM_ARTIFACTS", "")
+    on_postgresql = store_url.startswith("postgres")
+    needs = "files that several hosts share need a store that they share: set store = 'postgresql://user@host/database'"
+    if variable:
+        try:
+            found = read_artifacts(variable, lambda value: _beside(Path.cwd(), value))
+        except UsageError as error:
+            raise UsageError(f"FARM_ARTIFACTS {error}") from None
+        if not on_postgresql:
+            raise UsageError(f"FARM_ARTIFACTS is set, and the store is SQLite: {needs}, or unset FARM_ARTIFACTS")
+        return found
+    if table.artifacts is not None:
+        try:
+            found = read_artifacts(table.artifacts, lambda value: _beside(base, value))
+        except UsageError as error:
+            raise ConfigError(file, "artifacts", str(error)) from None
+        if not on_postgresql and not os.environ.get("FARM_STORE"):
+            raise ConfigError(file, "artifacts", f"the store is SQLite, and {needs}, or leave artifacts out")
+        return found if on_postgresql else None
+    if table.agent is not None and not os.environ.get("FARM_STORE"):
+        problem = f"an agent is for a farm that several hosts share: set store and artifacts ({EXPECTED}) as well"
+        raise ConfigError(file, "agent", problem)
+    return None
 
 
 def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
