@@ -76,8 +76,9 @@ class SqliteStore:
 class Cluster:
     """A PostgreSQL server of its own, on a socket in a folder of its own; root runs it as the user `postgres`."""
 
-    def __init__(self, binaries: Path) -> None:
-        self._binaries = binaries
+    def __init__(self, binaries: Path, *settings: str, hba: str = "") -> None:
+        """`settings` are of postgresql.conf, `NAME=VALUE`; `hba` are lines of pg_hba.conf in place of its own."""
+        self._binaries, self._settings = binaries, settings
         # Not in the scratch folder: its name is too long for a socket, and `postgres` may not enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="farm-chaos-pg-", dir="/tmp"))
         self._prefix: list[str] = []
@@ -86,12 +87,15 @@ class Cluster:
             os.chown(self.folder, owner.pw_uid, owner.pw_gid)
             self._prefix = ["runuser", "-u", "postgres", "--"]
         self._call("initdb", "-U", "farm", "-A", "trust", "-E", "UTF8", "-N", "--locale=C")
+        if hba:
+            (self.folder / "data/pg_hba.conf").write_text(hba)
         self._stopped: list[int] = []
         self.start()
 
     def start(self) -> None:
         """Start the server, unless it runs."""
-        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        chosen = ("listen_addresses=''", f"unix_socket_directories={self.folder}", "fsync=off", *self._settings)
+        options = " ".join(f"-c {setting}" for setting in chosen)
         if not self._is_up():
             self._call("pg_ctl", "-w", "-o", options, "start")
 
@@ -181,8 +185,8 @@ class PostgresStore:
 
 
 @contextlib.contextmanager
-def postgres_cluster() -> Iterator[Cluster | str]:
-    """Yield a running server, or why there is none."""
+def postgres_cluster(*settings: str, hba: str = "") -> Iterator[Cluster | str]:
+    """Yield a running server with these `settings`, as Cluster takes them, or why there is none."""
     import importlib.util
 
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
@@ -193,7 +197,7 @@ def postgres_cluster() -> Iterator[Cluster | str]:
     elif importlib.util.find_spec("psycopg") is None:
         yield "psycopg is not installed"
     else:
-        with contextlib.closing(Cluster(binary.parent)) as cluster:
+        with contextlib.closing(Cluster(binary.parent, *settings, hba=hba)) as cluster:
             yield cluster
 
 

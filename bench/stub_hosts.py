@@ -1,0 +1,316 @@
+"""A shared farm of stub hosts on this machine, for cluster.py and the tests: real PostgreSQL, real agents, stub slots.
+
+Each host is a process (stub_agent.py) with folders of its own. Its devices do nothing but sleep; what they ran lies in
+files (stub_evidence.py). Everything else, rows, leases, messages, bundles and their way to a host, is the real thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from stub_evidence import Ran, executions
+from stub_farm import FINE, SOC, make_bundle, stub_runtime
+
+from farm.bundles.cache import BundleCache
+from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
+from farm.device_run.canary import canary_jobs
+from farm.request.profiling import Profile
+from farm.results.attempt import Verdict
+from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
+from farm.store.leases.rules import Priority
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from chaos_store import Cluster
+
+    from farm.cluster.terms import RemoteRuntime
+    from farm.store.objects.objects import Objects
+    from farm.store.store import Store
+
+AGENT = Path(__file__).with_name("stub_agent.py")
+_LOOKS_S = 0.05
+_TOLERANCE = {"8a8w": Tolerance(fp32=Limits(sqnr_db=60.0), quantized=Limits(sqnr_db=60.0))}
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stub agent is told, as a file."""
+
+    name: str
+    folder: Path
+    """Of this host alone: cache, state, farm.toml."""
+    evidence: Path
+    socs: tuple[str, ...]
+    """One entry a device."""
+    ttl_s: float
+    build: bool = False
+
+
+@dataclass
+class StubHosts:
+    """A database, an artifacts' store and hosts."""
+
+    folder: Path
+    url: str
+    """Of the store, as this process reaches it."""
+    artifacts: str
+    ttl_s: float = 10.0
+    prefix: dict[str, list[str]] = field(default_factory=dict)
+    """What the agent of a host is started with: `ip netns exec NAME`."""
+    urls: dict[str, str] = field(default_factory=dict)
+    """Of the store, as a host reaches it, where not by `url`."""
+    env: dict[str, dict[str, str]] = field(default_factory=dict)
+    """More variables of a host."""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    remote_runtime: RemoteRuntime | None = None
+    canaries: tuple[ShardJob, ...] = ()
+    key: str = ""
+    built: tuple[Build, ...] = ()
+
+    @property
+    def evidence(self) -> Path:
+        """The folder with what ran."""
+        return self.folder / "evidence"
+
+    def prepare(self) -> None:
+        """Upload the one runtime and the one bundle that all jobs have, and make the store. Raises FarmError."""
+        from farm.cluster.files.runtime_files import upload_runtime
+        from farm.store.objects.bundle_archive import upload_bundle
+
+        with open_store(self.url):
+            pass
+        objects = self.objects()
+        self.remote_runtime = upload_runtime(
+            objects, stub_runtime(self.folder / "runtime"), soc=SOC, device_kind="virtual", os="android"
+        )
+        cache = BundleCache(self.folder / "cache")
+        self.key = make_bundle(cache, f"{FINE} 1")
+        bundle = cache.lookup(self.key)
+        assert bundle is not None
+        archive, nbytes = upload_bundle(objects, bundle)
+        self.built = (Build(self.key, "built", archive, nbytes),)
+        [canary] = canary_jobs((stub_job(0),))
+        self.canaries = (ShardJob(canary, self.key),)
+
+    def objects(self) -> Objects:
+        """Return this process's way to the artifacts' store."""
+        from farm.store.objects.objects import open_objects
+
+        return open_objects(self.config("client"))
+
+    def config(self, name: str) -> Any:
+        """Return the configuration of a host, or of a person, of this name."""
+        from farm.config.settings import load_config
+
+        folder = self.home(name)
+        with _environment(self.env_of(name)):
+            return load_config(folder=folder)
+
+    def home(self, name: str) -> Path:
+        """Return the folder of a host, with its farm.toml."""
+        folder = self.folder / "hosts" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        text = f'store = "{self.urls.get(name, self.url)}"\nartifacts = "{self.artifacts}"\n'
+        (folder / "farm.toml").write_text(text)
+        return folder
+
+    def env_of(self, name: str) -> dict[str, str]:
+        """Return the variables that a process of a host has."""
+        folder = self.home(name)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FARM_", "QNN_", "PYTEST_"))}
+        own = {"FARM_STATE_DIR": str(folder / "state"), "FARM_CACHE_DIR": str(folder / "cache")}
+        return {**kept, **own, **self.env.get(name, {})}
+
+    def start(self, name: str, devices: int | Sequence[str], *, agent_name: str = "", ttl_s: float = 0) -> None:
+        """Start the agent of a host with so many devices of SOC, or with devices of the named SoCs."""
+        socs = (SOC,) * devices if isinstance(devices, int) else tuple(devices)
+        folder = self.home(name)
+        plan = HostPlan(
+            name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=ttl_s or self.ttl_s
+        )
+        (folder / "plan.json").write_bytes(msgspec.json.encode(plan, enc_hook=str))
+        with (folder / "agent.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")],
+                cwd=folder,
+                env=self.env_of(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill the agent of a host as `kill -9` does: nobody is told."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def die(self, name: str) -> None:
+        """Kill everything of a host at once, as a power cut does."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str, timeout_s: float = 60) -> int:
+        """Stop the agent of a host as systemd does, and return its exit code."""
+        process = self.processes.pop(name)
+        process.terminate()
+        return process.wait(timeout_s)
+
+    def log(self, name: str) -> str:
+        """Return what the agent of a host has printed."""
+        return (self.home(name) / "agent.log").read_text(errors="replace")
+
+    def ran(self, run_id: str = "") -> list[Ran]:
+        """Return what was executed, of one run or of all."""
+        return [ran for ran in executions(self.evidence) if run_id in ("", ran.run)]
+
+    def await_devices(self, store: Store, count: int, timeout_s: float = 60) -> None:
+        """Wait until so many devices of living agents are there."""
+
+        def there() -> bool:
+            agents = [agent for agent in store.cluster.agents() if agent.alive]
+            return sum(len(agent.facts.devices) for agent in agents) == count
+
+        self.until(there, f"{count} devices", timeout_s)
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+        """Wait until something is so. Raises AssertionError, with what the agents printed, when it never is."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                logs = "".join(f"\n--- {name}\n{self.log(name)[-3000:]}" for name in dead or self.processes)
+                raise AssertionError(f"never: {what}{'; ended: ' + ', '.join(dead) if dead else ''}{logs}")
+            time.sleep(_LOOKS_S)
+
+    def submit(
+        self,
+        store: Store,
+        user: str,
+        jobs: int,
+        *,
+        latency_ms: int = 200,
+        priority: Priority = Priority.PERSON,
+        shard: int = 25,
+        socs: Sequence[str] = (SOC,),
+    ) -> str:
+        """Submit a run of `jobs` jobs on each SoC, in shards of so many, and return its id."""
+        run_id = store.begin_run(RunRecord("bench", user, socket.gethostname(), {"runner": "stub"}))
+        all_jobs = [stub_job(number, latency_ms, soc) for soc in socs for number in range(jobs)]
+        shards = [
+            NewShard(
+                soc,
+                tuple(ShardJob(job, self.key, latency_ms / 1000) for job in part),
+                len(part) * latency_ms / 1000,
+                position,
+            )
+            for soc in socs
+            for position, part in enumerate(_parts([job for job in all_jobs if job.target.soc == soc], shard))
+        ]
+        self._submit(store, run_id, user, priority, shards, all_jobs)
+        return run_id
+
+    def _submit(
+        self,
+        store: Store,
+        run_id: str,
+        user: str,
+        priority: Priority,
+        shards: Sequence[NewShard],
+        jobs: Sequence[Job],
+    ) -> None:
+        assert self.remote_runtime is not None
+        socs = dict.fromkeys(shard.soc for shard in shards)
+        runtimes = tuple(msgspec.structs.replace(self.remote_runtime, soc=soc) for soc in socs)
+        terms = WorkTerms(
+            protocol=PROTOCOL,
+            toolchain="",
+            backend="htp",
+            mode="traditional",
+            iterations=1,
+            warm_up=0,
+            timeout_s=60.0,
+            reducible=False,
+            profile=Profile.OFF,
+            heap=False,
+            runtimes=runtimes,
+            canaries=self.canaries,
+        )
+        order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="bench", terms=encode_terms(terms))
+        store.plan_jobs(run_id, jobs)
+        store.cluster.submit(order, shards, (), self.built)
+
+
+def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:
+    """Return a job that keeps its device for `latency_ms`."""
+    case = Case(
+        suite="stub",
+        name=f"{FINE}_{number:05}",
+        module="stub:Stub",
+        inputs=(InputSpec((16,)),),
+        precisions=("8a8w",),
+        tolerances=_TOLERANCE,
+        kwargs={"words": f"{FINE} {latency_ms}"},
+    )
+    return Job(case, Target(soc, "htp", "8a8w"))
+
+
+def accepted(store: Store, run_id: str) -> dict[str, list[str]]:
+    """Return the verdicts of each job of a run that the store accepted and that decide it: exactly one is right."""
+    return {
+        job.id: [attempt.verdict for attempt in job.attempts if attempt.verdict is not Verdict.INFRA]
+        for job in store.runs.view(run_id).jobs
+    }
+
+
+@contextlib.contextmanager
+def stub_hosts(cluster: Cluster, folder: Path, *, database: str = "farm", ttl_s: float = 10.0) -> Iterator[StubHosts]:
+    """Yield a farm without hosts in a new database of `cluster`; whatever was started is ended, and waited for."""
+    from chaos_store import PostgresStore
+
+    artifacts = folder / "artifacts"
+    artifacts.mkdir(parents=True)
+    hosts = StubHosts(folder, PostgresStore(cluster, database).url, f"file://{artifacts}", ttl_s)
+    try:
+        hosts.prepare()
+        yield hosts
+    finally:
+        for process in hosts.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for name in list(hosts.processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                hosts.processes[name].wait(10)
+            hosts.die(name)
+
+
+def _parts(jobs: Sequence[Job], size: int) -> list[Sequence[Job]]:
+    return [jobs[begin : begin + size] for begin in range(0, len(jobs), size)]
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
