@@ -1,0 +1,327 @@
+"""Who gets which device of a SoC on a shared farm: runs that were submitted and processes that wait, together. Pure.
+
+The rules are those of `farm.store.leases.rules`, with quotas and a bound for each run; docs/leases.md has them. A run
+may use nearly every device and has hundreds of shards, so sets of devices are integers here, one bit for each device,
+and a path that makes room for one more request goes from request to request, never through single devices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from farm.store.leases.rules import Priority
+from farm.store.leases.situation import LABEL, USER, Share, usable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from farm.store.leases.situation import Situation
+
+
+def share_out(situation: Situation) -> dict[str, Share]:
+    """Return whom each free device is for, by id; what nobody may have now is not in it.
+
+    The order: higher priority, then the user with the fewest devices (held, reserved and given so far), then who waits
+    longest; of one run, what is tried again goes first. Nobody goes without because of a later one, and no device stays
+    free that somebody who waits may have. Quotas and `most_devices` are never exceeded.
+    """
+    sharing = _Sharing(situation)
+    sharing.fill()
+    return sharing.shares()
+
+
+def hand_over(situation: Situation) -> dict[str, str]:
+    """Return the devices that their holders should hand over after the running job, and the user who waits for each.
+
+    For what `share_out` leaves waiting, one device each: of a holder with a lower priority, the lowest first; else of
+    one with the same priority whose user has at least two devices more than the user who waits.
+    """
+    sharing = _Sharing(situation)
+    sharing.fill()
+    return sharing.take_over()
+
+
+class _Line:
+    """Those who wait side by side: the shards of a run that any device may have, one to try again, or a process."""
+
+    __slots__ = ("best", "given", "key", "left", "mask", "priority", "run", "share", "user")
+
+    def __init__(self, key: tuple[int, str, int], priority: Priority, mask: int, left: int, share: Share) -> None:
+        self.key, self.priority, self.mask, self.left, self.share = key, priority, mask, left, share
+        self.user = share.user
+        self.run: _Run | None = None
+        self.best: tuple[int, ...] = ()
+        """Devices by preference; empty where one is as good as another."""
+        self.given = 0
+
+
+class _Run:
+    """How many more devices a run may have."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+class _Sharing:
+    """What the decisions share: who waits for what, who has how many, what is given so far.
+
+    Sets of devices are integers: bit n is the device with the nth id.
+    """
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self._ids = sorted(device.id for device in situation.devices)
+        self._bit = {device: 1 << n for n, device in enumerate(self._ids)}
+        self._quotas = {name.removeprefix(USER): n for name, n in situation.quotas.items() if name.startswith(USER)}
+        self._holdings: Counter[str] = Counter(situation.elsewhere)
+        # What is only reserved is not used: it counts among equals, not against a quota.
+        self._used: Counter[str] = Counter(situation.elsewhere)
+        self._reserved: dict[str, int] = {}
+        self._held: dict[tuple[Priority, str], int] = {}
+        busy = self._count_leases()
+        self._ungiven = (1 << len(self._ids)) - 1 & ~busy
+        self._labels = _Labels(situation, self._bit, self._held)
+        self._closed = 0
+        """Free devices all of which are given, and that no path makes room on."""
+        self._asking = sum(self._bit[device] for device in set(situation.asking) if device in self._bit)
+        self._lines = [*self._lines_of_orders(), *self._lines_of_requests()]
+        self._giving: list[_Line] = []
+
+    def _count_leases(self) -> int:
+        busy, now_ms = 0, self._situation.now_ms
+        for lease in self._situation.leases:
+            bit = self._bit.get(lease.device, 0)
+            reserved_by = lease.reserved_by(now_ms)
+            if reserved_by:
+                self._reserved[reserved_by] = self._reserved.get(reserved_by, 0) | bit
+            if lease.is_held(now_ms):
+                busy |= bit
+                self._holdings[lease.user] += 1
+                self._used[lease.user] += 1
+                key = lease.priority, lease.user
+                self._held[key] = self._held.get(key, 0) | bit
+            elif reserved_by:
+                self._holdings[reserved_by] += 1
+        return busy
+
+    def _lines_of_orders(self) -> Iterator[_Line]:
+        known: dict[tuple[tuple[str, ...], ...], int] = {}
+        for order in self._situation.orders:
+            choice = order.devices, order.labels, order.kinds
+            if choice not in known:
+                known[choice] = sum(self._bit[device] for device in usable(order, self._situation.devices))
+            mask = known[choice] & ~self._kept_from(order.user)
+            most = order.ready + len(order.retries)
+            run = _Run(most if order.most_devices is None else order.most_devices - order.held)
+            tries = [
+                (mask & ~sum(self._bit.get(device, 0) for device in set(retry.avoid)), 1, retry.shard)
+                for retry in order.retries
+            ]
+            for n, (may, left, shard) in enumerate([*tries, (mask, order.ready, None)]):
+                if left > 0 and run.left > 0:
+                    share = Share(order.user, order.run_id, shard)
+                    line = _Line((order.since_ms, order.run_id, n), order.priority, may, left, share)
+                    line.run = run
+                    yield line
+
+    def _lines_of_requests(self) -> Iterator[_Line]:
+        for request in self._situation.requests:
+            if request.count > 0:
+                best = tuple(self._bit[device] for device in request.devices if device in self._bit)
+                mask = sum(set(best)) & ~self._kept_from(request.user)
+                share = Share(request.user, request=request.id)
+                line = _Line((request.since_ms, request.id, 0), request.priority, mask, request.count, share)
+                line.best = best
+                yield line
+
+    def _kept_from(self, user: str) -> int:
+        return sum(mask for other, mask in self._reserved.items() if other != user)
+
+    def shares(self) -> dict[str, Share]:
+        """Return whom every device that is given is for."""
+        return {self._ids[n]: line.share for line in self._giving for n in bits(line.given)}
+
+    def fill(self) -> None:
+        """Give the free devices away."""
+        self._serve_in_order(self._lines, self._place, lambda: not self._ungiven)
+
+    def take_over(self) -> dict[str, str]:
+        """Return what holders should hand over and to whom, after `fill`."""
+        taken: dict[str, str] = {}
+        running = sum(self._bit.get(device, 0) for device in set(self._situation.running))
+        # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
+        before = self._holdings.copy()
+        holdings = self._holdings
+
+        def lower(line: _Line, priority: Priority, user: str) -> bool:
+            del user
+            return priority < line.priority
+
+        def has_more(line: _Line, priority: Priority, user: str) -> bool:
+            # So too if those who are given something never come for it.
+            most = holdings[user] - 2, before[user] - 2
+            return priority == line.priority and holdings[line.user] <= most[0] and before[line.user] <= most[1]
+
+        def take(may_take: Callable[[_Line, Priority, str], bool]) -> Callable[[_Line], bool]:
+            def take_one(line: _Line) -> bool:
+                may = line.mask & ~self._labels.exhausted(line.user)
+                found: tuple[int, bool, int, int] | None = None
+                holder = (Priority.NIGHTLY, "")
+                for (priority, user), mask in self._held.items():
+                    there = mask & may
+                    if there and may_take(line, priority, user):
+                        sooner = there & running or there
+                        claim = (int(priority), not there & running, -holdings[user], sooner & -sooner)
+                        if found is None or claim < found:
+                            found, holder = claim, (priority, user)
+                if found is None:
+                    return False
+                bit = found[-1]
+                self._held[holder] &= ~bit
+                holdings[holder[1]] -= 1
+                taken[self._ids[bit.bit_length() - 1]] = line.user
+                self._labels.add(line.user, bit)
+                return True
+
+            return take_one
+
+        for may_take in (lower, has_more):
+            self._serve_in_order([line for line in self._lines if line.left], take(may_take), lambda: False)
+        return taken
+
+    def _serve_in_order(
+        self, lines: Iterable[_Line], serve: Callable[[_Line], bool], is_over: Callable[[], bool]
+    ) -> None:
+        """Serve one unit after the other, of whoever comes first then; who cannot be served once never can be later."""
+        of_user: dict[tuple[int, str], list[_Line]] = {}
+        for line in lines:
+            of_user.setdefault((-line.priority, line.user), []).append(line)
+        for waiting in of_user.values():
+            waiting.sort(key=lambda line: line.key, reverse=True)
+        heap = [(key[0], self._holdings[key[1]], waiting[-1].key, key[1]) for key, waiting in of_user.items()]
+        heapq.heapify(heap)
+        while heap and not is_over():
+            urgency, had, key, user = heap[0]
+            waiting = of_user[urgency, user]
+            if had == self._holdings[user] and key == waiting[-1].key:
+                line = waiting[-1]
+                quota = self._quotas.get(user)
+                if quota is not None and self._used[user] >= quota:
+                    waiting.clear()
+                elif (line.run is not None and line.run.left <= 0) or not serve(line):
+                    waiting.pop()
+                else:
+                    self._count(line)
+                    if not line.left:
+                        waiting.pop()
+            if waiting:
+                heapq.heapreplace(heap, (urgency, self._holdings[user], waiting[-1].key, user))
+            else:
+                heapq.heappop(heap)
+
+    def _count(self, line: _Line) -> None:
+        self._holdings[line.user] += 1
+        self._used[line.user] += 1
+        line.left -= 1
+        if line.run is not None:
+            line.run.left -= 1
+
+    def _place(self, line: _Line) -> bool:
+        """Give a free device to a line, moving others that have one already where that makes room."""
+        may = line.mask & ~self._closed
+        if not may:
+            return False
+        exhausted = self._labels.exhausted(line.user)
+        if room := may & self._ungiven & ~exhausted:
+            self._give(line, self._pick(line, room))
+            return True
+        return self._make_room(line, may & ~exhausted)
+
+    def _make_room(self, first: _Line, may: int) -> bool:
+        """Let lines move on to other devices, each to one that the next has or that is free, until `first` has one."""
+        came: dict[int, tuple[_Line, int]] = {}
+        seen, queue = 0, [(first, may)]
+        for line, reach in queue:
+            if line is not first and (room := reach & self._ungiven):
+                self._move_along(first, line, self._pick(line, room), came)
+                return True
+            fresh = reach & ~seen & ~self._ungiven
+            seen |= fresh
+            for other in self._giving:
+                if other is not first and id(other) not in came and (there := other.given & fresh):
+                    came[id(other)] = (line, there & -there)
+                    queue.append((other, other.mask & ~self._labels.exhausted(other.user)))
+        if not self._labels.are_limited:
+            # All that can be reached is given to those who reach nothing else: so it stays.
+            self._closed |= seen
+        return False
+
+    def _move_along(self, first: _Line, line: _Line, bit: int, came: dict[int, tuple[_Line, int]]) -> None:
+        self._give(line, bit)
+        while line is not first:
+            before, bit = came[id(line)]
+            line.given &= ~bit
+            self._labels.remove(line.user, bit)
+            self._give(before, bit)
+            line = before
+
+    def _give(self, line: _Line, bit: int) -> None:
+        if not line.given and line not in self._giving:
+            self._giving.append(line)
+        line.given |= bit
+        self._ungiven &= ~bit
+        self._labels.add(line.user, bit)
+
+    def _pick(self, line: _Line, room: int) -> int:
+        for bit in line.best:
+            if bit & room:
+                return bit
+        sooner = room & self._asking or room
+        return sooner & -sooner
+
+
+class _Labels:
+    """How many devices every user has of the labels that have a quota."""
+
+    def __init__(self, situation: Situation, bit: Mapping[str, int], held: Mapping[tuple[Priority, str], int]) -> None:
+        quotas = {name.removeprefix(LABEL): n for name, n in situation.quotas.items() if name.startswith(LABEL)}
+        self.are_limited = bool(quotas)
+        self._quotas = {
+            label: (sum(bit[device.id] for device in situation.devices if label in device.labels), most)
+            for label, most in quotas.items()
+        }
+        self._used: Counter[tuple[str, str]] = Counter(situation.elsewhere_labelled)
+        for (label, (mask, _)), ((_, user), has) in (
+            (one, two) for one in self._quotas.items() for two in held.items()
+        ):
+            self._used[user, label] += (mask & has).bit_count()
+
+    def exhausted(self, user: str) -> int:
+        """Return the devices that a user may have no more of."""
+        mask = 0
+        for label, (labelled, most) in self._quotas.items():
+            if self._used[user, label] >= most:
+                mask |= labelled
+        return mask
+
+    def add(self, user: str, bit: int) -> None:
+        """Count a device that a user gets."""
+        for label, (mask, _) in self._quotas.items():
+            self._used[user, label] += bool(mask & bit)
+
+    def remove(self, user: str, bit: int) -> None:
+        """Count one that he gives back."""
+        for label, (mask, _) in self._quotas.items():
+            self._used[user, label] -= bool(mask & bit)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, from the lowest."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -1,0 +1,103 @@
+"""What a decision about the devices of one SoC on a shared farm looks at, and what it says. Values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from farm.store.leases.rules import Lease, Priority, Request
+
+USER, LABEL = "user:", "label:"
+"""What the subjects of quotas begin with."""
+
+
+class LivingDevice(msgspec.Struct, frozen=True):
+    """A device of an agent that is alive, in service and fit for work."""
+
+    id: str
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """What people may call it beside its id: name, serial."""
+    kind: str = ""
+    """What a runtime is for: `SM8650/hardware/android`."""
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """A shard that is to run on another device than those that tried it."""
+
+    shard: int
+    avoid: tuple[str, ...]
+    """Ids of devices."""
+
+
+class OpenOrder(msgspec.Struct, frozen=True):
+    """A submitted run of which shards of this SoC wait."""
+
+    run_id: str
+    user: str
+    priority: Priority
+    since_ms: int
+    ready: int
+    """Shards that any device may begin now: nothing is lacking, and they avoid no device."""
+    retries: tuple[Retry, ...] = ()
+    """Shards that could begin now, but not on every device."""
+    devices: tuple[str, ...] = ()
+    """Ids, names or serials of the devices that it may use; empty for all."""
+    labels: tuple[str, ...] = ()
+    """Every one of which a device has to have."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the devices that it has a runtime for; empty for all."""
+    most_devices: int | None = None
+    """Of this SoC, at once; None for all."""
+    held: int = 0
+    """How many devices of this SoC run its shards now."""
+    lacking: int = 0
+    """Bundles that its shards of this SoC wait for."""
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a decision about the devices of one SoC looks at."""
+
+    soc: str
+    now_ms: int
+    devices: Sequence[LivingDevice]
+    leases: Sequence[Lease]
+    """Of these devices, as far as they are held or reserved; leases of others only count for their users."""
+    orders: Sequence[OpenOrder]
+    requests: Sequence[Request] = ()
+    """Of processes that wait."""
+    quotas: Mapping[str, int] = {}
+    """The most devices that a user has at once (`user:ada`), and that any one user has of a label (`label:camera`)."""
+    elsewhere: Mapping[str, int] = {}
+    """By user: how many devices of other SoCs they have."""
+    elsewhere_labelled: Mapping[tuple[str, str], int] = {}
+    """The same by user and label, for labels with a quota."""
+    asking: Collection[str] = ()
+    """Ids of devices whose agent asks: they are given away before others."""
+    running: Collection[str] = ()
+    """Ids of devices that run shards of a submitted run: they are handed over sooner than what else somebody holds."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Whom a free device is for."""
+
+    user: str
+    run_id: str = ""
+    """Empty where a process that waits gets it."""
+    shard: int | None = None
+    """The shard that is to be tried again on it; None for the first of the run that avoids no device."""
+    request: str = ""
+    """Token of the process that waits."""
+
+
+def usable(order: OpenOrder, devices: Iterable[LivingDevice]) -> list[str]:
+    """Return the ids of the devices that a run may use at all."""
+    choice, labels, kinds = set(order.devices), set(order.labels), set(order.kinds)
+    return [
+        device.id
+        for device in devices
+        if (not choice or device.id in choice or not choice.isdisjoint(device.names))
+        and labels.issubset(device.labels)
+        and (not kinds or device.kind in kinds)
+    ]
