@@ -46,7 +46,13 @@ def recipe_files(backend: str) -> list[Path]:
 
 
 @functools.cache
-def _recipe_digest(backend: str) -> str:
+def recipe_digest(backend: str) -> str:
+    """Return the hash of farm's own part in bundles for `backend`, as it was when this process first asked, as hex."""
+    return recipe_now(backend)
+
+
+def recipe_now(backend: str) -> str:
+    """Return the same as it is on the disk now: another one where farm was upgraded beneath this process."""
     digest = hashlib.sha256()
     for path in recipe_files(backend):
         digest.update(path.read_bytes())
@@ -107,7 +113,7 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "precision": target.precision,
         "options": compile_numbers(target),
         "versions": relevant_versions(target.backend, versions),
-        "recipe": _recipe_digest(target.backend),
+        "recipe": recipe_digest(target.backend),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 

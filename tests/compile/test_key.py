@@ -179,7 +179,7 @@ def test_a_new_backend_leaves_the_bundles_of_the_others(job: Job, monkeypatch: p
     before = bundle_key(job, VERSIONS)
     stub = msgspec.structs.replace(BACKENDS["xnnpack"], name="stub")
     monkeypatch.setitem(BACKENDS, "stub", stub)
-    key_module._recipe_digest.cache_clear()
+    key_module.recipe_digest.cache_clear()
     assert bundle_key(job, VERSIONS) == before
     flows = {path.name for path in recipe_files("xnnpack")}
     assert "xnnpack.py" in flows
