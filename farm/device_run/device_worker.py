@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
@@ -25,16 +25,30 @@ if TYPE_CHECKING:
     from farm.execution.session import DeviceSession
     from farm.request.plan import PlannedJob, RunPlan
     from farm.results.blame import Tried
-    from farm.store.store import Store
 
 # As many as the rule of farm.devices.health looks at, and more.
 _MARKS = 20
 
 
+class HealthRecorder(Protocol):
+    """Takes what happens to devices."""
+
+    def record_health(self, event: HealthEvent) -> None:
+        """Record what happened to a device. Raises StoreError."""
+
+
+class HealthStore(Protocol):
+    """Where the health of devices is recorded: a store, or what is in its place."""
+
+    @property
+    def devices(self) -> HealthRecorder:
+        """What is known of devices."""
+
+
 class DeviceWorker:
     """Whether the device of one worker is fit to measure on. Belongs to one thread."""
 
-    def __init__(self, plan: RunPlan, number: int, store: Store, stop: Callable[[], bool]) -> None:
+    def __init__(self, plan: RunPlan, number: int, store: HealthStore, stop: Callable[[], bool]) -> None:
         """`stop` returns whether this device is not waited for any more, well or not."""
         self._plan, self._store, self._stop = plan, store, stop
         self.device = plan.devices[number]
@@ -78,7 +92,8 @@ class DeviceWorker:
         ids = {device.serial: device.id for device in self._plan.devices}
         for one in others:
             reason = f"a job that failed on it passed on {self.device.serial}: {one.reason}"
-            self._record(ids[one.device], str(Event.OUTVOTED), Health.SUSPECT, reason)
+            # Those of other hosts are known by their ids.
+            self._record(ids.get(one.device, one.device), str(Event.OUTVOTED), Health.SUSPECT, reason)
 
     def check(self, *, anew: bool = False) -> str:
         """Return an empty text when the device may be measured on, else what is wrong with it.

@@ -8,12 +8,12 @@ import os
 import signal
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from farm.device_run.builds import await_reply
-from farm.device_run.device_worker import DeviceWorker
+from farm.device_run.device_worker import DeviceWorker, HealthStore
 from farm.device_run.executor import Executor
 from farm.devices.local.files import local_errors
 from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
@@ -25,12 +25,11 @@ from farm.store.store import open_store
 from farm.system.atomic import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from farm.request.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
-    from farm.store.store import Store
 
 _POLL_SECONDS = 1.0
 # What an attempt leaves, with some to spare: with less the next one fails as well.
@@ -70,10 +69,27 @@ class Returned(NamedTuple):
         return self._asdict()
 
 
+class ResultStore(HealthStore, Protocol):
+    """Where a worker leaves its results: a store, or what is in its place."""
+
+    def record_attempt(
+        self,
+        run_id: str,
+        attempt: Attempt,
+        *,
+        artifacts: Sequence[ArtifactRecord] = (),
+        fence: tuple[str, int] | None = None,
+    ) -> None:
+        """Record an attempt. Raises LeaseLostError, StoreError."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Outfit(NamedTuple):
     """What a worker works with."""
 
-    store: Store
+    store: ResultStore
     device_worker: DeviceWorker
     executor: Executor
 
@@ -309,9 +325,7 @@ class Worker:
         decision = classify(history, others=others, failed_before=failed_before)
         settled = settle(last, history, decision)
         if decision.repeat:
-            file = self._tried_file(last.job_id)
-            with local_errors(file):
-                write_atomically(file, msgspec.json.encode(history))
+            self._leave_to_others(last.job_id, history)
         outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)
@@ -329,6 +343,12 @@ class Worker:
             return msgspec.json.decode(self._tried_file(job_id).read_bytes(), type=tuple[Tried, ...])
         except FileNotFoundError:
             return ()
+
+    def _leave_to_others(self, job_id: str, history: tuple[Tried, ...]) -> None:
+        """Keep what is known of a job that another device is to try. Raises LocalError."""
+        file = self._tried_file(job_id)
+        with local_errors(file):
+            write_atomically(file, msgspec.json.encode(history))
 
     def _tried_file(self, job_id: str) -> Path:
         return self._plan.tried / f"{hashlib.sha256(job_id.encode()).hexdigest()}.json"
