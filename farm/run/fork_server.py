@@ -46,7 +46,7 @@ _NONE = -1
 _STREAMS = 3
 
 
-class _Order(msgspec.Struct):
+class _WorkerOrder(msgspec.Struct):
     """A worker to be made."""
 
     gateway: str
@@ -79,7 +79,7 @@ class ForkServer:
                 theirs.callback(os.close, number)
             for number in (to_worker, from_worker, life):
                 ours.callback(os.close, number)
-            order = msgspec.msgpack.encode(_Order(gateway, dict(os.environb)))
+            order = msgspec.msgpack.encode(_WorkerOrder(gateway, dict(os.environb)))
             socket.send_fds(self._control, [_SIZE.pack(len(order))], [stdin, stdout, alive])
             self._control.sendall(order)
             [pid] = _PID.unpack(_exactly(self._control, _PID.size))
@@ -181,7 +181,7 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
             size, streams = header[0], header[1]
             if len(size) < _SIZE.size:
                 break
-            order = msgspec.msgpack.decode(_exactly(control, _SIZE.unpack(size)[0]), type=_Order)
+            order = msgspec.msgpack.decode(_exactly(control, _SIZE.unpack(size)[0]), type=_WorkerOrder)
             try:
                 pid = os.fork()
             except OSError:
@@ -206,7 +206,7 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
     os._exit(code)
 
 
-def _run_worker(order: _Order, streams: list[int], deaf: list[signal.Signals]) -> NoReturn:
+def _run_worker(order: _WorkerOrder, streams: list[int], deaf: list[signal.Signals]) -> NoReturn:
     """Be a worker of xdist, as execnet starts one."""
     code = 1
     try:

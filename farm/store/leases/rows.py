@@ -108,6 +108,7 @@ def _decode(devices: str) -> tuple[str, ...]:
 def lease_of(row: Row[Any]) -> Lease:
     """Return a row as it is."""
     facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
+    facts.pop("wanted_by")
     return Lease(user=facts.pop("user_name"), priority=Priority(facts.pop("priority")), **facts)
 
 

@@ -1,4 +1,4 @@
-"""The tables of the store, the same in SQLite and PostgreSQL. docs/store.md says what each number means."""
+"""The tables of what is recorded: runs, jobs, attempts, and every number. docs/store.md says what each means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Table,
     Text,
@@ -21,23 +20,7 @@ from sqlalchemy import (
     true,
 )
 
-# The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0011"
-# Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
-VERSION_TABLE = "farm_schema"
-
-# Constraints have names, so that a later revision can change them.
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# SQLite numbers rows by itself only where the key is spelled INTEGER, which holds 64 bits there.
-_RowId = BigInteger().with_variant(Integer(), "sqlite")
+from farm.store.schema.base import RowId, metadata
 
 fingerprint = Table(
     "fingerprint",
@@ -81,7 +64,7 @@ run = Table(
 device = Table(
     "device",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("serial", String(256), nullable=False),
     Column("soc", String(64), nullable=False),
     Column("kind", String(16), nullable=False),
@@ -101,7 +84,7 @@ run_device = Table(
 suite_case = Table(
     "suite_case",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("suite", String(64), nullable=False),
     Column("case_name", String(64), nullable=False),
     Column("version", String(64), nullable=False),
@@ -112,7 +95,7 @@ suite_case = Table(
 job = Table(
     "job",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("name", String(512), nullable=False, unique=True),
     Column("suite", String(64), nullable=False),
     Column("case_name", String(64), nullable=False),
@@ -127,7 +110,7 @@ job = Table(
 run_job = Table(
     "run_job",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("run_id", ForeignKey(run.c.id), nullable=False),
     Column("job_id", ForeignKey(job.c.id), nullable=False),
     Column("case_id", ForeignKey(suite_case.c.id), nullable=False),
@@ -162,7 +145,7 @@ shard_weights = Table(
 attempt = Table(
     "attempt",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("run_job_id", ForeignKey(run_job.c.id), nullable=False),
     Column("digest", String(64)),
     Column("device_id", ForeignKey(device.c.id), index=True),
@@ -231,7 +214,7 @@ layer = Table(
 series = Table(
     "series",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("job_id", ForeignKey(job.c.id), nullable=False),
     Column("metric", String(128), nullable=False),
     Column("unit", String(32), nullable=False),
@@ -273,7 +256,7 @@ counter = Table(
 alert = Table(
     "alert",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("series_id", ForeignKey(series.c.id), nullable=False),
     Column("device_kind", String(16), nullable=False),
     Column("run_id", String(64), nullable=False, index=True),
@@ -305,7 +288,7 @@ alert = Table(
 triage = Table(
     "triage",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     # `alert:12`, or `job:` and its id.
     Column("subject", String(576), nullable=False, index=True),
     Column("state", String(16), nullable=False),
@@ -319,81 +302,11 @@ triage = Table(
 artifact = Table(
     "artifact",
     metadata,
-    Column("id", _RowId, primary_key=True),
+    Column("id", RowId, primary_key=True),
     Column("attempt_id", ForeignKey(attempt.c.id), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("kind", String(64), nullable=False),
     UniqueConstraint("attempt_id", "kind", "sha256"),
     Index("ix_artifact_sha256", "sha256"),
-)
-
-device_state = Table(
-    "device_state",
-    metadata,
-    Column("id", String(256), primary_key=True),
-    Column("serial", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
-    Column("soc", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("os", String(16), nullable=False),
-    Column("product", String(256), nullable=False),
-    Column("name", String(256), nullable=False),
-    Column("labels", JSON, nullable=False),
-    Column("in_service", Boolean, nullable=False),
-    Column("service_note", Text, nullable=False),
-    Column("service_user", String(256), nullable=False),
-    Column("health", String(16), nullable=False),
-    Column("health_reason", Text, nullable=False),
-    Column("status", JSON(none_as_null=True)),
-    Column("state", String(64), nullable=False),
-    Column("last_seen_ms", BigInteger, nullable=False),
-    Column("forgotten_ms", BigInteger, nullable=False, server_default="0"),  # 0: nobody did, or it was seen since
-)
-
-health_event = Table(
-    "health_event",
-    metadata,
-    Column("id", _RowId, primary_key=True),
-    Column("device", ForeignKey(device_state.c.id), nullable=False, index=True),
-    Column("time_ms", BigInteger, nullable=False),
-    Column("event", String(64), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("detail", JSON, nullable=False),
-    Column("latency_ns", LargeBinary, nullable=False),
-)
-
-# The row of a device stays when it is free, as its fence has to go on from where it was.
-lease = Table(
-    "lease",
-    metadata,
-    Column("device", String(256), primary_key=True),
-    Column("fence", BigInteger, nullable=False),
-    Column("token", String(64), nullable=False),
-    Column("user_name", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
-    Column("pid", BigInteger, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("acquired_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
-    Column("reserved_for", String(256), nullable=False),
-    Column("reserved_until_ms", BigInteger, nullable=False),
-)
-
-waiter = Table(
-    "waiter",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    # JSON, as text: many who wait have the same list, which is then decoded once.
-    Column("devices", Text, nullable=False),
-    Column("wanted", Integer, nullable=False),
-    Column("user_name", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
-    Column("pid", BigInteger, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("since_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
 )

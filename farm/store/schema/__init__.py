@@ -1,0 +1,67 @@
+"""The tables of the store, the same in SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from farm.store.schema.base import metadata
+from farm.store.schema.devices import device_state, health_event, lease, waiter
+from farm.store.schema.recorded import (
+    alert,
+    artifact,
+    attempt,
+    comparison,
+    counter,
+    device,
+    fingerprint,
+    job,
+    layer,
+    measurement,
+    op_profile,
+    run,
+    run_device,
+    run_job,
+    series,
+    shard_weights,
+    suite_case,
+    triage,
+)
+from farm.store.schema.sharing import agent, agent_device, build, build_wanted, quota, run_order, shard
+
+# The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
+REVISION = "0012"
+# Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
+VERSION_TABLE = "farm_schema"
+
+__all__ = [
+    "REVISION",
+    "VERSION_TABLE",
+    "agent",
+    "agent_device",
+    "alert",
+    "artifact",
+    "attempt",
+    "build",
+    "build_wanted",
+    "comparison",
+    "counter",
+    "device",
+    "device_state",
+    "fingerprint",
+    "health_event",
+    "job",
+    "layer",
+    "lease",
+    "measurement",
+    "metadata",
+    "op_profile",
+    "quota",
+    "run",
+    "run_device",
+    "run_job",
+    "run_order",
+    "series",
+    "shard",
+    "shard_weights",
+    "suite_case",
+    "triage",
+    "waiter",
+]

@@ -1,0 +1,153 @@
+"""The tables of a farm of many hosts: what was submitted, in shards, and who works on it. Only PostgreSQL has rows."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    false,
+)
+
+from farm.store.schema.base import RowId, metadata
+from farm.store.schema.recorded import run
+
+# A run that is submitted. What is JSON as text is decoded where it is needed, and by no query.
+run_order = Table(
+    "run_order",
+    metadata,
+    Column("run_id", ForeignKey(run.c.id), primary_key=True),
+    Column("user_name", String(256), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("protocol", Integer, nullable=False),
+    Column("terms", Text, nullable=False),
+    Column("devices", JSON, nullable=False),
+    Column("labels", JSON, nullable=False),
+    # "SOC/KIND/OS" of the devices that it has a runtime for; empty is for all.
+    Column("classes", JSON, nullable=False),
+    Column("most_devices", Integer),
+    Column("most_failures", Integer),
+    Column("failures", Integer, nullable=False),
+    Column("until_ms", BigInteger),
+    Column("state", String(16), nullable=False, index=True),
+    Column("cancelled_by", String(256), nullable=False),
+    Column("submitted_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+)
+
+shard = Table(
+    "shard",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("run_id", ForeignKey(run_order.c.run_id), nullable=False),
+    Column("soc", String(64), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("expected_s", Float(53), nullable=False),
+    # Of its bundles, those that are not made yet: as many rows of `build_wanted` without a failure.
+    Column("lacking", Integer, nullable=False),
+    Column("avoid", JSON, nullable=False),
+    Column("retry", Boolean, nullable=False, server_default=false()),
+    Column("state", String(16), nullable=False),
+    # Of the lease that it is held under; the token is its agent's.
+    Column("device", String(256), nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("agent", String(256), nullable=False),
+    Column("token", String(64), nullable=False),
+    Column("held_ms", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("why", Text, nullable=False),
+    # Names of the jobs that have their result, then all with their bundles: JSON.
+    Column("done", Text, nullable=False),
+    Column("jobs", Text, nullable=False),
+    Index("ix_shard_run_id_state", "run_id", "state"),
+    Index("ix_shard_soc_state", "soc", "state"),
+    Index("ix_shard_token", "token"),
+)
+
+# One for each bundle that a build host was asked for, by whatever run.
+build = Table(
+    "build",
+    metadata,
+    Column("key", String(128), primary_key=True),
+    Column("toolchain", String(128), nullable=False),
+    Column("task", Text, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("agent", String(256), nullable=False),
+    Column("token", String(64), nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("held_ms", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    # Why agents put it back, by their names: they do not get it again.
+    Column("put_back", JSON, nullable=False),
+    # SHA-256 of the archive of the bundle, in the artifacts' store.
+    Column("archive", String(64), nullable=False),
+    Column("nbytes", BigInteger, nullable=False),
+    # What is recorded with the runs that asked for it: seconds, fallback_ops, operators, program.
+    Column("manifest", JSON(none_as_null=True)),
+    Column("reply", Text),
+    Column("log", Text, nullable=False),
+    Column("asked_ms", BigInteger, nullable=False),
+    Index("ix_build_toolchain_state", "toolchain", "state"),
+    Index("ix_build_token", "token"),
+)
+
+# Which jobs of which shards wait for a bundle, or were told that there will be none.
+build_wanted = Table(
+    "build_wanted",
+    metadata,
+    Column("shard", ForeignKey(shard.c.id), primary_key=True),
+    Column("job", String(512), primary_key=True),
+    Column("key", String(128), nullable=False, index=True),
+    Column("run_id", String(64), nullable=False, index=True),
+    # JSON of `farm.store.cluster.records.Build`, as it failed for this run; NULL while it is waited for.
+    Column("failure", Text),
+)
+
+agent = Table(
+    "agent",
+    metadata,
+    Column("name", String(256), primary_key=True),
+    # Of its life, and of its leases.
+    Column("token", String(64), nullable=False),
+    Column("user_name", String(256), nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("heartbeat_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("has_left", Boolean, nullable=False),
+)
+
+agent_device = Table(
+    "agent_device",
+    metadata,
+    Column("device", String(256), primary_key=True),
+    Column("agent", ForeignKey(agent.c.name), nullable=False, index=True),
+    Column("soc", String(64), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    Column("os", String(16), nullable=False),
+    Column("serial", String(256), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("labels", JSON, nullable=False),
+    # Why its agent cannot use it now; empty where it can.
+    Column("refused", Text, nullable=False),
+)
+
+# `user:ada` or `label:camera`: how many devices at once.
+quota = Table(
+    "quota",
+    metadata,
+    Column("subject", String(320), primary_key=True),
+    Column("most", Integer, nullable=False),
+    Column("set_by", String(256), nullable=False),
+    Column("set_ms", BigInteger, nullable=False),
+)
