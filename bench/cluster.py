@@ -1,0 +1,248 @@
+"""A shared farm of 3 hosts with 8 devices each: how busy it keeps them, who waits how long, and what faults cost.
+
+    python bench/cluster.py [--jobs 3000] [--rounds 3] [--only PART ...] [--quick]
+
+Agents are processes of their own with a real PostgreSQL, real messages, leases, bundles and spools. **The devices are
+stubs** whose slots sleep 200 ms a job (bench/stub_agent.py). What ran, and when, is read from files that know nothing
+of the farm (bench/stub_evidence.py). The last line is JSON:
+
+`efficiency`              what an ideal schedule would take, of what it took from submission to the last job's end
+`efficiency_with_faults`  the same, where one agent is killed for good and the database restarted midway
+`second_user_start_s`     from B's submission of one job to its start, behind A's 2,000 of the same priority; the worst
+`person_behind_nightly_s` the same for a person's job on a farm filled by a night: a job that runs is in it; the worst
+`cancel_s`                from the call that cancels to the end of the last job on any device; the worst
+`lost`, `duplicated`      jobs without an accepted verdict; with several, two on a device at once, or run twice in peace
+`idle_queries_per_s`      that PostgreSQL sees while nothing is to do, of all agents together, without BEGIN and COMMIT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos_store import postgres_cluster
+from stub_evidence import Ran, now_s, overlaps
+from stub_hosts import StubHosts, accepted, stub_hosts
+
+from farm.store.leases.rules import Priority
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chaos_store import Cluster
+
+    from farm.store.store import Store
+
+HOSTS, DEVICES = 3, 8
+LATENCY_MS = 200
+SHARD = 25
+BEHIND = 2000
+PARTS = ("efficiency", "second_user", "person_behind_nightly", "cancel", "idle", "faults")
+SETTINGS = ("shared_preload_libraries=pg_stat_statements", "max_connections=200")
+_CONTROL = ("BEGIN", "COMMIT", "ROLLBACK")
+_SETTLES_S = 2.0
+_WAITS_S = 300.0
+
+
+@dataclass
+class Bench:
+    """One farm, and what was found."""
+
+    cluster: Cluster
+    hosts: StubHosts
+    store: Store
+    jobs: int
+    rounds: int
+    idle_s: float
+    behind: int
+    found: dict[str, float] = field(default_factory=dict)
+    lost: int = 0
+    duplicated: int = 0
+
+    def efficiency(self) -> None:
+        """Run all jobs of one user on all devices."""
+        began_s, run_id = self._submit("ada", self.jobs)
+        self._await_end(run_id)
+        ran = self.hosts.ran(run_id)
+        self.found["efficiency"] = self._share(ran, began_s)
+        self._judge(run_id, ran, once=True)
+
+    def second_user(self) -> None:
+        """Let bob's one job come behind ada's."""
+        self.found["second_user_start_s"] = max(self._come_behind("bob", Priority.PERSON) for _ in range(self.rounds))
+
+    def person_behind_nightly(self) -> None:
+        """Let a person's one job come to a farm that a night fills."""
+        waits = [self._come_behind("eve", Priority.NIGHTLY) for _ in range(self.rounds)]
+        self.found["person_behind_nightly_s"] = max(waits)
+
+    def cancel(self) -> None:
+        """Cancel a run that fills the farm."""
+        self.found["cancel_s"] = max(self._cancel_once() for _ in range(self.rounds))
+
+    def idle(self) -> None:
+        """Count what agents ask while nothing is to do."""
+        time.sleep(_SETTLES_S)
+        before, began_s = self._statements(), now_s()
+        time.sleep(self.idle_s)
+        seen = self._statements() - before
+        seconds = now_s() - began_s
+        control = sum(count for text, count in seen.items() if text.upper().startswith(_CONTROL))
+        for text, count in seen.most_common(12):
+            say(f"    {count / seconds:5.2f}/s  {' '.join(text.split())[:100]}")
+        self.found["idle_queries_per_s"] = (seen.total() - control) / seconds
+        say(f"    and {control / seconds:.2f}/s of BEGIN, COMMIT and ROLLBACK")
+
+    def faults(self) -> None:
+        """Kill one agent for good and restart the database while half of the jobs are done."""
+        began_s, run_id = self._submit("ada", self.jobs)
+        self._await_ran(run_id, self.jobs // 2)
+        self.hosts.die("host-2")
+        say("    one host is dead; the database stops")
+        self.cluster.stop()
+        self.cluster.start()
+        self._await_end(run_id)
+        ran = self.hosts.ran(run_id)
+        self.found["efficiency_with_faults"] = self._share(ran, began_s)
+        self._judge(run_id, ran, once=False)
+
+    def _submit(self, user: str, jobs: int, priority: Priority = Priority.PERSON) -> tuple[float, str]:
+        run_id = self.hosts.submit(self.store, user, jobs, latency_ms=LATENCY_MS, priority=priority, shard=SHARD)
+        return now_s(), run_id
+
+    def _share(self, ran: Sequence[Ran], began_s: float) -> float:
+        ideal_s = self.jobs * LATENCY_MS / 1000 / (HOSTS * DEVICES)
+        took_s = max(one.ended_s or 0.0 for one in ran) - began_s
+        first_s = min(one.began_s for one in ran) - began_s
+        say(f"    {took_s:.2f} s instead of {ideal_s:.2f}; the first job began after {first_s:.3f} s")
+        return ideal_s / took_s
+
+    def _come_behind(self, user: str, priority: Priority) -> float:
+        _, filling = self._submit("ada", self.behind, priority)
+        self._await_ran(filling, HOSTS * DEVICES * 3)
+        began_s, run_id = self._submit(user, 1)
+        self._await_ran(run_id, 1)
+        [ran] = self.hosts.ran(run_id)
+        self._await_end(run_id)
+        self._judge(run_id, [ran], once=True)
+        self._cancel(filling)
+        say(f"    {user}'s job began after {ran.began_s - began_s:.3f} s")
+        return ran.began_s - began_s
+
+    def _cancel_once(self) -> float:
+        _, run_id = self._submit("ada", self.behind)
+        self._await_ran(run_id, HOSTS * DEVICES * 3)
+        return self._cancel(run_id)
+
+    def _cancel(self, run_id: str) -> float:
+        began_s = now_s()
+        self.store.cluster.cancel(run_id, "ada", may_others=False)
+        self._await_end(run_id)
+        time.sleep(LATENCY_MS / 1000 * 2)
+        ended_s = max(one.ended_s or one.began_s for one in self.hosts.ran(run_id)) - began_s
+        say(f"    cancelled: the last job ended {ended_s:.3f} s later")
+        return ended_s
+
+    def _await_end(self, run_id: str) -> None:
+        def is_over() -> bool:
+            order = self.store.cluster.order(run_id)
+            return order is not None and order.state != "open"
+
+        self._until(is_over, "the end of the run")
+
+    def _await_ran(self, run_id: str, count: int) -> None:
+        self._until(lambda: len(self.hosts.ran(run_id)) >= count, f"{count} jobs that begin")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        self.hosts.until(condition, what, _WAITS_S)
+
+    def _judge(self, run_id: str, ran: Sequence[Ran], *, once: bool) -> None:
+        verdicts = accepted(self.store, run_id)
+        lost = [job for job, found in verdicts.items() if not found]
+        several = [job for job, found in verdicts.items() if len(found) > 1]
+        both = overlaps(ran)
+        again = [job for job, count in Counter(one.job for one in ran).items() if count > 1]
+        self.lost += len(lost)
+        self.duplicated += len(several) + len(both) + (len(again) if once else 0)
+        for what, ones in (("lost", lost), ("several verdicts", several), ("two at once", both)):
+            if ones:
+                say(f"    {what}: {len(ones)}: {ones[:3]}")
+        if again:
+            say(f"    {len(again)} jobs were executed again")
+
+    def _statements(self) -> Counter[str]:
+        """Return how often the server has executed each statement, of everybody but this process."""
+        import psycopg
+
+        address = self.hosts.url
+        with psycopg.connect(address, autocommit=True) as connection:
+            rows = connection.execute(
+                "SELECT query, sum(calls) FROM pg_stat_statements WHERE query NOT LIKE '%%pg_stat_statements%%'"
+                " GROUP BY query"
+            ).fetchall()
+        return Counter({str(query): int(calls) for query, calls in rows})
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(options: argparse.Namespace, folder: Path, cluster: Cluster) -> dict[str, float]:
+    """Start the farm, measure the parts, and return the last line."""
+    with stub_hosts(cluster, folder, ttl_s=options.ttl_s) as hosts, open_store(hosts.url) as store:
+        _begin_statistics(hosts.url)
+        for number in range(HOSTS):
+            hosts.start(f"host-{number}", DEVICES)
+        hosts.await_devices(store, HOSTS * DEVICES)
+        say(f"{HOSTS} agents with {DEVICES} devices each")
+        time.sleep(_SETTLES_S)
+        bench = Bench(cluster, hosts, store, options.jobs, options.rounds, options.idle_s, options.behind)
+        for part in PARTS:
+            if part in options.only:
+                say(part)
+                getattr(bench, part)()
+        for name in list(hosts.processes):
+            began_s = now_s()
+            code = hosts.stop(name)
+            say(f"{name} ended with {code} within {now_s() - began_s:.1f} s")
+    found = {name: round(value, 3) for name, value in bench.found.items()}
+    return {**found, "lost": bench.lost, "duplicated": bench.duplicated}
+
+
+def _begin_statistics(url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=3, help="of what is told by its worst")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--quick", action="store_true", help="480 jobs, one round, 5 s idle")
+    options = parser.parse_args()
+    options.ttl_s, options.idle_s, options.behind = 10.0, 20.0, BEHIND
+    if options.quick:
+        options.jobs, options.rounds, options.ttl_s, options.idle_s, options.behind = 480, 1, 3.0, 4.0, 600
+    with postgres_cluster(*SETTINGS) as cluster:
+        if isinstance(cluster, str):
+            sys.stderr.write(f"bench/cluster.py needs a PostgreSQL server: {cluster}\n")
+            return 2
+        say("THE DEVICES ARE STUBS that sleep; database, messages, agents, leases and spools are the real thing")
+        with tempfile.TemporaryDirectory(prefix="farm-cluster-", dir="/tmp") as name:
+            print(json.dumps(run(options, Path(name), cluster)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The agent of a stub host: farm's own agent, whose devices do not exist and whose slots sleep (stub_hosts.py).
+
+    python bench/stub_agent.py PLAN.json
+
+A slot sleeps as long as the words of its job say, unless it is broken off, and answers that it passed. It keeps to the
+device's grant as a real one does, and writes down what it ran and when (stub_evidence.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
+from stub_evidence import Evidence
+from stub_farm import words_of
+from stub_hosts import HostPlan
+
+from farm.cluster.agent.agent import Agent, Timing
+from farm.cluster.agent.slot_protocol import LOOKED, Back, Begin, Break, Died, End, Ended, Grant, Look, Run, ToSlot
+from farm.config.settings import load_config
+from farm.devices.device import AdbAddress, Device
+from farm.pool.worker_grant import WorkerGrant
+from farm.request.plan import read_plan
+from farm.results.attempt import Attempt, Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.cluster.agent.slot_protocol import FromSlot
+    from farm.request.plan import PlannedJob
+    from farm.store.cluster.records import AgentDevice
+
+
+class StubSlot:
+    """A thread that sleeps."""
+
+    def __init__(self, evidence: Path, agent_device: AgentDevice, device: Device) -> None:
+        del agent_device
+        self._device = device
+        self._evidence = Evidence(evidence, device.id)
+        self._queue: SimpleQueue[ToSlot] = SimpleQueue()
+        self._grant = WorkerGrant(go=False)
+        self._broken = threading.Event()
+        self._holds_back = False
+        self._run_id = ""
+        self._dead = False
+        self._thread = threading.Thread(target=self._work, name=f"slot {device.serial}", daemon=True)
+
+    def start(self, answer: Callable[[FromSlot], None]) -> None:
+        """Begin."""
+        self._answer = answer
+        self._thread.start()
+
+    def send(self, *messages: ToSlot) -> None:
+        """Take messages, as farm/cluster/agent/slot.py does."""
+        for message in messages:
+            if isinstance(message, Grant):
+                self._grant, self._holds_back = message.grant, False
+            elif isinstance(message, Break):
+                self._broken.set()
+            else:
+                if isinstance(message, End):
+                    self._grant, self._holds_back = WorkerGrant(go=False), True
+                    self._broken.set()
+                self._queue.put(message)
+
+    def close(self) -> None:
+        """End."""
+        self.send(End())
+        self._thread.join()
+
+    def kill(self) -> None:
+        """End, and say so."""
+        self._dead = True
+        self.close()
+        self._answer(Died("killed"))
+
+    def _work(self) -> None:
+        while not isinstance(message := self._queue.get(), End):
+            if isinstance(message, Begin):
+                self._run_id = read_plan(Path(message.plan)).run_id
+                self._broken.clear()
+            elif isinstance(message, Look):
+                self._answer(Back(LOOKED, off=True))
+            elif isinstance(message, Run) and not self._dead:
+                self._answer(self._run(message))
+        self._evidence.close()
+
+    def _run(self, message: Run) -> FromSlot:
+        if self._holds_back or not self._grant.go or self._grant.is_over:
+            self._holds_back = True
+            return Back(message.number, off=True)
+        planned: PlannedJob = message.planned
+        _, milliseconds = words_of(planned.job.case).split()
+        began_s, began_ms = time.monotonic(), time.time_ns() // 1_000_000
+        with self._evidence.running(planned.job.id, self._run_id):
+            broken = self._broken.wait(int(milliseconds) / 1000)
+        if broken:
+            self._holds_back = True
+            return Back(message.number, off=True)
+        attempt = Attempt(
+            planned.job.id,
+            Verdict.PASSED,
+            Stage.DONE,
+            "",
+            device=self._device.serial,
+            started_ms=began_ms,
+            seconds=time.monotonic() - began_s,
+            bundle_key=planned.key,
+        )
+        return Ended(message.number, (attempt,))
+
+
+def devices_of(plan: HostPlan) -> list[Device]:
+    """Return the devices of a host, which nothing can reach."""
+    return [
+        Device(
+            serial=f"virtual-{soc}-{number}",
+            soc=soc,
+            kind="virtual",
+            build="stub",
+            address=AdbAddress(1),
+            product="stub",
+            host=plan.folder.name,
+        )
+        for number, soc in enumerate(plan.socs)
+    ]
+
+
+def main() -> int:
+    """Run until SIGTERM, and return the agent's exit code."""
+    plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
+    devices = devices_of(plan)
+    timing = Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3)
+    agent = Agent(
+        load_config(folder=plan.folder),
+        name=plan.name,
+        devices=lambda: devices,
+        slots=partial(StubSlot, plan.evidence),
+        timing=timing,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    return agent.run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Threads that are left have nothing to say.
+    os._exit(code)
