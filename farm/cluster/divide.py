@@ -1,0 +1,123 @@
+"""Jobs of a run -> shards: what one device runs one after the other, under one lease. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.run.scheduler import dispatch_order
+from farm.store.cluster.records import NewShard, ShardJob
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+
+# About a minute: a claim is one transaction, and what a dead host was busy with is run again.
+_LONGEST_S = 60.0
+# Below that, taking a shard and making a device ready weigh more than what ends sooner.
+_SHORTEST_S = 1.0
+# The rows of a shard are read and written as a whole.
+_MOST_JOBS = 200
+# Compiling takes seconds a job, running one a fraction of a second: devices wait for no more than so many at once.
+_MOST_COLD_JOBS = 8
+# Of a job without history where no other has one.
+_UNKNOWN_S = 1.0
+# A device takes this part of its share of what is left: the shards get smaller, and devices end together.
+_PART = 0.5
+
+
+def divide(
+    jobs: Sequence[ShardJob],
+    *,
+    devices: Mapping[str, int],
+    cached: Collection[str],
+    sessions: Mapping[str, Hashable],
+    first: Collection[str] = (),
+) -> list[NewShard]:
+    """Return the shards of a run, by position; every job is in exactly one.
+
+    `devices` are those of each SoC that the run may use at once, `cached` the keys of the bundles that are made,
+    `sessions` tells by job id which jobs one runner process can take, `first` are ids of jobs that come before all
+    others. The order within a SoC is that of `dispatch_order`: what is compiled goes first, jobs of a session stand
+    together, the longest first. A shard takes about a minute, less where few jobs are left for many devices, and
+    holds few jobs where they are to be compiled.
+    """
+    by_soc: dict[str, list[ShardJob]] = {}
+    for job in _with_expectations(jobs):
+        by_soc.setdefault(job.job.target.soc, []).append(job)
+    cold = {job.job.id for job in jobs if job.key not in cached}
+    shards = []
+    for soc, mine in sorted(by_soc.items()):
+        ordered = _ordered(mine, cold, sessions, first)
+        for rank, part in enumerate(_cut(ordered, max(1, devices.get(soc, 1)), cold, sessions)):
+            shards.append((rank, NewShard(soc, tuple(part), sum(job.expected_s for job in part), 0)))
+    # SoCs take turns, so that none waits for the bundles of all others.
+    shards.sort(key=lambda ranked: (ranked[0], ranked[1].soc))
+    return [msgspec.structs.replace(shard, position=position) for position, (_, shard) in enumerate(shards)]
+
+
+def _with_expectations(jobs: Sequence[ShardJob]) -> list[ShardJob]:
+    known = [job.expected_s for job in jobs if job.expected_s > 0]
+    usual = statistics.median(known) if known else _UNKNOWN_S
+    return [job if job.expected_s > 0 else msgspec.structs.replace(job, expected_s=usual) for job in jobs]
+
+
+def _ordered(
+    jobs: Sequence[ShardJob], cold: Collection[str], sessions: Mapping[str, Hashable], first: Collection[str]
+) -> list[ShardJob]:
+    # The session with the longest job comes first: what is left for the end is short.
+    longest: dict[Hashable, float] = {}
+    for job in jobs:
+        session = sessions.get(job.job.id)
+        longest[session] = max(longest.get(session, 0.0), job.expected_s)
+    rank = {session: n for n, session in enumerate(sorted(longest, key=lambda session: -longest[session]))}
+    by_id = {job.job.id: job for job in sorted(jobs, key=lambda job: rank[sessions.get(job.job.id)])}
+    order = dispatch_order(
+        list(by_id),
+        cached={job_id: job_id not in cold for job_id in by_id},
+        expected_seconds={job_id: job.expected_s for job_id, job in by_id.items()},
+        sessions={job_id: sessions.get(job_id) for job_id in by_id},
+        first=first,
+    )
+    return [by_id[job_id] for job_id in order]
+
+
+def _cut(
+    ordered: Sequence[ShardJob], devices: int, cold: Collection[str], sessions: Mapping[str, Hashable]
+) -> Iterator[list[ShardJob]]:
+    """Yield parts of `ordered`, each as long as is right for what is left then."""
+    left_s = sum(job.expected_s for job in ordered)
+    part: list[ShardJob] = []
+    took_s, size_s = 0.0, _size_s(left_s, devices)
+    for job in ordered:
+        if part and _ends(part, took_s, size_s, job, cold, sessions):
+            yield part
+            left_s -= took_s
+            part, took_s, size_s = [], 0.0, _size_s(left_s, devices)
+        part.append(job)
+        took_s += job.expected_s
+    if part:
+        yield part
+
+
+def _size_s(left_s: float, devices: int) -> float:
+    return min(_LONGEST_S, max(_SHORTEST_S, _PART * left_s / devices))
+
+
+def _ends(
+    part: Sequence[ShardJob],
+    took_s: float,
+    size_s: float,
+    following: ShardJob,
+    cold: Collection[str],
+    sessions: Mapping[str, Hashable],
+) -> bool:
+    last, job_id = part[-1].job.id, following.job.id
+    if (last in cold) != (job_id in cold):
+        return True
+    if len(part) >= (_MOST_COLD_JOBS if job_id in cold else _MOST_JOBS):
+        return True
+    # Another session starts another runner: a shard that is half full ends there.
+    is_full_at_s = size_s if sessions.get(last) == sessions.get(job_id) else size_s / 2
+    return took_s + following.expected_s / 2 > is_full_at_s
