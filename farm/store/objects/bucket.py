@@ -1,0 +1,120 @@
+"""A bucket of S3 with the files of a shared farm, or of what speaks it: MinIO, Ceph, Garage."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import s3fs
+
+from farm.errors import ArtifactsError
+from farm.store.objects.places import Stored, path_of, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farm.config.shared import ArtifactsAddress
+
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
+# Up to so much is sent in one request, more in parts of that size.
+_PART_BYTES = 32 << 20
+
+
+class Bucket:
+    """A bucket of S3, or of what speaks it: an object is there whole, or not at all."""
+
+    def __init__(self, address: ArtifactsAddress) -> None:
+        self._root = address.path
+        options = {"endpoint_url": address.endpoint_url or None, "profile": address.profile or None}
+        self._files = s3fs.S3FileSystem(
+            client_kwargs={"region_name": address.region} if address.region else None,
+            # How long to go on trying is decided in one place, and that is not here.
+            config_kwargs={
+                "connect_timeout": _CONNECT_SECONDS,
+                "read_timeout": _READ_SECONDS,
+                "retries": {"max_attempts": 1},
+            },
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            **{name: value for name, value in options.items() if value},
+        )
+        self._files.retries = 1
+        self._is_there = False
+
+    def write(self, name: str, chunks: Iterable[bytes], check: Callable[[], None]) -> None:
+        """Write a file whole, or not at all."""
+        first = b""
+        left = iter(chunks)
+        for chunk in left:
+            first += chunk
+            if len(first) > _PART_BYTES:
+                break
+        else:
+            check()
+            self._files.pipe_file(self._path(name), first)
+            return
+        file = self._files.open(self._path(name), "wb", block_size=_PART_BYTES, autocommit=False)
+        try:
+            file.write(first)
+            for chunk in left:
+                file.write(chunk)
+            check()
+            file.close()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                file.discard()
+            # What fsspec would do when nobody refers to it any more is to commit it.
+            file.closed = True
+            raise
+        file.commit()
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yield what is in a file. Raises FileNotFoundError."""
+        with self._files.open(self._path(name), "rb", cache_type="none") as file:
+            while chunk := file.read(_PART_BYTES):
+                yield chunk
+
+    def find(self, name: str) -> Stored | None:
+        """Return a file, None where it is not there."""
+        try:
+            return stored(name, self._files.info(self._path(name)))
+        except FileNotFoundError:
+            self._require_bucket()
+            return None
+
+    def renew(self, name: str) -> bool:  # noqa: ARG002
+        """Return False: nothing but its content changes the time of an object."""
+        return False
+
+    def all(self) -> Iterator[Stored]:
+        """Yield every file."""
+        self._require_bucket()
+        for path, one in self._files.find(self._root, detail=True).items():
+            name = path.rpartition("/")[2]
+            if path == self._path(name):
+                yield stored(name, one)
+
+    def remove(self, name: str, still_old: Callable[[Stored], bool]) -> bool:
+        """Remove a file unless it was written or renewed meanwhile."""
+        # S3 has no way to remove what nobody has written since: who writes the same content, a day old and named by
+        # nothing, in the milliseconds between these two requests, loses it.
+        found = self.find(name)
+        if found is None or not still_old(found):
+            return False
+        self._files.rm_file(self._path(name))
+        return True
+
+    def sweep(self) -> int:
+        """Return 0: what was never finished is a lifecycle rule's (docs/configuration.md)."""
+        return 0
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{path_of(name)}"
+
+    def _require_bucket(self) -> None:
+        bucket = self._root.partition("/")[0]
+        self._is_there = self._is_there or self._files.exists(bucket)
+        if not self._is_there:
+            raise ArtifactsError(
+                f"there is no bucket {bucket}, or the keys do not let us in: whoever sets it up makes it"
+            )

@@ -1,0 +1,246 @@
+"""A folder with the files of a shared farm, on this machine (a mounted file system) or behind SFTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from farm.errors import ArtifactsError
+from farm.store.objects.places import INCOMING, LEFT_BEHIND_S, Stored, modified_s, path_of, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farm.config.shared import ArtifactsAddress
+
+_READ_ONLY = 0o444
+_CHUNK = 1 << 20
+# Of one process, over one connection: OpenSSH allows 10 (MaxSessions).
+_SFTP_SESSIONS = 4
+_SFTP_SECONDS = 30.0
+
+
+class Folder:
+    """A folder, here or behind SFTP. Nobody makes its root: where that is missing, nothing is mounted."""
+
+    def __init__(self, address: ArtifactsAddress) -> None:
+        self._root = address.path
+        self._clients = _LocalClients() if address.login is None else _SftpClients(address)
+
+    def write(self, name: str, chunks: Iterable[bytes], check: Callable[[], None]) -> None:
+        """Write a file whole, or not at all."""
+        with self._clients.one() as files:
+            part = f"{self._root}/{INCOMING}/{name}.{os.urandom(6).hex()}"
+            self._make_folder(files, INCOMING)
+            try:
+                with files.open(part, "wb") as file:
+                    if hasattr(file, "set_pipelined"):
+                        # Of SFTP: without it every 32 KiB wait for their answer.
+                        file.set_pipelined(True)
+                    for chunk in chunks:
+                        file.write(chunk)
+                    file.flush()
+                    if hasattr(file, "fileno"):
+                        os.fsync(file.fileno())
+                check()
+                self._clients.chmod(files, part, _READ_ONLY)
+                self._make_folder(files, name[:2])
+                self._clients.rename(files, part, self._path(name))
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    files.rm_file(part)
+                raise
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yield what is in a file. Raises FileNotFoundError."""
+        with self._clients.one() as files:
+            path = self._path(name)
+            try:
+                file = files.open(path, "rb")
+            except FileNotFoundError:
+                self._require_root(files)
+                raise
+            with file:
+                if hasattr(file, "prefetch"):
+                    file.prefetch(files.info(path)["size"])
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+
+    def find(self, name: str) -> Stored | None:
+        """Return a file, None where it is not there."""
+        with self._clients.one() as files:
+            try:
+                return stored(name, files.info(self._path(name)))
+            except FileNotFoundError:
+                self._require_root(files)
+                return None
+
+    def renew(self, name: str) -> bool:
+        """Make a file as young as a new one, where this user may."""
+        with self._clients.one() as files:
+            try:
+                self._clients.touch(files, self._path(name))
+            except PermissionError:
+                return False
+            return True
+
+    def all(self) -> Iterator[Stored]:
+        """Yield every file."""
+        with self._clients.one() as files:
+            self._require_root(files)
+            folders = [one["name"] for one in files.ls(self._root, detail=True) if one["type"] == "directory"]
+            for folder in folders:
+                if len(folder.rpartition("/")[2]) == 2:
+                    for one in files.ls(folder, detail=True):
+                        yield stored(one["name"].rpartition("/")[2], one)
+
+    def remove(self, name: str, still_old: Callable[[Stored], bool]) -> bool:
+        """Remove a file unless it was written or renewed meanwhile."""
+        path, taken = self._path(name), f"{self._root}/{INCOMING}/{name}.pruned.{os.urandom(6).hex()}"
+        with self._clients.one() as files:
+            try:
+                if not still_old(stored(name, files.info(path))):
+                    return False
+                self._make_folder(files, INCOMING)
+                # Whoever puts the same content from here on finds no file, and writes it anew.
+                self._clients.rename(files, path, taken)
+                if not still_old(stored(name, files.info(taken))):
+                    # Somebody renewed it between the two lines before.
+                    self._clients.rename(files, taken, path)
+                    return False
+                files.rm_file(taken)
+            except (FileNotFoundError, PermissionError):
+                return False
+            return True
+
+    def sweep(self) -> int:
+        """Remove what was left half written."""
+        removed = 0
+        with self._clients.one() as files:
+            try:
+                left = files.ls(f"{self._root}/{INCOMING}", detail=True)
+            except FileNotFoundError:
+                return 0
+            for one in left:
+                if time.time() - modified_s(one) > LEFT_BEHIND_S:
+                    with contextlib.suppress(OSError):
+                        files.rm_file(one["name"])
+                        removed += 1
+        return removed
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{path_of(name)}"
+
+    def _require_root(self, files: Any) -> None:
+        if not files.isdir(self._root):
+            raise ArtifactsError(f"there is no folder {self._root}: is it mounted? Whoever sets it up makes it")
+
+    def _make_folder(self, files: Any, name: str) -> None:
+        """Make a folder below the root that may be written by whoever may write the root: others put files there."""
+        folder = f"{self._root}/{name}"
+        if files.isdir(folder):
+            return
+        self._require_root(files)
+        with contextlib.suppress(FileExistsError):
+            self._clients.make_folder(files, folder)
+        if not files.isdir(folder):
+            raise ArtifactsError(f"{folder} cannot be made")
+        with contextlib.suppress(PermissionError):  # another user made it at the same moment
+            self._clients.chmod(files, folder, self._clients.mode(files, self._root))
+
+
+class _LocalClients:
+    """fsspec's way to files of this machine."""
+
+    def __init__(self) -> None:
+        self._files = LocalFileSystem(skip_instance_cache=True)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Any]:
+        yield self._files
+
+    @staticmethod
+    def chmod(_: Any, path: str, mode: int) -> None:
+        os.chmod(path, mode)  # noqa: PTH101 - text, as fsspec has it
+
+    @staticmethod
+    def mode(_: Any, path: str) -> int:
+        return os.stat(path).st_mode & 0o7777  # noqa: PTH116
+
+    @staticmethod
+    def make_folder(_: Any, path: str) -> None:
+        os.mkdir(path)  # noqa: PTH102
+
+    @staticmethod
+    def rename(_: Any, old: str, new: str) -> None:
+        # fsspec's copies where it cannot rename, and a copy can be seen half done.
+        os.replace(old, new)  # noqa: PTH105
+        folder = os.open(os.path.dirname(new), os.O_RDONLY)  # noqa: PTH120
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @staticmethod
+    def touch(_: Any, path: str) -> None:
+        os.utime(path)
+
+
+class _SftpClients:
+    """A few SFTP sessions over one connection, each for one thread at a time; one that broke is not used again."""
+
+    def __init__(self, address: ArtifactsAddress) -> None:
+        self._address = address
+        self._link: Any = None
+        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        for _ in range(_SFTP_SESSIONS):
+            self._idle.put(None)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Any]:
+        files, broken = self._idle.get(), False
+        try:
+            files = files or self._connect()
+            yield files
+        except (FileNotFoundError, PermissionError, FileExistsError, GeneratorExit):
+            raise
+        except BaseException:
+            broken = True
+            raise
+        finally:
+            if broken and files is not None:
+                with contextlib.suppress(Exception):
+                    files.ftp.close()
+            self._idle.put(None if broken else files)
+
+    def _connect(self) -> Any:
+        from farm.store.objects.sftp import open_sftp, sftp_link
+
+        if self._link is None:
+            self._link = sftp_link(self._address)
+        return open_sftp(self._link, _SFTP_SECONDS)
+
+    @staticmethod
+    def chmod(files: Any, path: str, mode: int) -> None:
+        files.ftp.chmod(path, mode)
+
+    @staticmethod
+    def mode(files: Any, path: str) -> int:
+        return int(files.ftp.stat(path).st_mode or 0) & 0o7777
+
+    @staticmethod
+    def make_folder(files: Any, path: str) -> None:
+        files.ftp.mkdir(path)
+
+    @staticmethod
+    def rename(files: Any, old: str, new: str) -> None:
+        files.ftp.posix_rename(old, new)
+
+    @staticmethod
+    def touch(files: Any, path: str) -> None:
+        files.ftp.utime(path, None)

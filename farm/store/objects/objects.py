@@ -1,0 +1,292 @@
+"""The files of a shared farm by their SHA-256: bundles, runtimes, code of suites, artifacts of attempts.
+
+Whatever arrives is compared with its hash, in both directions: who may write the place cannot put something else into a
+program. What was fetched is kept in the cache of this machine, so that it travels once.
+
+    PLACE/ab/abcd...     one file, named by its SHA-256
+    PLACE/incoming/      being written; what is a day old there was left by a process that died
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from farm.devices.local.files import local_errors
+from farm.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
+from farm.store.objects.patience import Patience
+from farm.system.hashes import sha256_of
+from farm.system.publish import published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.config.shared import ArtifactsAddress
+    from farm.store.objects.places import Place, Stored
+
+GRACE_S = 24 * 3600.0
+"""So long a file stays that nothing in the store names: far longer than it takes until what names it is recorded."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+_FOLDER, _CONTENT = "objects", "content"
+# A file is read again where what came is not what its hash says: it may have been the way.
+_TRIES = 2
+# What is known to be there is not asked for again for so long.
+_KNOWN_S = 3600.0
+_MOST_KNOWN = 100_000
+
+
+class Objects:
+    """The files of a shared farm; for any number of threads."""
+
+    def __init__(self, place: Place, where: str, cache_dir: Path, patience: Patience) -> None:
+        self._place, self._where, self._patience = place, where, patience
+        self._root = cache_dir / _FOLDER
+        self._known: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def put(self, content: Path | bytes) -> str:
+        """Keep a file or bytes, and return its SHA-256, as hex. When this returns it is there, whole.
+
+        It stays for GRACE_S at least, and for as long as a row of the store names it. Raises ArtifactsError for a place
+        that stays away or refuses, LocalError for a file that cannot be read or is changed meanwhile.
+        """
+        name = _hash(content)
+        if self._is_known(name):
+            return name
+        self._patience.once_there(lambda: self._put(name, content))
+        self._remember(name)
+        return name
+
+    def has(self, sha256: str) -> bool:
+        """Return whether a file is there. Raises ArtifactsError for a place that stays away or refuses."""
+        return self.size(sha256) is not None
+
+    def size(self, sha256: str) -> int | None:
+        """Return the size of a file, in bytes, None where it is not there. Raises as `has`."""
+        name = _checked(sha256)
+        found = self._patience.once_there(lambda: self._place.find(name))
+        return None if found is None else found.nbytes
+
+    def get(self, sha256: str) -> Path:
+        """Return a file in the cache of this machine, fetched where it is not there yet. It may be executed.
+
+        Several processes that ask for one file fetch it once. Raises ArtifactLostError for one that is not there, or is
+        not what its hash says, ArtifactsError for a place that stays away, UntrustedError for a cache that others may
+        write, LocalError and InfraError for one that cannot be written.
+        """
+        name = _checked(sha256)
+
+        def fill(folder: Path) -> None:
+            self.fetch(name, folder / _CONTENT)
+            (folder / _CONTENT).chmod(0o555)
+
+        return published(self._cached(name), fill, lambda folder: (folder / _CONTENT).is_file()) / _CONTENT
+
+    def cached(self, sha256: str) -> Path | None:
+        """Return a file where it is in the cache of this machine, else None."""
+        if not _SHA256.fullmatch(sha256):
+            return None
+        path = self._cached(sha256) / _CONTENT
+        return path if path.is_file() else None
+
+    def fetch(self, sha256: str, target: Path) -> None:
+        """Write a file to `target`, verified. Raises as `get`."""
+        name = _checked(sha256)
+
+        def copy() -> bool:
+            digest = hashlib.sha256()
+            local = _LocalFile(target)
+            try:
+                for chunk in self._place.read(name):
+                    digest.update(chunk)
+                    local.write(chunk)
+            finally:
+                local.close()
+            return digest.hexdigest() == name
+
+        self._verified(name, copy)
+
+    def read(self, sha256: str, most_bytes: int = 64 << 20) -> bytes:
+        """Return a file, verified. Raises as `get`; ArtifactLostError for one that is larger than `most_bytes`."""
+        name = _checked(sha256)
+        content = bytearray()
+
+        def copy() -> bool:
+            content.clear()
+            for chunk in self._place.read(name):
+                content.extend(chunk)
+                if len(content) > most_bytes:
+                    raise ArtifactLostError(f"{self._where}: {name} has more than {most_bytes} bytes")
+            return hashlib.sha256(content).hexdigest() == name
+
+        self._verified(name, copy)
+        return bytes(content)
+
+    def all(self) -> Iterator[Stored]:
+        """Yield every file of the place. Raises ArtifactsError."""
+        listed = self._patience.once_there(lambda: list(self._place.all()))
+        return (one for one in listed if _SHA256.fullmatch(one.name))
+
+    def discard(self, sha256: str, grace_s: float = GRACE_S) -> bool:
+        """Remove a file that nothing names; return False where it is not there, young or may not be removed."""
+        name = _checked(sha256)
+        removed = self._patience.once_there(
+            lambda: self._place.remove(name, lambda one: time.time() - one.modified_s > grace_s)
+        )
+        with self._lock:
+            self._known.pop(name, None)
+        return removed
+
+    def sweep(self) -> int:
+        """Remove what processes that died left half written a day ago; return how many files that was."""
+        return self._patience.once_there(self._place.sweep)
+
+    def _put(self, name: str, content: Path | bytes) -> None:
+        found = self._place.find(name)
+        if found is not None:
+            age_s = time.time() - found.modified_s
+            # Nobody removes it soon; a clock that is wrong by an hour makes no difference.
+            if age_s < GRACE_S / 2 or self._place.renew(name):
+                return
+        source = _Source(name, content)
+        self._place.write(name, source.chunks(), source.check)
+        written = self._place.find(name)
+        if written is None or written.nbytes != source.nbytes:
+            raise ArtifactsError(f"{name} is not there, whole, after it was written: is the place full?")
+
+    def _verified(self, name: str, copy: Callable[[], bool]) -> None:
+        for _ in range(_TRIES):
+            try:
+                if self._patience.once_there(lambda: self._copied(copy, name)):
+                    return
+            except ArtifactLostError:
+                self._forget(name)
+                raise
+        self._forget(name)
+        raise ArtifactLostError(
+            f"{self._where}: {name} is damaged: what is there has another hash, so that it is not used: remove it there"
+        )
+
+    def _copied(self, copy: Callable[[], bool], name: str) -> bool:
+        try:
+            return copy()
+        except FileNotFoundError:
+            if self._place.find(name) is not None:
+                raise
+            raise ArtifactLostError(f"{self._where}: {name} is not there (any more): was it pruned?") from None
+
+    def _cached(self, name: str) -> Path:
+        return self._root / name[:2] / name
+
+    def _is_known(self, name: str) -> bool:
+        with self._lock:
+            return time.monotonic() - self._known.get(name, -_KNOWN_S) < _KNOWN_S
+
+    def _remember(self, name: str) -> None:
+        with self._lock:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = time.monotonic()
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._known.pop(name, None)
+
+
+def open_objects(config: Config, *, patience_s: float | None = None, stop: threading.Event | None = None) -> Objects:
+    """Return the files of the shared farm of `config`; nothing is asked of them yet.
+
+    `patience_s` is how long to wait for a place that is away, otherwise as for the store (`health.store_wait_s`);
+    `stop` ends that. Raises UsageError where the farm is of one machine, MissingToolError without the libraries.
+    """
+    address = config.artifacts
+    if address is None:
+        raise UsageError("this farm is of one machine: its files are in its state folder (docs/shared_farm.md)")
+    where = str(address)
+    seconds = config.health.store_wait_s if patience_s is None else patience_s
+    return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop))
+
+
+def _place_of(address: ArtifactsAddress) -> Place:
+    """Return the place of `address`; nothing is asked of it yet. Raises MissingToolError without the libraries."""
+    try:
+        if address.scheme == "s3":
+            from farm.store.objects.bucket import Bucket
+
+            return Bucket(address)
+        from farm.store.objects.folder import Folder
+
+        return Folder(address)
+    except ImportError as error:
+        what = f"artifacts = '{address.scheme}://...' needs the package {error.name}"
+        raise MissingToolError(f"{what}: pip install 'snapdragon-farm[cluster]'") from None
+
+
+class _Source:
+    """What is sent, hashed while it is read: a file might change meanwhile."""
+
+    def __init__(self, name: str, content: Path | bytes) -> None:
+        self._name, self._content = name, content
+        self._digest = hashlib.sha256()
+        self.nbytes = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        if isinstance(self._content, bytes):
+            yield self._note(self._content)
+            return
+        path = self._content
+        with local_errors(path):
+            file = path.open("rb")
+        with file:
+            while True:
+                with local_errors(path):
+                    chunk = file.read(_CHUNK)
+                if not chunk:
+                    return
+                yield self._note(chunk)
+
+    def check(self) -> None:
+        if self._digest.hexdigest() != self._name:
+            raise LocalError(f"{self._content!s:.200} was changed while it was read", cause="local", is_general=False)
+
+    def _note(self, chunk: bytes) -> bytes:
+        self._digest.update(chunk)
+        self.nbytes += len(chunk)
+        return chunk
+
+
+class _LocalFile:
+    """A file of this machine, whose errors are not those of the place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with local_errors(path):
+            self._file = path.open("wb")
+
+    def write(self, chunk: bytes) -> None:
+        with local_errors(self._path):
+            self._file.write(chunk)
+
+    def close(self) -> None:
+        with local_errors(self._path):
+            self._file.close()
+
+
+def _hash(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with local_errors(content):
+        return sha256_of(content)
+
+
+def _checked(sha256: str) -> str:
+    if not _SHA256.fullmatch(sha256):
+        raise ArtifactLostError(f"{sha256[:80]!r} is not the SHA-256 of a file: whoever wrote it was not farm")
+    return sha256

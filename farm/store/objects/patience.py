@@ -1,0 +1,81 @@
+"""What goes wrong with the place of a shared farm's files: waited for while it is away, and then one clear error."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from farm.errors import ArtifactsError, DeviceError, DeviceGoneError, DeviceTimeoutError, FarmError
+from farm.system.text import reason_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Answer = TypeVar("_Answer")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+# Waiting does not change what these say.
+_FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+class Patience:
+    """Does things with a place for as long as is worth it."""
+
+    def __init__(self, where: str, seconds: float, stop: threading.Event | None = None) -> None:
+        """`where` names the place in errors. `stop` ends the waiting, as if the time were over."""
+        self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
+
+    def once_there(self, action: Callable[[], _Answer]) -> _Answer:
+        """Return what `action` does, once the place is there.
+
+        Raises ArtifactsError for a place that stays away or refuses, and what of FarmError `action` raises otherwise.
+        """
+        end = time.monotonic() + self._seconds
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                problem, for_good = _explain(error)
+                if not problem:
+                    raise
+                if for_good:
+                    raise ArtifactsError(f"{self._where}: {problem}") from None
+                if time.monotonic() + pause > end or self._stop.is_set():
+                    waited = f" (tried for {self._seconds:g} s)" if self._seconds >= 1 else ""
+                    raise ArtifactsError(f"{self._where}: {problem}{waited}: {_AWAY}") from None
+            self._stop.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+_AWAY = "the place where the farm keeps its files is away, no device and no code is at fault"
+
+
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Return what is wrong with the place, empty where it is something else, and whether waiting does not help."""
+    if isinstance(error, DeviceError):
+        # Of a host key that is not known, or an account that does not let us in, the machine itself says so.
+        return error.problem, not isinstance(error, DeviceGoneError | DeviceTimeoutError)
+    if isinstance(error, FarmError):
+        return (str(error), False) if type(error) is ArtifactsError else ("", True)
+    name = type(error).__name__
+    if name in _NO_CREDENTIALS:
+        how = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them into ~/.aws/credentials"
+        return f"no credentials for S3 are there ({name}): {how}", True
+    if isinstance(error, PermissionError):
+        return f"it refuses: {_text(error)}", True
+    if isinstance(error, OSError):
+        return _text(error), error.errno in _FOR_GOOD
+    is_theirs = isinstance(error, EOFError) or type(error).__module__.partition(".")[0] in _LIBRARIES
+    return (_text(error), False) if is_theirs else ("", True)
+
+
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError")
+_LIBRARIES = ("paramiko", "botocore", "aiobotocore", "aiohttp", "fsspec", "s3fs", "asyncio")
+
+
+def _text(error: Exception) -> str:
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason_line(str(said))
