@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -212,7 +212,13 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
     return out_of_use(device, known) if known is not None else ""
 
 
-def out_of_use(device: Device, known: Registered) -> str:
+class _Called(Protocol):
+    @property
+    def called(self) -> str:
+        """What messages call a device."""
+
+
+def out_of_use(device: _Called, known: Registered) -> str:
     """Return why nobody gets a device, and what gives it back; empty where it is in use. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""

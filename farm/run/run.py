@@ -1,30 +1,27 @@
-"""One `farm run`, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, and their steps in order."""
+"""One `farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
+
+What a run on a shared farm does as well is in `farm.run.steps`.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.reuse import find_bundles_for
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
-from farm.request.choose import check_machine, check_ready, device_kind_of, jobs_of, narrow, optrace_tools, select
-from farm.request.ending import exit_code_of, write_report
-from farm.request.profiling import Profile
-from farm.request.request import RunOutcome, RunRequest
+from farm.request.choose import device_kind_of, optrace_tools
+from farm.request.ending import exit_code_of
 from farm.run.compiling import builders
 from farm.run.fork_server import forking
-from farm.run.rebuild import Rebuild
-from farm.suites.options import runtime_flags
+from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
 from farm.suites.socs import find_soc
-from farm.suites.suite import Job
 from farm.system.interrupts import INTERRUPTED, InterruptHandler, handling
 from farm.system.user import user_name
 
@@ -32,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from farm.config.settings import Config
-    from farm.devices.device import Device
     from farm.pool.fleet import Fleet
     from farm.pool.lease_keeper import LeaseTerms
     from farm.request.plan import PlannedJob, RunPlan
+    from farm.request.request import RunOutcome, RunRequest
     from farm.run.fork_server import ForkServer
     from farm.run.progress import ProgressListener
-    from farm.store.records import ExpectedJob
     from farm.store.store import Store
+    from farm.suites.suite import Job
     from farm.system.processes import Supervisor
     from farm.toolchains.toolchain import Toolchain
 
@@ -63,24 +60,12 @@ def run(
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
     from farm.store.store import open_store
-    from farm.toolchains.prepare import line_of, prepare
-    from farm.toolchains.select import use_toolchain
 
     budget = Budget(request.budget_s)
-    jobs = jobs_of(config, request)
-    config = use_toolchain(config, request.toolchain, listener.note)
-    check_machine(config, request)
-    jobs = select(config, request, jobs)
-    if only is not None:
-        jobs = tuple(job for job in jobs if job.id in only)
-    check_ready(jobs, request)
-    hide_secrets(config)
+    config, jobs = choose(config, request, listener.note, only)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
-        if request.asks_the_store:
-            tools = cache(partial(prepare, config, listener.note, virtual=request.virtual > 0))
-            line = line_of(config.toolchain)
-            kind = device_kind_of(config, request, store)
-            jobs = narrow(request, jobs, store, tools, listener.note, line, kind=kind, cache_dir=config.cache_dir)
+        kind = partial(device_kind_of, config, request, store)
+        jobs = narrowed(config, request, store, jobs, listener.note, kind)
         return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
 
 
@@ -99,30 +84,21 @@ def resume(
     Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
     as what its numbers depend on has changed since.
     """
-    from farm.request.resume import in_progress, missing_jobs, read_intent
+    from farm.request.resume import in_progress
     from farm.store.store import open_store
-    from farm.toolchains.select import use_toolchain
 
     hide_secrets(config)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
-        run_id = store.runs.resolve(ref, unbegun=True)
-        folder = config.run_folder(run_id)
-        request, jobs = read_intent(folder)
-        config = use_toolchain(config, request.toolchain, listener.note)
+        config, request, view, missing = left_of(config, store, ref, listener.note)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
-        check_machine(config, request)
-        view = store.runs.view(run_id)
-        missing = missing_jobs(view, jobs)
-        listener.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
-        if not missing:
-            if view.exit_code is None:
-                with in_progress(folder) as before:
-                    _release_leases(store, before)
-                    store.finish_run(run_id, exit_code_of(view))
-                view = store.runs.view(run_id)
-            report = write_report(view, folder / "report.html", store, config.state_dir)
-            return RunOutcome(exit_code_of(view), view, report, request.confirm, request.toolchain)
-        return _Run(config, request, listener, store, handler, budget, forks).execute(missing, run_id)
+        if missing:
+            return _Run(config, request, listener, store, handler, budget, forks).execute(missing, view.id)
+        if view.exit_code is None:
+            with in_progress(config.run_folder(view.id)) as before:
+                _release_leases(store, before)
+                store.finish_run(view.id, exit_code_of(view))
+            view = store.runs.view(view.id)
+        return finished_outcome(config, store, request, view)
 
 
 def _release_leases(store: Store, pid: int) -> None:
@@ -135,8 +111,8 @@ def _release_leases(store: Store, pid: int) -> None:
         )
 
 
-class _Run:
-    """The part of a run that leaves traces: store, run folder, processes."""
+class _Run(RunSteps):
+    """The part of a run on this machine that leaves traces: store, run folder, processes."""
 
     def __init__(
         self,
@@ -148,13 +124,8 @@ class _Run:
         budget: Budget,
         forks: ForkServer | None,
     ) -> None:
-        self._config, self._request, self._listener, self._store = config, request, listener, store
-        self._interrupts, self._budget, self._forks = interrupts, budget, forks
-        self._past: dict[str, ExpectedJob] = {}
-        """What is known of the jobs."""
-        self._first: set[str] = set()
-        """Jobs that are to be first."""
-        self._rebuild = Rebuild(BundleCache(config.cache_dir), listener.note) if request.rebuild else None
+        super().__init__(config, request, listener, store, interrupts, budget)
+        self._forks = forks
         self._given_up: frozenset[str] = frozenset()
         """SoCs of which no device came in time."""
 
@@ -173,7 +144,7 @@ class _Run:
             kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
             tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
             kind = kind_now.result()
-        fingerprint = tools.fingerprint(kind) | self._profile_fact(kind)
+        fingerprint = self._fingerprint(tools, kind)
         if run_id:
             require_same(then, fingerprint, run_id)
         else:
@@ -198,47 +169,12 @@ class _Run:
             finally:
                 self._store.finish_run(run_id, exit_code)
         self._judge_numbers(run_id)
-        view = self._store.runs.view(run_id)
-        report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
-        return RunOutcome(exit_code, view, report, self._request.confirm, self._request.toolchain)
-
-    def _profile_fact(self, kind: str) -> dict[str, str]:
-        """Return what the numbers depend on where more, or less, is looked at than usual."""
-        if self._request.heap:
-            return {"heap": "measured"}
-        profile = self._request.profile
-        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
-        return {} if usual else {"profile": str(profile)}
-
-    def _begin(self, jobs: Sequence[Job], tools: Toolchain, fingerprint: dict[str, str]) -> str:
-        """Record a run that begins, and return its id."""
-        from farm.request.recording import run_record
-        from farm.request.resume import leave_intent
-
-        record = run_record(
-            self._config, self._store, tools, command=self._request.command, facts=fingerprint, say=self._listener.note,
-            purpose=self._request.purpose, name=self._request.name, night=self._request.night,
-        )  # fmt: skip
-        # A run that anybody can see can be resumed.
-        return self._store.begin_run(
-            record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
-        )
-
-    def _look_back(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
-        """Learn what is known of the jobs, and which are to be first."""
-        from farm.request.recording import is_private_run
-
-        ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
-        mine = user_name() if private else ""
-        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=mine)
-        if self._request.failed_first:
-            self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
+        return self._outcome(run_id, exit_code)
 
     def _on_devices(
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
     ) -> int:
         """Return pytest's exit status."""
-        from farm.device_run.canary import canary_jobs
         from farm.pool.device_pool import DevicePool
         from farm.request.pytest_session import execute
         from farm.run.controller import Controller
@@ -247,8 +183,7 @@ class _Run:
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools, self._rebuild)
-            # A program that stays loaded would be in every number of the heap.
-            canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
+            canaries = self._order_canaries(jobs, tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
         pool.revive_with(fleet.revive)
@@ -258,7 +193,8 @@ class _Run:
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
-            planned = self._fit(run_id, planned, pool.held())
+            per_soc = Counter(device.soc for device in pool.held())
+            planned = self._fit(run_id, planned, per_soc, self._config.builders)
             if not planned:
                 return _PYTEST_OK
             run_plan = self._plan(run_id, folder, planned, fleet, canaries)
@@ -295,27 +231,6 @@ class _Run:
             return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode)
         return attached_fleet(config, socs, backend, request.choice, supervisor, self._store, mode=mode, partly=partly)
 
-    def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
-        """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
-        from farm.request.plan import PlannedJob
-        from farm.run.scheduler import dispatch_order
-
-        cache = BundleCache(self._config.cache_dir)
-        found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)
-        by_id = {job.id: job for job in jobs}
-        order = dispatch_order(
-            list(by_id),
-            cached={job_id: bundle.cached for job_id, bundle in found.items()},
-            expected_seconds={job_id: one.run_seconds for job_id, one in self._past.items()},
-            sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
-            first=self._first,
-        )
-        red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
-        return [
-            PlannedJob(by_id[job_id], found[job_id].key, cached=found[job_id].cached, failed_before=job_id in red)
-            for job_id in order
-        ]
-
     def _terms(self) -> LeaseTerms:
         """Return how this run asks for devices that others may use as well."""
         from farm.pool.lease_keeper import LeaseTerms
@@ -327,19 +242,6 @@ class _Run:
             purpose=self._request.command,
             most=self._request.most_devices,
         )
-
-    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
-        """Return the jobs that there is time for, and note the others."""
-        if not self._budget.is_limited:
-            return planned
-        per_soc = Counter(device.soc for device in devices)
-        width = self._config.builders
-        planned, stale = self._budget.cut(planned, self._past, devices=per_soc, builders=width, first=self._first)
-        # What was stale when the run ended before is not any more.
-        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
-        if stale:
-            self._listener.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
-        return planned
 
     def _plan(
         self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, canaries: Sequence[PlannedJob]
@@ -382,16 +284,3 @@ class _Run:
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
             raise InfraError(f"the test session broke down (pytest status {status}); the lines above show why")
         return exit_code_of(self._store.runs.view(run_id))
-
-    def _judge_numbers(self, run_id: str) -> None:
-        """Compare the numbers with those of comparable runs before, and note what became of them."""
-        from farm.regressions.look_back import record_look_back
-
-        try:
-            looked = record_look_back(self._store, run_id)
-        except FarmError as error:
-            # Verdicts are in the store, and stay.
-            self._listener.note(f"the numbers were not compared with those before: {error}")
-            return
-        for line in looked.summary_lines(confirm=self._request.confirm):
-            self._listener.note(line)

@@ -154,6 +154,11 @@ class AgentDevice(msgspec.Struct, frozen=True):
     refused: str = ""
     """Why the agent cannot use it now; empty when it can."""
 
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.name or self.serial
+
 
 class Agent(msgspec.Struct, frozen=True):
     """An agent as others see it."""
