@@ -7,6 +7,8 @@ and a path that makes room for one more request goes from request to request, ne
 
 from __future__ import annotations
 
+import bisect
+import functools
 import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -87,9 +89,12 @@ class _Sharing:
         self._labels = _Labels(situation, self._bit, self._held)
         self._closed = 0
         """Free devices all of which are given, and that no path makes room on."""
-        self._asking = sum(self._bit[device] for device in set(situation.asking) if device in self._bit)
+        self._asking = self._mask(situation.asking)
         self._lines = [*self._lines_of_orders(), *self._lines_of_requests()]
         self._giving: list[_Line] = []
+
+    def _mask(self, devices: Iterable[str]) -> int:
+        return sum(self._bit.get(device, 0) for device in set(devices))
 
     def _count_leases(self) -> int:
         busy, now_ms = 0, self._situation.now_ms
@@ -113,14 +118,11 @@ class _Sharing:
         for order in self._situation.orders:
             choice = order.devices, order.labels, order.kinds
             if choice not in known:
-                known[choice] = sum(self._bit[device] for device in usable(order, self._situation.devices))
+                known[choice] = self._mask(usable(order, self._situation.devices))
             mask = known[choice] & ~self._kept_from(order.user)
             most = order.ready + len(order.retries)
             run = _Run(most if order.most_devices is None else order.most_devices - order.held)
-            tries = [
-                (mask & ~sum(self._bit.get(device, 0) for device in set(retry.avoid)), 1, retry.shard)
-                for retry in order.retries
-            ]
+            tries = [(mask & ~self._mask(retry.avoid), 1, retry.shard) for retry in order.retries]
             for n, (may, left, shard) in enumerate([*tries, (mask, order.ready, None)]):
                 if left > 0 and run.left > 0:
                     share = Share(order.user, order.run_id, shard)
@@ -152,45 +154,31 @@ class _Sharing:
     def take_over(self) -> dict[str, str]:
         """Return what holders should hand over and to whom, after `fill`."""
         taken: dict[str, str] = {}
-        running = sum(self._bit.get(device, 0) for device in set(self._situation.running))
+        holders = _Holders(self._held, self._holdings, self._mask(self._situation.running))
         # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
         before = self._holdings.copy()
-        holdings = self._holdings
 
-        def lower(line: _Line, priority: Priority, user: str) -> bool:
-            del user
-            return priority < line.priority
+        def lower(line: _Line) -> tuple[list[Priority], Callable[[str], bool]]:
+            return [priority for priority in Priority if priority < line.priority], lambda _: True
 
-        def has_more(line: _Line, priority: Priority, user: str) -> bool:
+        def has_more(line: _Line) -> tuple[list[Priority], Callable[[str], bool]]:
             # So too if those who are given something never come for it.
-            most = holdings[user] - 2, before[user] - 2
-            return priority == line.priority and holdings[line.user] <= most[0] and before[line.user] <= most[1]
+            least, least_before = self._holdings[line.user] + 2, before[line.user] + 2
+            return [line.priority], lambda user: self._holdings[user] >= least and before[user] >= least_before
 
-        def take(may_take: Callable[[_Line, Priority, str], bool]) -> Callable[[_Line], bool]:
-            def take_one(line: _Line) -> bool:
-                may = line.mask & ~self._labels.exhausted(line.user)
-                found: tuple[int, bool, int, int] | None = None
-                holder = (Priority.NIGHTLY, "")
-                for (priority, user), mask in self._held.items():
-                    there = mask & may
-                    if there and may_take(line, priority, user):
-                        sooner = there & running or there
-                        claim = (int(priority), not there & running, -holdings[user], sooner & -sooner)
-                        if found is None or claim < found:
-                            found, holder = claim, (priority, user)
-                if found is None:
-                    return False
-                bit = found[-1]
-                self._held[holder] &= ~bit
-                holdings[holder[1]] -= 1
-                taken[self._ids[bit.bit_length() - 1]] = line.user
-                self._labels.add(line.user, bit)
-                return True
+        def take(line: _Line, choice: Callable[[_Line], tuple[list[Priority], Callable[[str], bool]]]) -> bool:
+            bit = holders.take(line.mask & ~self._labels.exhausted(line.user), *choice(line))
+            if not bit:
+                return False
+            taken[self._ids[bit.bit_length() - 1]] = line.user
+            self._labels.add(line.user, bit)
+            self._count(line)
+            holders.sort_in(line.user)
+            return True
 
-            return take_one
-
-        for may_take in (lower, has_more):
-            self._serve_in_order([line for line in self._lines if line.left], take(may_take), lambda: False)
+        for choice in (lower, has_more):
+            left = [line for line in self._lines if line.left]
+            self._serve_in_order(left, functools.partial(take, choice=choice), lambda: False)
         return taken
 
     def _serve_in_order(
@@ -212,12 +200,8 @@ class _Sharing:
                 quota = self._quotas.get(user)
                 if quota is not None and self._used[user] >= quota:
                     waiting.clear()
-                elif (line.run is not None and line.run.left <= 0) or not serve(line):
+                elif (line.run is not None and line.run.left <= 0) or not serve(line) or not line.left:
                     waiting.pop()
-                else:
-                    self._count(line)
-                    if not line.left:
-                        waiting.pop()
             if waiting:
                 heapq.heapreplace(heap, (urgency, self._holdings[user], waiting[-1].key, user))
             else:
@@ -238,8 +222,10 @@ class _Sharing:
         exhausted = self._labels.exhausted(line.user)
         if room := may & self._ungiven & ~exhausted:
             self._give(line, self._pick(line, room))
-            return True
-        return self._make_room(line, may & ~exhausted)
+        elif not self._make_room(line, may & ~exhausted):
+            return False
+        self._count(line)
+        return True
 
     def _make_room(self, first: _Line, may: int) -> bool:
         """Let lines move on to other devices, each to one that the next has or that is free, until `first` has one."""
@@ -282,6 +268,66 @@ class _Sharing:
                 return bit
         sooner = room & self._asking or room
         return sooner & -sooner
+
+
+class _Holders:
+    """Who has which devices, those first that hand over first: what runs shards, then of whoever has most."""
+
+    def __init__(self, held: Mapping[tuple[Priority, str], int], holdings: Counter[str], running: int) -> None:
+        self._holdings = holdings
+        self._has: dict[tuple[Priority, int, str], int] = {}
+        self._order: dict[Priority, list[tuple[int, int, str]]] = {priority: [] for priority in Priority}
+        self._place: dict[tuple[Priority, int, str], tuple[int, int, str]] = {}
+        self._of_user: dict[str, list[tuple[Priority, int, str]]] = {}
+        for (priority, user), mask in held.items():
+            for tier, part in enumerate((mask & running, mask & ~running)):
+                if part:
+                    group = priority, tier, user
+                    self._has[group], self._place[group] = part, (tier, -holdings[user], user)
+                    self._order[priority].append(self._place[group])
+                    self._of_user.setdefault(user, []).append(group)
+        for places in self._order.values():
+            places.sort()
+
+    def take(self, may: int, priorities: Iterable[Priority], may_take_of: Callable[[str], bool]) -> int:
+        """Return the bit of a device among `may` that is handed over first, which is gone then; 0 where there is none.
+
+        `may_take_of` tells whether one of a user may be.
+        """
+        for priority in priorities:
+            best: tuple[int, int] | None = None
+            found, bit = (priority, 0, ""), 0
+            for tier, less, user in self._order[priority]:
+                if best is not None and (tier, less) != best:
+                    break
+                there = self._has[priority, tier, user] & may
+                if there and may_take_of(user):
+                    low = there & -there
+                    if best is None or low < bit:
+                        best, found, bit = (tier, less), (priority, tier, user), low
+            if bit:
+                self._remove(found, bit)
+                return bit
+        return 0
+
+    def sort_in(self, user: str) -> None:
+        """Put a user at the place of what he has now."""
+        for priority, tier, _ in self._of_user.get(user, ()):
+            group = priority, tier, user
+            places = self._order[priority]
+            del places[bisect.bisect_left(places, self._place[group])]
+            self._place[group] = (tier, -self._holdings[user], user)
+            bisect.insort(places, self._place[group])
+
+    def _remove(self, group: tuple[Priority, int, str], bit: int) -> None:
+        priority, _, user = group
+        self._holdings[user] -= 1
+        self._has[group] &= ~bit
+        if not self._has[group]:
+            places = self._order[priority]
+            del places[bisect.bisect_left(places, self._place[group])]
+            self._of_user[user].remove(group)
+        self.sort_in(user)
 
 
 class _Labels:
