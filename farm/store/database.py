@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import sqlite3
-import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
+from farm.store.postgresql import WRITER, create_postgresql_engine, how_to_install, psycopg_arguments, who_signed_in
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity
@@ -39,10 +38,6 @@ _ONE_WAIT_MS = 40
 
 # Any number, as long as every farm takes the same one: `pg_advisory_xact_lock` that migrations hold.
 _MIGRATION_LOCK = 0x6661726D
-
-# PostgreSQL's drivers: psycopg takes half the time to record, as its statements are prepared, and psycopg2 a quarter of
-# the time to load, which is a tenth of a command that only reads (docs/performance.md).
-_WRITER, _READER = "psycopg", "psycopg2"
 
 _REVISION_QUERY = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - a constant
 _WRITES = "farm_writes"
@@ -116,11 +111,33 @@ class Database:
         """Whether it is a file of SQLite, and no PostgreSQL."""
         return self._url.get_backend_name() == "sqlite"
 
+    @cached_property
+    def user(self) -> str:
+        """Who writes and asks, by the name that others see: on PostgreSQL who signed in, not what $LOGNAME says.
+
+        Where that is the owner of the tables it is an account that people share, who are told apart by $LOGNAME.
+        Raises StoreError.
+        """
+        from farm.system.user import user_name
+
+        if self.is_sqlite:
+            return user_name()
+        with self.reading() as connection:
+            return who_signed_in(connection) or user_name()
+
+    def connection_arguments(self) -> dict[str, Any]:
+        """Return what psycopg's `connect` is called with to come to the same database in the same way.
+
+        The password of the address, where it has one, is among them.
+        """
+        with self._in_words():
+            return psycopg_arguments(self._url)
+
     @contextmanager
     def psycopg_engine(self) -> Iterator[Engine]:
         """Yield an engine of PostgreSQL's driver that has the extended protocol, which takes one statement."""
         with self._in_words():
-            yield create_engine(self._url.set(drivername=f"postgresql+{_WRITER}"), use_native_hstore=False)
+            yield create_engine(self._url.set(drivername=f"postgresql+{WRITER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
         """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
@@ -176,15 +193,7 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
-            # What is asked for lies along an index; the server's own figure for that is of disks that turn.
-            options = f"-c random_page_cost=1.1 {self._url.query.get('options', '')}"
-            if self.readonly:
-                # Also of a second transaction, which a query of somebody's own could begin.
-                options += " -c default_transaction_read_only=on"
-            if self.readonly:
-                _hear_ctrl_c()
-            url = self._url.set(drivername=f"postgresql+{_READER if self.readonly else _WRITER}")
-            return create_engine(url, pool_pre_ping=True, connect_args={"options": options}, use_native_hstore=False)
+            return create_postgresql_engine(self._url, readonly=self.readonly)
         url, uri = self._url, {}
         if self.readonly:
             # A store on a medium that cannot be written has no place for the shared memory of a write-ahead log.
@@ -307,16 +316,8 @@ class Database:
             raise store_error(self.name, error, self._secrets) from error
         except ModuleNotFoundError as error:
             raise MissingToolError(
-                f"{self.name}: the store needs the Python package {error.name!r}: {_how_to_install()}"
+                f"{self.name}: the store needs the Python package {error.name!r}: {how_to_install()}"
             ) from None
-
-
-def _how_to_install() -> str:
-    """Return how PostgreSQL's drivers get into this environment."""
-    # As farmw leaves it in the environment that it makes.
-    if any(Path(sys.prefix).glob(".farmw-*")):
-        return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
-    return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
 
 
 def _parse(address: str | Path) -> URL:
@@ -338,25 +339,6 @@ def _parse(address: str | Path) -> URL:
 
 
 _EXPECTED = "expected a path, sqlite:////absolute/path or postgresql://user@host/database"
-
-
-def _hear_ctrl_c() -> None:
-    """Let Ctrl-C end what the reader's driver waits for: by itself it waits in C, and its own `wait_select` goes on."""
-    import psycopg2
-    from psycopg2 import extensions
-
-    def wait(connection: Any) -> None:
-        try:
-            while (state := connection.poll()) != extensions.POLL_OK:
-                reads, writes = state == extensions.POLL_READ, state == extensions.POLL_WRITE
-                select.select([connection] * reads, [connection] * writes, [])
-        except KeyboardInterrupt:
-            # The server would go on with what nobody waits for.
-            with suppress(psycopg2.Error):
-                connection.cancel()
-            raise
-
-    extensions.set_wait_callback(wait)
 
 
 def _begin(connection: PoolProxiedConnection) -> None:

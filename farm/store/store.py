@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from farm.store.leases.leasing import Leases
     from farm.store.leases.quarantines import Quarantines
     from farm.store.leases.registry import Registry
+    from farm.store.messages.messages import Messages
     from farm.store.pruning import Pruning
     from farm.store.queries.alerts import Alerts
     from farm.store.queries.browse import Browse
@@ -61,6 +62,18 @@ class Store(Recording):
     def close(self) -> None:
         """Close every connection."""
         self._database.close()
+
+    @property
+    def user(self) -> str:
+        """Who writes to the store, by the name that others see: on PostgreSQL who signed in to it, else $LOGNAME.
+
+        Raises StoreError.
+        """
+        return self._database.user
+
+    def connection_arguments(self) -> dict[str, Any]:
+        """Return what psycopg's `connect` takes to reach the same PostgreSQL, with the password of the address."""
+        return self._database.connection_arguments()
 
     def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
@@ -141,6 +154,13 @@ class Store(Recording):
         from farm.store.leases.leasing import Leases
 
         return Leases(self._database, self._clock)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """What wakes the agents of a shared farm; only on PostgreSQL."""
+        from farm.store.messages.messages import Messages
+
+        return Messages(self._database)
 
     @cached_property
     def pruning(self) -> Pruning:

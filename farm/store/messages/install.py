@@ -1,0 +1,100 @@
+"""Procrastinate's tables in a store: made, and brought up to date, in farm's way of migrating."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+from farm.errors import MissingToolError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy import Connection
+
+# With every change of functions.sql.
+_OWN = "1"
+_VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
+
+
+def is_ours(table: str) -> bool:
+    """Tell whether a table is one of messages: none of farm's schema, for comparisons with it."""
+    return table.startswith(("procrastinate_", "farm_"))
+
+
+def require_messages(connection: Connection) -> None:
+    """See to it that the tables of messages are there and fit the installed Procrastinate; one question if they do.
+
+    Raises StoreError where the store has those of a newer one.
+    """
+    needed = needed_version()
+    found = installed_version(connection)
+    if found == needed:
+        return
+    # Two agents that start at once: the second finds what the first made.
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('farm_messages'))"))
+    found = installed_version(connection)
+    if found == needed:
+        return
+    theirs, own = (found or "/").split("/")
+    if (theirs, int(own or 0)) > (needed.split("/")[0], int(_OWN)):
+        raise StoreError(
+            f"the store's messages are of a newer farm (Procrastinate {found}, this one has {needed}): update farm"
+        )
+    for script in _scripts(theirs):
+        _run(connection, script)
+    schema = connection.scalar(text("SELECT quote_ident(current_schema())"))
+    functions = resources.files("farm.store.messages").joinpath("functions.sql").read_text(encoding="utf-8")
+    _run(connection, functions.format(schema=schema))
+    _run(connection, "CREATE TABLE IF NOT EXISTS farm_messages (version text PRIMARY KEY)")
+    connection.execute(text("DELETE FROM farm_messages"))
+    connection.execute(text("INSERT INTO farm_messages VALUES (:version)"), {"version": needed})
+
+
+def installed_version(connection: Connection) -> str | None:
+    """Return what `needed_version` was when the tables were made or changed last; None where there are none."""
+    if connection.scalar(text("SELECT to_regclass('farm_messages')")) is None:
+        return None
+    version: str | None = connection.scalar(text(_VERSIONS))
+    return version
+
+
+def needed_version() -> str:
+    """Return the newest migration of the installed Procrastinate, and the version of what farm adds to it.
+
+    Raises MissingToolError where it is not installed.
+    """
+    return f"{_migrations()[-1].name[:11]}/{_OWN}"
+
+
+def _migrations() -> list[Path]:
+    # Importing it takes longer than all that is done here.
+    spec = importlib.util.find_spec("procrastinate")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingToolError(
+            "a shared farm needs the Python package 'procrastinate': pip install 'snapdragon-farm[cluster]'"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "sql"
+    return sorted(folder.glob("migrations/[0-9]*.sql"))
+
+
+def _scripts(installed: str) -> Iterable[str]:
+    """Yield what brings tables of the version `installed`, empty for none, up to date."""
+    migrations = _migrations()
+    if not installed:
+        yield (migrations[0].parents[1] / "schema.sql").read_text(encoding="utf-8")
+        return
+    for migration in migrations:
+        if migration.name[:11] > installed:
+            yield migration.read_text(encoding="utf-8")
+
+
+def _run(connection: Connection, script: str) -> None:
+    # Several statements at once, in which % is a character: the driver itself, without parameters.
+    driver = connection.connection.driver_connection
+    assert driver is not None  # noqa: S101 - a connection that is open has one
+    driver.execute(script)

@@ -1,0 +1,82 @@
+"""PostgreSQL: its drivers, how they reach a server, and who signed in there."""
+
+from __future__ import annotations
+
+import select
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, create_engine, text
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
+
+# psycopg takes half the time to record, as its statements are prepared, and psycopg2 a quarter of the time to load,
+# which is a tenth of a command that only reads (docs/performance.md).
+WRITER, _READER = "psycopg", "psycopg2"
+
+# A server that is cut off is noticed within some 15 s, however long queries may take; libpq alone waits for hours.
+_LIFE_SIGNS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')"
+
+
+def create_postgresql_engine(url: URL, *, readonly: bool) -> Engine:
+    """Return an engine; `readonly` is one that cannot write, and ends what it waits for with Ctrl-C."""
+    # What is asked for lies along an index; the server's own figure for that is of disks that turn.
+    options = f"-c random_page_cost=1.1 {url.query.get('options', '')}"
+    if readonly:
+        # Also of a second transaction, which a query of somebody's own could begin.
+        options += " -c default_transaction_read_only=on"
+        _hear_ctrl_c()
+    arguments = {name: value for name, value in _LIFE_SIGNS.items() if name not in url.query}
+    arguments["options"] = options
+    url = url.set(drivername=f"postgresql+{_READER if readonly else WRITER}")
+    return create_engine(url, pool_pre_ping=True, connect_args=arguments, use_native_hstore=False)
+
+
+def psycopg_arguments(url: URL) -> dict[str, Any]:
+    """Return what psycopg's `connect` is called with to reach the same database in the same way."""
+    _, arguments = url.set(drivername=f"postgresql+{WRITER}").get_dialect()().create_connect_args(url)
+    return {**_LIFE_SIGNS, **arguments}
+
+
+def who_signed_in(connection: Connection) -> str:
+    """Return the role that signed in; empty for the owner of the tables, an account that people share."""
+    login, owner = connection.execute(text(_USER_QUERY)).one()
+    return "" if login == owner else str(login)
+
+
+def how_to_install() -> str:
+    """Return how PostgreSQL's drivers get into this environment."""
+    # As farmw leaves it in the environment that it makes.
+    if any(Path(sys.prefix).glob(".farmw-*")):
+        return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
+    return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
+
+
+def _hear_ctrl_c() -> None:
+    """Let Ctrl-C end what the reader's driver waits for: by itself it waits in C, and its own `wait_select` goes on."""
+    import psycopg2
+    from psycopg2 import extensions
+
+    def wait(connection: Any) -> None:
+        try:
+            while (state := connection.poll()) != extensions.POLL_OK:
+                reads, writes = state == extensions.POLL_READ, state == extensions.POLL_WRITE
+                select.select([connection] * reads, [connection] * writes, [])
+        except KeyboardInterrupt:
+            # The server would go on with what nobody waits for.
+            with suppress(psycopg2.Error):
+                connection.cancel()
+            raise
+
+    extensions.set_wait_callback(wait)
