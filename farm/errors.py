@@ -23,6 +23,7 @@ FarmError
     │   └── AdbServerError     not the device, but the adb server before it, does not answer
     ├── LocalError             this machine, not a device: a full disk, no memory, a file that cannot be written
     ├── LeaseLostError         a device is not, or no more, ours to use
+    ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
         ├── RowRefusedError    what is to be written, and nothing else: others may go on
@@ -226,6 +227,10 @@ class LocalError(InfraError):
 
 class LeaseLostError(InfraError):
     """A device is not, or no more, ours to use: its lease expired and another took it, or an owner released it."""
+
+
+class AgentRefusedError(InfraError):
+    """The shared farm does not take this agent: one of its name lives, or it is of another farm than the others."""
 
 
 class BundleError(InfraError):

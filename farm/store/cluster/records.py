@@ -74,10 +74,16 @@ class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Every one of which a device has to have."""
     most_devices: int | None = None
     """Of each SoC, at once; None for all that are free."""
+    classes: tuple[str, ...] = ()
+    """What it has a runtime for: `SM8650/hardware/android`; empty for every device."""
     most_failures: int | None = None
     """After so many failed jobs nothing else begins; None for no end."""
     until_ms: int | None = None
     """After that nothing begins; None for no end."""
+    budget_s: float | None = None
+    """So long from now, on the database's clock, in place of `until_ms`."""
+    protocol: int = 1
+    """Of its terms: agents with another one do not get it."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -102,6 +108,11 @@ class Order(msgspec.Struct, frozen=True):
     ended: int
     lacking: int
     """Bundles that are not made yet."""
+    classes: tuple[str, ...] = ()
+    most_failures: int | None = None
+    failures: int = 0
+    is_late: bool = False
+    """Its time was over before it ended, or is now."""
 
 
 class AgentId(msgspec.Struct, frozen=True):
@@ -169,6 +180,8 @@ class Agent(msgspec.Struct, frozen=True):
     heartbeat_ms: int
     alive: bool
     facts: AgentFacts
+    is_draining: bool = False
+    """It takes no more work."""
 
 
 class HeldShard(msgspec.Struct, frozen=True):
@@ -238,3 +251,16 @@ class Minded(msgspec.Struct, frozen=True):
     """SoCs of idle devices of the agent for which there is work."""
     replaced: bool = False
     """Another agent has this one's name: stop."""
+    drain: bool = False
+    """Somebody wants it to take no more work, and to end when what it has is done."""
+
+
+class Mended(msgspec.Struct, frozen=True):
+    """What was put right."""
+
+    messages: dict[str, int] = {}
+    """By queue, `soc:SM8650` or `build:ID`: for how many units work waits."""
+    lines: tuple[str, ...] = ()
+    """What was done, for people."""
+    unfinished: tuple[str, ...] = ()
+    """Runs that are over and have no end yet."""

@@ -24,7 +24,7 @@ from farm.store.schema.recorded import (
     suite_case,
     triage,
 )
-from farm.store.schema.sharing import agent, agent_device, build, build_wanted, quota, run_order, shard
+from farm.store.schema.sharing import agent, agent_device, build, build_wanted, quota, run_order, shard, shard_jobs
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
 REVISION = "0012"
@@ -60,6 +60,7 @@ __all__ = [
     "run_order",
     "series",
     "shard",
+    "shard_jobs",
     "shard_weights",
     "suite_case",
     "triage",

@@ -63,14 +63,24 @@ shard = Table(
     Column("agent", String(256), nullable=False),
     Column("token", String(64), nullable=False),
     Column("held_ms", BigInteger, nullable=False),
+    # How often its agent died.
     Column("tries", Integer, nullable=False),
     Column("why", Text, nullable=False),
-    # Names of the jobs that have their result, then all with their bundles: JSON.
-    Column("done", Text, nullable=False),
-    Column("jobs", Text, nullable=False),
+    # Jobs that have no result yet.
+    Column("remaining", Integer, nullable=False),
     Index("ix_shard_run_id_state", "run_id", "state"),
     Index("ix_shard_soc_state", "soc", "state"),
     Index("ix_shard_token", "token"),
+)
+
+# Beside its shard, of which rows are small: whoever decides looks at all that wait.
+shard_jobs = Table(
+    "shard_jobs",
+    metadata,
+    Column("shard", ForeignKey(shard.c.id), primary_key=True),
+    # JSON, as text: names of the jobs that have their result; all jobs, with the keys of their bundles.
+    Column("done", Text, nullable=False),
+    Column("jobs", Text, nullable=False),
 )
 
 # One for each bundle that a build host was asked for, by whatever run.
@@ -125,6 +135,8 @@ agent = Table(
     Column("heartbeat_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
     Column("has_left", Boolean, nullable=False),
+    # It is to take no more work.
+    Column("is_draining", Boolean, nullable=False),
 )
 
 agent_device = Table(

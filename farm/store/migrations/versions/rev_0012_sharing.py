@@ -57,14 +57,21 @@ def upgrade() -> None:
         Column("held_ms", sa.BigInteger(), nullable=False),
         Column("tries", sa.Integer(), nullable=False),
         Column("why", sa.Text(), nullable=False),
-        Column("done", sa.Text(), nullable=False),
-        Column("jobs", sa.Text(), nullable=False),
+        Column("remaining", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["run_order.run_id"], name="fk_shard_run_id"),
         sa.PrimaryKeyConstraint("id", name="pk_shard"),
     )
     op.create_index("ix_shard_run_id_state", "shard", ["run_id", "state"])
     op.create_index("ix_shard_soc_state", "shard", ["soc", "state"])
     op.create_index("ix_shard_token", "shard", ["token"])
+    op.create_table(
+        "shard_jobs",
+        Column("shard", _ROW_ID, nullable=False),
+        Column("done", sa.Text(), nullable=False),
+        Column("jobs", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["shard"], ["shard.id"], name="fk_shard_jobs_shard"),
+        sa.PrimaryKeyConstraint("shard", name="pk_shard_jobs"),
+    )
     op.create_table(
         "build",
         Column("key", sa.String(length=128), nullable=False),
@@ -110,6 +117,7 @@ def upgrade() -> None:
         Column("heartbeat_ms", sa.BigInteger(), nullable=False),
         Column("expires_ms", sa.BigInteger(), nullable=False),
         Column("has_left", sa.Boolean(), nullable=False),
+        Column("is_draining", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_agent"),
     )
     op.create_table(
