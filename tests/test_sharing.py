@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.store.leases.reasons import why_waiting
 from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
 from farm.store.leases.sharing import hand_over, share_out
 from farm.store.leases.situation import LivingDevice, OpenOrder, Retry, Share, Situation, usable
@@ -294,3 +295,34 @@ def test_nobody_hands_over_to_a_run_that_may_have_no_more() -> None:
     bounded = situation(devices(4), [order(1, "ada", 9, most_devices=2, held=1)], leases=leases)
     assert len(hand_over(bounded)) == 1
     assert hand_over(msgspec.structs.replace(bounded, quotas={"user:ada": 0})) == {}
+
+
+def why(world: Situation) -> str:
+    return why_waiting(world)["run1"]
+
+
+def test_a_run_says_why_it_waits() -> None:
+    eight = devices(8, d1=("camera",), d2=("camera",))
+    busy = [held(f"d{n}", "bob") for n in range(1, 9)]
+    one = order(1, "ada", 3)
+    change = msgspec.structs.replace
+    assert why(situation(eight, [one], leases=busy)) == "all 8 SM8650 are busy"
+    assert why(situation(eight, [one])) == "begins now"
+    assert why(situation(eight, [order(2, "eve"), change(one, labels=("camera",))], leases=busy)) == (
+        "all 2 SM8650 with camera are busy"
+    )
+    assert why(situation(eight, [change(one, devices=("d3",))], leases=busy)) == "d3 is busy"
+    assert why(situation(eight, [change(one, devices=("left",))])) == "no living host has left"
+    assert why(situation(eight, [change(one, labels=("lidar",))])) == "no living host has SM8650 with lidar"
+    assert why(situation([], [one])) == "no living host has SM8650"
+    assert why(situation(eight, [change(one, ready=0, lacking=12)])) == "bundles are being compiled: 12 left"
+    assert why(situation(eight, [change(one, most_devices=2, held=2)])) == "has its 2 devices"
+    assert why(situation(eight, [one], quotas={"user:ada": 4}, elsewhere={"ada": 4})) == "quota of ada: 4 devices"
+    assert why(situation(eight, [change(one, labels=("camera",))], quotas={"label:camera": 0})) == (
+        "quota of camera: 0 devices a user"
+    )
+    assert why(situation(devices(1), [one], leases=[reserved("d1", "bob")])) == "reserved for bob"
+    again = change(one, ready=0, retries=(Retry(1, ("d1",)),))
+    assert why(situation(devices(1), [again])) == "no device is left that has not tried it"
+    assert why(situation(devices(2), [again], leases=[held("d2", "bob")])) == "all 2 SM8650 are busy"
+    assert why_waiting(situation(eight, [change(one, ready=0, held=3)])) == {}
