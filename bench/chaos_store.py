@@ -79,6 +79,8 @@ class Cluster:
     def __init__(self, binaries: Path, *settings: str, hba: str = "") -> None:
         """`settings` are of postgresql.conf, `NAME=VALUE`; `hba` are lines of pg_hba.conf in place of its own."""
         self._binaries, self._settings = binaries, settings
+        # Its socket is named after the port, also where it does not listen on it.
+        self.port = int(dict(setting.split("=", 1) for setting in settings).get("port", 5432))
         # Not in the scratch folder: its name is too long for a socket, and `postgres` may not enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="farm-chaos-pg-", dir="/tmp"))
         self._prefix: list[str] = []
@@ -92,9 +94,9 @@ class Cluster:
         self._stopped: list[int] = []
         self.start()
 
-    def start(self) -> None:
-        """Start the server, unless it runs."""
-        chosen = ("listen_addresses=''", f"unix_socket_directories={self.folder}", "fsync=off", *self._settings)
+    def start(self, more: Sequence[str] = ()) -> None:
+        """Start the server, unless it runs, with `more` settings."""
+        chosen = ("listen_addresses=''", f"unix_socket_directories={self.folder}", "fsync=off", *self._settings, *more)
         options = " ".join(f"-c {setting}" for setting in chosen)
         if not self._is_up():
             self._call("pg_ctl", "-w", "-o", options, "start")
@@ -155,11 +157,11 @@ class PostgresStore:
         import psycopg
 
         self._cluster = cluster
-        where = f"host={cluster.folder} user=farm connect_timeout={_CONNECT_SECONDS}"
+        where = f"host={cluster.folder} port={cluster.port} user=farm connect_timeout={_CONNECT_SECONDS}"
         with psycopg.connect(f"{where} dbname=postgres", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}")  # type: ignore[arg-type]
         self._where = f"{where} dbname={database} options='-c statement_timeout={_CONNECT_SECONDS}s'"
-        self.url = f"postgresql://farm@/{database}?host={cluster.folder}"
+        self.url = f"postgresql://farm@/{database}?host={cluster.folder}&port={cluster.port}"
 
     def leave(self, way: str) -> None:
         if way == "frozen":

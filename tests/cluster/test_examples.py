@@ -1,0 +1,116 @@
+"""The files of docs/shared_farm.md are right: farm reads them, systemd does, and a real PostgreSQL runs as they say."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from chaos_store import postgres_cluster
+
+from farm.config.settings import load_config
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FILES = _ROOT / "examples" / "shared_farm"
+_PAGE = _ROOT / "docs" / "shared_farm.md"
+_ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| `(test_\w+)` \|$", re.MULTILINE)
+
+
+def test_everybody_has_one_farm_toml(tmp_path: Path) -> None:
+    text = (_FILES / "farm.toml").read_text()
+    (tmp_path / "lab-ca.pem").touch()
+    others = re.findall(r"^# (artifacts = .*)$", text, re.MULTILINE)
+    assert len(others) == 2
+    for line in ("", *others):
+        again = re.sub(r"^artifacts = .*$", line, text, flags=re.MULTILINE) if line else text
+        (tmp_path / "farm.toml").write_text(again)
+        config = load_config(folder=tmp_path)
+        assert config.is_shared
+        assert config.store_url.startswith("postgresql://labserver/farm?sslmode=verify-full")
+
+
+def test_every_row_of_what_happens_when_x_dies_is_a_test() -> None:
+    rows = dict(_ROW.findall(_PAGE.read_text().partition("## What happens when X dies")[2]))
+    tests = set(re.findall(r"^def (test_\w+)", Path(__file__).with_name("test_faults.py").read_text(), re.MULTILINE))
+    assert len(rows) >= 12
+    assert {name: test for name, test in rows.items() if test not in tests} == {}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
+def test_systemd_understands_its_units(tmp_path: Path) -> None:
+    for path in _FILES.glob("*.service"):
+        # The program is not installed here.
+        (tmp_path / path.name).write_text(path.read_text().replace("/opt/farm/.venv/bin/farm", "/bin/true"))
+    units = [str(path) for path in sorted(tmp_path.iterdir())]
+    assert len(units) == 2
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_units_drain_and_come_back() -> None:
+    for path in _FILES.glob("*.service"):
+        unit = configparser.ConfigParser(strict=False, interpolation=None)
+        unit.read(path)
+        service = unit["Service"]
+        assert service["ExecStart"].split()[1] == "agent"
+        assert service["KillMode"] == "mixed"
+        assert service["Restart"] == "always"
+        assert service["RestartPreventExitStatus"] == "2"
+        assert unit["Install"]["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.whole
+def test_postgresql_runs_as_the_compose_file_says(tmp_path: Path) -> None:
+    """With its settings and pg_hba.conf, without docker: people sign in by TLS and password, and nobody else does."""
+    import psycopg
+
+    service = yaml.safe_load((_FILES / "compose.yml").read_text())["services"]["postgres"]
+    command = service["command"]
+    assert command[0] == "postgres"
+    settings = [value for name, value in zip(command[1::2], command[2::2], strict=True) if name == "-c"]
+    _certificate(tmp_path)
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
+    for path, source in mounted.items():
+        settings = [value.replace(path, f"{{folder}}/{Path(source).name}") for value in settings]
+    hba = (_FILES / "pg_hba.conf").read_text()
+    settings = [value for value in settings if not value.startswith("hba_file")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    settings += ["listen_addresses=127.0.0.1", f"port={port}"]
+    with postgres_cluster(hba="local all all trust\n") as cluster:
+        if isinstance(cluster, str):
+            pytest.skip(cluster)
+        where = {"host": str(cluster.folder), "user": "farm", "dbname": "postgres"}
+        with psycopg.connect(**where, autocommit=True) as connection:
+            connection.execute("CREATE ROLE ada LOGIN PASSWORD 'ada''s'")
+            connection.execute("CREATE DATABASE farm")
+        cluster.stop()
+        for name in ("server.crt", "server.key"):
+            copy = cluster.folder / name
+            shutil.copy(tmp_path / name, copy)
+            shutil.chown(copy, cluster.folder.owner(), cluster.folder.group())
+            copy.chmod(0o600)
+        (cluster.folder / "data/pg_hba.conf").write_text(hba)
+        cluster.start([value.format(folder=cluster.folder) for value in settings])
+        there = {"host": "labserver", "hostaddr": "127.0.0.1", "port": str(port), "dbname": "farm", "user": "ada"}
+        safe = {"sslmode": "verify-full", "sslrootcert": str(tmp_path / "server.crt")}
+        with psycopg.connect(**there, **safe, password="ada's") as connection:
+            assert connection.execute("SELECT session_user").fetchone() == ("ada",)
+        for wrong in ({"sslmode": "disable", "password": "ada's"}, {**safe, "password": "eve's"}):
+            with pytest.raises(psycopg.OperationalError):
+                psycopg.connect(**{**there, **wrong})
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "ada's"})
+
+
+def _certificate(folder: Path) -> None:
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=labserver"]
+    argv += ["-addext", "subjectAltName=DNS:labserver", "-keyout", "server.key", "-out", "server.crt"]
+    subprocess.run(argv, cwd=folder, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})

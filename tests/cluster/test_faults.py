@@ -1,0 +1,337 @@
+"""What happens when X dies: docs/shared_farm.md has a row for each of these.
+
+Three agents or more, each a process, with stub devices; a real PostgreSQL. After each fault every job has exactly one
+verdict that was accepted, and no device ran two jobs at once (`require_right`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_of_hosts import TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
+from networks import Relay, networks, why_no_namespaces
+from stub_farm import FINE, make_bundle
+
+from farm.bundles.cache import BundleCache
+from farm.store.cluster.records import Build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chaos_store import Cluster
+
+_HOSTS, _DEVICES = 3, 2
+# In peace 2.5 s on six devices.
+_JOBS = 150
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Cluster, int]]:
+    with farm_server() as made:
+        yield made
+
+
+@pytest.fixture
+def farm(server: tuple[Cluster, int], tmp_path: Path) -> Iterator[Farm]:
+    """A farm whose hosts are still to be started."""
+    with farm_of_hosts(*server, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def running(farm: Farm) -> tuple[Farm, str]:
+    """A farm that is in the midst of a run, and the run."""
+    farm.begin(_HOSTS, _DEVICES)
+    return farm, _in_midst(farm)
+
+
+def _in_midst(farm: Farm, jobs: int = _JOBS) -> str:
+    run_id = farm.submit("ada", jobs)
+    farm.await_ran(run_id, jobs // 5)
+    return run_id
+
+
+def _recorded(farm: Farm, run_id: str) -> set[str]:
+    return {job.id for job in farm.store.runs.view(run_id).jobs if job.attempts}
+
+
+def test_a_host_dies(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    farm.hosts.die("host-1")
+    recorded = _recorded(farm, run_id)
+    farm.await_end()
+    farm.require_right()
+    assert not recorded & set(farm.executed_again(run_id)), "what was recorded is not run again"
+    assert {ran.job for ran in farm.ran_on(run_id, "host-1")} - recorded <= set(farm.executed_again(run_id))
+
+
+@pytest.mark.whole
+def test_an_agent_is_killed_and_started_again(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    farm.hosts.kill("host-1")
+    before = len(farm.ran_on(run_id, "host-1"))
+    farm.hosts.start("host-1", _DEVICES)
+    farm.await_end()
+    farm.require_right()
+    # On each device the job that ran, and one whose answer was on its way to the spool.
+    assert len(farm.executed_again(run_id)) <= 2 * _DEVICES
+    assert len(farm.ran_on(run_id, "host-1")) > before, "it goes on"
+
+
+@pytest.mark.whole
+def test_an_agent_that_stood_still_is_refused(running: tuple[Farm, str]) -> None:
+    farm, _ = running
+    agent = farm.hosts.processes["host-1"].pid
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        farm.await_end()
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    again = farm.submit("bob", 30)
+    farm.await_end(again)
+    farm.require_right()
+    farm.until(lambda: farm.ran_on(farm.submit("bob", 12), "host-1") or None, "the host is of use again")
+    farm.await_end()
+    farm.require_right()
+
+
+@pytest.mark.whole
+def test_the_database_restarts(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    farm.server.stop()
+    farm.server.start()
+    farm.await_end()
+    farm.require_right()
+    assert farm.executed_again(run_id) == [], "nothing that ran was disturbed"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("away_s", [1.5 * TTL_S, 60.0])
+@pytest.mark.parametrize("way", ["stopped", "frozen"])
+def test_the_database_is_away(running: tuple[Farm, str], way: str, away_s: float) -> None:
+    farm, run_id = running
+    try:
+        if way == "frozen":
+            farm.server.freeze()
+        else:
+            farm.server.stop()
+        time.sleep(away_s)
+    finally:
+        farm.server.thaw()
+        farm.server.start()
+    farm.await_end()
+    farm.require_right()
+    assert all(process.poll() is None for process in farm.hosts.processes.values())
+    # What ran to its end was in a spool; what a lease's end broke off is run again.
+    ended = [ran for ran in farm.hosts.ran(run_id) if ran.ended_s and ran.ended_s - ran.began_s > 0.09]
+    assert len(ended) == len({ran.job for ran in ended})
+
+
+@pytest.mark.whole
+def test_the_artifacts_store_is_away(farm: Farm, tmp_path: Path) -> None:
+    farm.begin(_HOSTS, _DEVICES)
+    known = _in_midst(farm)
+    folder, aside = tmp_path / "artifacts", tmp_path / "aside"
+    _use_another_bundle(farm)
+    folder.rename(aside)
+    try:
+        fresh = farm.submit("bob", 30)
+        farm.await_end(known)
+        assert len(farm.hosts.ran(known)) == _JOBS, "what needs nothing new goes on"
+        assert not farm.hosts.ran(fresh)
+    finally:
+        aside.rename(folder)
+    farm.await_end()
+    farm.require_right()
+
+
+def _use_another_bundle(farm: Farm) -> None:
+    """Let the runs to come have a bundle that no host has fetched yet."""
+    from farm.store.objects.bundle_archive import upload_bundle
+
+    hosts = farm.hosts
+    cache = BundleCache(hosts.folder / "cache")
+    hosts.key = make_bundle(cache, f"{FINE} 2")
+    bundle = cache.lookup(hosts.key)
+    assert bundle is not None
+    archive, nbytes = upload_bundle(hosts.objects(), bundle)
+    hosts.built = (*hosts.built, Build(hosts.key, "built", archive, nbytes))
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
+def test_the_network_is_cut_to_the_database(farm: Farm) -> None:
+    with networks() as cables:
+        for number in range(_HOSTS):
+            name = f"host-{number}"
+            farm.hosts.prefix[name], here = cables.add(name)
+            farm.hosts.urls[name] = farm.url_at(here, farm.port)
+        farm.begin(_HOSTS, _DEVICES)
+        run_id = _in_midst(farm)
+        cables.cut("host-1")
+        farm.await_end(run_id)
+        sleep_ttl()
+        count = len(farm.ran_on(run_id, "host-1"))
+        time.sleep(1.0)
+        assert len(farm.ran_on(run_id, "host-1")) == count, "without a lease nothing begins"
+        cables.mend("host-1")
+        farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
+        back = farm.submit("bob", 60)
+        farm.await_end(back)
+        assert farm.ran_on(back, "host-1")
+        farm.require_right()
+        for name in list(farm.hosts.processes):
+            farm.hosts.stop(name)
+
+
+@pytest.mark.whole
+def test_the_line_to_the_database_carries_nothing(farm: Farm) -> None:
+    """The same where there are no namespaces: connections stay open and nothing arrives."""
+    with contextlib.closing(Relay(farm.port)) as line:
+        farm.hosts.urls["host-1"] = farm.url_at("127.0.0.1", line.port)
+        farm.begin(_HOSTS, _DEVICES)
+        run_id = _in_midst(farm)
+        line.cut()
+        farm.await_end(run_id)
+        sleep_ttl()
+        line.mend()
+        farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
+        back = farm.submit("bob", 60)
+        farm.await_end(back)
+        assert farm.ran_on(back, "host-1")
+        farm.require_right()
+
+
+@pytest.mark.whole
+def test_a_slow_and_lossy_network(farm: Farm) -> None:
+    """Every line of a host takes 20 ms and is reset now and then; by `tc netem` where the kernel has it."""
+    with contextlib.closing(Relay(farm.port, delay_s=0.02, breaks=0.003)) as line:
+        farm.hosts.urls["host-1"] = farm.url_at("127.0.0.1", line.port)
+        farm.begin(_HOSTS, _DEVICES)
+        _in_midst(farm, 300)
+        farm.await_end()
+        farm.require_right()
+        assert line.broken
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
+def test_packets_are_delayed_and_lost(farm: Farm) -> None:
+    with networks() as cables:
+        farm.hosts.prefix["host-1"], here = cables.add("host-1")
+        farm.hosts.urls["host-1"] = farm.url_at(here, farm.port)
+        reason = cables.disturb("host-1", 40, 2.0)
+        if reason:
+            pytest.skip(reason)
+        farm.begin(_HOSTS, _DEVICES)
+        _in_midst(farm)
+        farm.await_end()
+        farm.require_right()
+
+
+@pytest.mark.whole
+def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    import psycopg
+
+    with psycopg.connect(farm.hosts.url, autocommit=True) as connection:
+        # Late: those that wait are gone, until somebody sees that work waits.
+        connection.execute("DELETE FROM procrastinate_jobs WHERE status = 'todo'")
+    for _ in range(5):
+        farm.store.messages.wake({"soc:SM8650": 40, "soc:SM8750": 5, "build:none": 3})
+        time.sleep(0.1)
+    farm.await_end()
+    # For nothing: the run is over.
+    farm.store.messages.wake({"soc:SM8650": 40})
+    farm.store.messages.finish(run_id)
+    time.sleep(1.0)
+    farm.require_right()
+    assert farm.executed_again(run_id) == []
+
+
+@pytest.mark.whole
+def test_a_clock_is_wrong_by_an_hour(farm: Farm, tmp_path: Path) -> None:
+    library = _shifted_clock(tmp_path)
+    for name, shift_s in (("host-1", 3600), ("host-2", -3600)):
+        farm.hosts.env[name] = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK_S": str(shift_s)}
+    farm.begin(_HOSTS, _DEVICES)
+    run_id = _in_midst(farm)
+    assert all(agent.alive for agent in farm.store.cluster.agents())
+    farm.await_end()
+    farm.require_right()
+    assert farm.executed_again(run_id) == []
+    assert all(farm.ran_on(run_id, f"host-{number}") for number in range(_HOSTS))
+
+
+def _shifted_clock(folder: Path) -> Path:
+    library = folder / "shifted_clock.so"
+    source = Path(__file__).with_name("shifted_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    env = {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK_S": "3600"}
+    seen = subprocess.run([sys.executable, "-c", "import time; print(time.time())"], env=env, capture_output=True,
+                          check=True)  # fmt: skip
+    if abs(float(seen.stdout) - time.time() - 3600) > 60:
+        pytest.skip("this Python's clock cannot be shifted by LD_PRELOAD")
+    return library
+
+
+@pytest.mark.whole
+def test_two_agents_of_one_name(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    farm.hosts.start("host-9", 1, agent_name="host-1")
+    second = farm.hosts.processes.pop("host-9")
+    assert second.wait(30) == 2
+    said = farm.hosts.log("host-9")
+    assert "host-1" in said
+    assert "Traceback" not in said
+    farm.await_end()
+    farm.require_right()
+    assert farm.executed_again(run_id) == [], "the first goes on"
+    assert farm.ran_on(run_id, "host-1")
+    farm.hosts.kill("host-1")
+    farm.hosts.start("host-9", 1, agent_name="host-1")
+    farm.until(lambda: farm.ran_on(farm.submit("bob", 12, shard=1), "host-9") or None, "the successor has the name")
+    farm.await_end()
+    farm.require_right()
+
+
+@pytest.mark.whole
+def test_a_client_is_killed(farm: Farm) -> None:
+    farm.begin(_HOSTS, _DEVICES)
+    run_id = farm.submit("ada", _JOBS)
+    folder, env = farm.hosts.home("ada"), farm.hosts.env_of("ada")
+    client = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "attach", run_id],
+        cwd=folder, env={**env, "COLUMNS": "80"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        farm.await_ran(run_id, _JOBS // 5)
+        assert client.poll() is None, client.stdout and client.stdout.read()
+    finally:
+        client.kill()
+        client.communicate()
+    farm.await_end()
+    farm.require_right()
+    assert farm.executed_again(run_id) == []
+
+
+def test_evidence_sees_what_it_is_for(tmp_path: Path) -> None:
+    """The checks of these tests find what they look for."""
+    from stub_evidence import Evidence, executions, overlaps
+
+    one, other = Evidence(tmp_path, "a"), Evidence(tmp_path, "a")
+    with one.running("x", "run"), other.running("y", "run"):
+        pass
+    with one.running("z", "run"):
+        pass
+    found = executions(tmp_path)
+    assert [ran.job for ran in found] == ["x", "y", "z"]
+    assert [(first.job, second.job) for first, second in overlaps(found)] == [("x", "y")]

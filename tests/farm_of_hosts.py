@@ -1,0 +1,116 @@
+"""Farms of several hosts for tests: a real PostgreSQL, agents as processes, stub devices, and what has to be true."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos_store import Cluster, postgres_cluster
+from stub_evidence import Ran, overlaps
+from stub_hosts import StubHosts, accepted, stub_hosts
+
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+TTL_S = 3.0
+"""What a living agent's heartbeat is good for; 10 s outside of tests."""
+_HBA = "local all all trust\nhost all all 127.0.0.1/32 trust\nhost all all 10.0.0.0/8 trust\n"
+_numbers = itertools.count()
+
+
+@dataclass
+class Farm:
+    """Hosts, their store, and the database server, which listens on a port as well."""
+
+    hosts: StubHosts
+    store: Store
+    server: Cluster
+    port: int
+    runs: list[str] = field(default_factory=list)
+
+    def begin(self, hosts: int = 3, devices: int = 2) -> None:
+        """Start hosts and wait for their devices."""
+        for number in range(hosts):
+            self.hosts.start(f"host-{number}", devices)
+        self.hosts.await_devices(self.store, hosts * devices)
+
+    def submit(self, user: str, jobs: int, *, latency_ms: int = 100, shard: int = 5) -> str:
+        """Submit jobs and return the run's id."""
+        run_id = self.hosts.submit(self.store, user, jobs, latency_ms=latency_ms, shard=shard)
+        self.runs.append(run_id)
+        return run_id
+
+    def await_ran(self, run_id: str, count: int) -> None:
+        """Wait until so many jobs of a run have begun."""
+        self.until(lambda: len(self.hosts.ran(run_id)) >= count, f"{count} jobs that begin")
+
+    def await_end(self, *runs: str, timeout_s: float = 60) -> None:
+        """Wait until runs are over and finished, with an exit code, whoever did that."""
+
+        def are_over() -> bool:
+            return all(self.store.runs.view(run_id).exit_code is not None for run_id in runs or self.runs)
+
+        self.until(are_over, "the end of the runs", timeout_s)
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+        """Wait until something is so."""
+        self.hosts.until(condition, what, timeout_s)
+
+    def url_at(self, host: str, port: int) -> str:
+        """Return the store's address by TCP."""
+        database = self.hosts.url.partition("@/")[2].partition("?")[0]
+        return f"postgresql://farm@{host}:{port}/{database}?sslmode=disable"
+
+    def executed_again(self, run_id: str) -> list[str]:
+        """Return jobs that devices ran more than once."""
+        return [job for job, count in Counter(ran.job for ran in self.hosts.ran(run_id)).items() if count > 1]
+
+    def ran_on(self, run_id: str, host: str) -> list[Ran]:
+        """Return what devices of a host ran."""
+        return [ran for ran in self.hosts.ran(run_id) if ran.device.endswith(f"@{host}")]
+
+    def require_right(self, *, exit_code: int = 0) -> None:
+        """Assert what has to be so of all runs, whatever happened: one verdict a job, one job a device at a time."""
+        for run_id in self.runs:
+            verdicts = accepted(self.store, run_id)
+            assert {job: found for job, found in verdicts.items() if len(found) != 1} == {}
+            assert self.store.runs.view(run_id).exit_code == exit_code
+        assert overlaps(self.hosts.ran()) == []
+        # Whoever has ended keeps no device.
+        self.until(lambda: not self.store.leases.all(), "no leases that are left", 15)
+
+
+@contextlib.contextmanager
+def farm_server() -> Iterator[tuple[Cluster, int]]:
+    """Yield a database server and its port; skips the tests where there is none."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    with postgres_cluster("listen_addresses='*'", f"port={port}", "max_connections=200", hba=_HBA) as cluster:
+        if isinstance(cluster, str):
+            pytest.skip(cluster)
+        yield cluster, port
+
+
+@contextlib.contextmanager
+def farm_of_hosts(cluster: Cluster, port: int, folder: Path, *, ttl_s: float = TTL_S) -> Iterator[Farm]:
+    """Yield a farm without hosts, in a database of its own."""
+    with (
+        stub_hosts(cluster, folder, database=f"farm_{next(_numbers)}", ttl_s=ttl_s) as hosts,
+        open_store(hosts.url) as store,
+    ):
+        yield Farm(hosts, store, cluster, port)
+
+
+def sleep_ttl(times: float = 1.0) -> None:
+    """Sleep for longer than an agent's heartbeat is good for."""
+    time.sleep(TTL_S * times + 1.0)
