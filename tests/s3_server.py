@@ -1,0 +1,53 @@
+"""A server that speaks S3, as a process of its own: moto's, which keeps objects in memory and checks no signature."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.system.processes import Child, Supervisor
+
+SECONDS = 30.0
+KEYS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "a-secret-of-this-test"}
+
+
+class S3Server:
+    """Listens from `start` on; its port stays the same."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path) -> None:
+        self._supervisor, self._folder = supervisor, folder
+        self._child: Child | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def address(self, bucket: str, prefix: str = "farm") -> str:
+        return f"s3://{bucket}/{prefix}?endpoint_url={self.url}&region=us-east-1"
+
+    def start(self) -> S3Server:
+        self._child = self._supervisor.spawn(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            name="s3",
+            stderr=self._folder / "s3.log",
+        )
+        deadline = time.monotonic() + SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            assert self._child.process.poll() is None, self._child.log_tail()
+            assert time.monotonic() < deadline, "the S3 server does not listen"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        assert self._child is not None
+        self._child.terminate()
