@@ -1,0 +1,161 @@
+"""When a run on the shared farm begins and ends, about: shares of devices between runs over time. Pure.
+
+Devices are given away as `farm.store.leases.sharing` does, but in fractions, as if a device could serve two users at
+once: with shards of a minute it nearly can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farm.store.leases.rules import Priority
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a run for one SoC."""
+
+    run_id: str
+    soc: str
+    user: str
+    priority: Priority
+    since_ms: int
+    waiting_s: float
+    """Expected of its shards that wait, on one device."""
+    waiting: int
+    """How many these are."""
+    held_s: float = 0.0
+    """Expected of what is left of those that devices run."""
+    held: int = 0
+    """How many these are."""
+    devices: int
+    """Living devices that it may use, or as many of them as it may use at once."""
+    builds_s: float = 0.0
+    """When the last of its bundles is made, about."""
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """About when something happens to a run; seconds from now, infinite where no living device can run it."""
+
+    starts_s: float
+    """Its next shard; 0 where one runs."""
+    ends_s: float
+
+
+def expect(
+    works: Iterable[Work], devices: Mapping[str, int], quotas: Mapping[str, int] | None = None
+) -> dict[str, Expected]:
+    """Return about when each run goes on and when it ends, by run id.
+
+    `devices` are the living ones of each SoC, `quotas` the most that users have at once (`user:ada`).
+    """
+    by_soc: dict[str, list[Work]] = defaultdict(list)
+    for work in works:
+        by_soc[work.soc].append(work)
+    expected: dict[str, Expected] = {}
+    for soc, mine in by_soc.items():
+        for run_id, found in _Future(mine, devices.get(soc, 0), quotas or {}).expected().items():
+            other = expected.get(run_id, Expected(math.inf, 0.0))
+            expected[run_id] = Expected(min(other.starts_s, found.starts_s), max(other.ends_s, found.ends_s))
+    return expected
+
+
+class _Future:
+    """The devices of one SoC from now until all is done, from one end of a run to the next."""
+
+    def __init__(self, works: Sequence[Work], devices: int, quotas: Mapping[str, int]) -> None:
+        self._works = sorted(works, key=lambda work: (-work.priority, work.since_ms, work.run_id))
+        self._devices, self._quotas = devices, quotas
+        self._left = {work.run_id: work.waiting_s + work.held_s for work in works}
+
+    def expected(self) -> dict[str, Expected]:
+        """Return when each run goes on and ends."""
+        starts: dict[str, float] = {}
+        ends: dict[str, float] = {}
+        now_s = 0.0
+        active = [work for work in self._works if work.devices > 0]
+        while active:
+            rates = self._rates(active)
+            self._note_starts(active, rates, now_s, starts)
+            step_s = min(
+                (self._left[work.run_id] / rate for work in active if (rate := rates[work.run_id]) > 0),
+                default=math.inf,
+            )
+            if math.isinf(step_s):
+                break
+            now_s += step_s
+            for work in active:
+                self._left[work.run_id] -= step_s * rates[work.run_id]
+                if self._left[work.run_id] <= 1e-6:
+                    ends[work.run_id] = max(now_s, work.builds_s)
+            active = [work for work in active if work.run_id not in ends]
+        return {
+            work.run_id: Expected(starts.get(work.run_id, math.inf), ends.get(work.run_id, math.inf))
+            for work in self._works
+        }
+
+    def _rates(self, active: Sequence[Work]) -> dict[str, float]:
+        """Return how many devices each run has: persons first, users alike, the older run of a user first."""
+        rates = dict.fromkeys((work.run_id for work in active), 0.0)
+        free = float(self._devices)
+        had: dict[str, float] = defaultdict(float)
+        for priority in sorted({work.priority for work in active}, reverse=True):
+            of_user: dict[str, list[Work]] = defaultdict(list)
+            for work in active:
+                if work.priority == priority:
+                    of_user[work.user].append(work)
+            wanted = {user: float(sum(map(_most, mine))) for user, mine in of_user.items()}
+            for user in of_user:
+                quota = self._quotas.get(f"user:{user}", math.inf)
+                wanted[user] = max(0.0, min(wanted[user], quota - had[user]))
+            for user, share in _share_alike(wanted, had, free).items():
+                free -= share
+                had[user] += share
+                for work in of_user[user]:
+                    rates[work.run_id] = min(share, float(_most(work)))
+                    share -= rates[work.run_id]  # noqa: PLW2901 - what is left for the younger
+        return rates
+
+    def _note_starts(
+        self, active: Sequence[Work], rates: Mapping[str, float], now_s: float, starts: dict[str, float]
+    ) -> None:
+        # Who has less than a device takes turns: each gets one when a shard of another ends.
+        behind_s = 0.0
+        for work in active:
+            if work.run_id in starts or rates[work.run_id] <= 0:
+                continue
+            if work.held or rates[work.run_id] >= 1 - 1e-9:
+                starts[work.run_id] = now_s
+            else:
+                behind_s += self._shard_s() / self._devices
+                starts[work.run_id] = now_s + behind_s
+            if not work.held and not work.waiting:
+                starts[work.run_id] = now_s
+
+    def _shard_s(self) -> float:
+        shards = sum(work.waiting + work.held for work in self._works)
+        return sum(work.waiting_s + work.held_s for work in self._works) / max(1, shards)
+
+
+def _most(work: Work) -> int:
+    return max(1, min(work.devices, work.waiting + work.held))
+
+
+def _share_alike(wanted: Mapping[str, float], had: Mapping[str, float], free: float) -> dict[str, float]:
+    """Return how many of the free devices each user gets, so that who has least gets most."""
+    # The level to which the free devices fill everybody up: between `had` and what he has with all that he wants.
+    ends = [(had.get(user, 0.0), 1) for user in wanted] + [(had.get(user, 0.0) + wanted[user], -1) for user in wanted]
+    level, filling, left = 0.0, 0, free
+    for end, more in sorted(ends):
+        if filling and filling * (end - level) >= left:
+            level += left / filling
+            break
+        left -= filling * (end - level)
+        level, filling = end, filling + more
+    return {user: min(most, max(0.0, level - had.get(user, 0.0))) for user, most in wanted.items()}
