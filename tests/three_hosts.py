@@ -1,0 +1,179 @@
+"""Two hosts with virtual devices and a build host, and machines of people: everything but the cables is the real thing.
+
+Compiler, simulator, adb servers, virtual devices, `farm agent`, PostgreSQL, `farm run`. Hosts are processes with
+folders of their own on this machine. tools/three_hosts.py runs a suite on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from farm.devices.adb.server import start_adb_server
+from farm.store.store import open_store
+from farm.system.processes import Supervisor
+from farm.virtual.boot import attach_device, start_device
+from farm.virtual.tree import BUILDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.devices.adb.server import AdbServer
+
+SOCS = ("SM8650", "SM8750")
+
+
+@dataclass
+class ThreeHosts:
+    """Hosts, by name, that share `url` and a folder; and people's machines, which have no devices."""
+
+    folder: Path
+    url: str
+    toolchain: Path
+    """With the simulator and the native runner, which every host has; no bundle."""
+    supervisor: Supervisor
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    servers: dict[str, AdbServer] = field(default_factory=dict)
+
+    def home(self, name: str, *, shared: bool = True) -> Path:
+        """Return the folder of a machine, made with an empty cache when it is new."""
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            shutil.copytree(self.toolchain, folder / "cache", symlinks=True)
+            (self.folder / "artifacts").mkdir(exist_ok=True)
+            if shared:
+                text = f'store = "{self.url}"\nartifacts = "file://{self.folder}/artifacts"\n[build]\nbuilders = 2\n'
+                (folder / "farm.toml").write_text(text)
+        return folder
+
+    def env(self, name: str) -> dict[str, str]:
+        """Return the variables of a machine's processes."""
+        folder = self.folder / name
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FARM_", "QNN_", "PYTEST_"))}
+        if name not in self.servers:
+            self.servers[name] = start_adb_server(self.supervisor, folder / "adb")
+        return {
+            **kept,
+            "FARM_STATE_DIR": str(folder / "state"),
+            "FARM_CACHE_DIR": str(folder / "cache"),
+            "ANDROID_ADB_SERVER_PORT": str(self.servers[name].port),
+            "COLUMNS": "80",
+        }
+
+    def attach(self, name: str, socs: Sequence[str]) -> None:
+        """Attach a virtual device of each SoC to a host, with serials that no other host has."""
+        self.home(name)
+        self.env(name)
+        for number, soc in enumerate(socs):
+            child = start_device(
+                self.supervisor, f"virtual-{name}-{number}", soc, self.folder / name / "devices", BUILDS[0]
+            )
+            attach_device(self.servers[name], child)
+
+    def start_agent(self, name: str, *options: str) -> None:
+        """Start `farm agent` on a host."""
+        folder = self.home(name)
+        with (folder / "agent.log").open("ab") as log:
+            self.agents[name] = subprocess.Popen(
+                [sys.executable, "-m", "farm.cli.main", "agent", "--name", name, *options],
+                cwd=folder,
+                env=self.env(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def await_agents(self, timeout_s: float = 90) -> None:
+        """Wait until all agents that were started are registered. Raises AssertionError with what they printed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            done = self.farm("you", "agent", "list", "--json")
+            if done.returncode == 0 and all(name in done.stdout for name in self.agents):
+                return
+            ended = [name for name, process in self.agents.items() if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"{done.stdout}{done.stderr}{self.logs()}")
+            time.sleep(0.5)
+
+    def stop_agents(self, timeout_s: float = 60) -> dict[str, int]:
+        """Stop all agents as systemd does, and return their exit codes."""
+        for process in self.agents.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {name: process.wait(timeout_s) for name, process in self.agents.items()}
+        self.agents.clear()
+        return codes
+
+    def logs(self) -> str:
+        """Return what agents printed, the end of it."""
+        return "".join(
+            f"\n--- {name}\n{(self.folder / name / 'agent.log').read_text()[-4000:]}" for name in self.agents
+        )
+
+    def farm(self, name: str, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+        """Run `farm` on a machine."""
+        folder = self.home(name, shared=name != "alone")
+        return subprocess.run(
+            [sys.executable, "-m", "farm.cli.main", *arguments],
+            cwd=folder,
+            env=self.env(name),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
+        """Return what each job of a run came to, from the store: verdict, stage, cause, known issue and figures."""
+        url = self.url if shared else str(self.folder / "alone" / "state" / "farm.db")
+        with open_store(url, readonly=True) as store:
+            view = store.runs.view(run["run_id"])
+        found = {}
+        for job in view.jobs:
+            last = job.attempts[-1]
+            worst = sorted({violation for one in last.comparisons for violation in one.violations})
+            found[job.id] = (str(last.verdict), str(last.stage), str(last.cause), last.known_issue, *worst)
+        return found
+
+
+@contextlib.contextmanager
+def three_hosts(folder: Path, url: str, toolchain: Path, socs: Sequence[str] = SOCS) -> Iterator[ThreeHosts]:
+    """Yield two hosts with a device of each SoC and a build host, all registered; everything is ended afterwards."""
+    with Supervisor() as supervisor:
+        hosts = ThreeHosts(folder, url, toolchain, supervisor)
+        try:
+            hosts.home("you")
+            hosts.start_agent("builder", "--build", "--no-devices")
+            for name in ("left", "right"):
+                hosts.attach(name, socs)
+                hosts.start_agent(name)
+            hosts.await_agents()
+            yield hosts
+        finally:
+            for process in hosts.agents.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def run_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what `farm run --json` printed."""
+    assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def selection(suite: str, keyword: str, socs: Sequence[str]) -> list[str]:
+    """Return the arguments of `farm run` that choose the jobs."""
+    return ["--suite", suite, *(["-k", keyword] if keyword else []), *(word for soc in socs for word in ("--soc", soc))]

@@ -1,0 +1,72 @@
+"""Runs a suite on two hosts with two virtual devices each and a build host, from an empty cache; then on one machine.
+
+    .venv/bin/python tools/three_hosts.py [-k EXPRESSION] [--suite quantized_ops] [--soc SM8650 --soc SM8750]
+
+Without -k it is the whole suite: the better part of an hour on two cores. The last line is JSON. Exit code 0 where both
+gave the same verdicts (tests/three_hosts.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_ROOT / "tests"), str(_ROOT / "bench")]
+
+from chaos_store import PostgresStore, postgres_cluster  # noqa: E402
+from three_hosts import SOCS, run_json, selection, three_hosts  # noqa: E402
+
+from farm.runtime.simulator import host_sdk  # noqa: E402
+
+# Longer than two of these suites take on two cores.
+_WHOLE_S = 3 * 3600.0
+
+
+def say(text: str) -> None:
+    """Write a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run both, and return 0 where they gave the same verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", dest="keyword", default="")
+    parser.add_argument("--suite", default="quantized_ops")
+    parser.add_argument("--soc", action="append", dest="socs")
+    options = parser.parse_args()
+    socs = options.socs or list(SOCS)
+    chosen = selection(options.suite, options.keyword, socs)
+    with tempfile.TemporaryDirectory(prefix="farm-three-", dir="/tmp") as name, postgres_cluster() as cluster:
+        if isinstance(cluster, str):
+            raise SystemExit(cluster)
+        folder, toolchain = Path(name) / "hosts", Path(name) / "toolchain"
+        folder.mkdir()
+        host_sdk(toolchain)
+        with three_hosts(folder, PostgresStore(cluster, "farm").url, toolchain, socs) as hosts:
+            began_s = time.monotonic()
+            shared = hosts.verdicts(
+                run_json(hosts.farm("you", "run", *chosen, "--json", timeout_s=_WHOLE_S)), shared=True
+            )
+            say(f"three hosts: {len(shared)} jobs in {time.monotonic() - began_s:.0f} s")
+            say(f"agents ended with {hosts.stop_agents()}")
+            began_s = time.monotonic()
+            alone_run = hosts.farm("alone", "run", *chosen, "--virtual", "2", "--json", timeout_s=_WHOLE_S)
+            alone = hosts.verdicts(run_json(alone_run), shared=False)
+            say(f"one machine: {len(alone)} jobs in {time.monotonic() - began_s:.0f} s")
+    different = {
+        job: (shared.get(job), alone.get(job)) for job in {*shared, *alone} if shared.get(job) != alone.get(job)
+    }
+    for job, (here, there) in sorted(different.items()):
+        say(f"{job}: {here} on three hosts, {there} on one machine")
+    say(json.dumps({"jobs": len(shared), "different": len(different)}))
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
