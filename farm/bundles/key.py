@@ -141,8 +141,10 @@ def source_as_of_ns(job: Job) -> int:
 def _source_digest_of(job: Job) -> str:
     # Once per process and module: a suite has a hundred jobs over one file.
     where = source_place(job.case)
-    if where not in _looked:
+    looked = _looked.get(where)
+    if looked is None:
         let_the_clock_pass(suite_files(job.case))
         as_of_ns = time.time_ns()
-        _looked[where] = _Looked(source_digest(job.case), as_of_ns)
-    return _looked[where].digest
+        # Another thread may forget it at any moment.
+        looked = _looked[where] = _Looked(source_digest(job.case), as_of_ns)
+    return looked.digest

@@ -27,7 +27,8 @@ __all__ = ["BuilderPool", "MemoryLimits", "build_one"]
 class BuilderPool:
     """`width` builder processes, each fed by a thread of this one.
 
-    `on_start(key)` and `on_done(reply)` are called from those threads.
+    `on_start(key)` and `on_done(reply)` are called from those threads, and before both `is_wanted(key)`: what is not
+    wanted any more is left out.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class BuilderPool:
         timeout_s: float,
         on_start: Callable[[str], None],
         on_done: Callable[[BuildReply], None],
+        is_wanted: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._queue = deque(
             msgspec.structs.replace(request, suite_as_of_ns=source_as_of_ns(request.job)) for request in requests
         )
         self._cache, self._compiler = BundleCache(cache_root), compiler
-        self._on_start, self._on_done = on_start, on_done
+        self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
         self._turns = Turns()
         self._seats = [
             BuilderSeat(
@@ -101,6 +103,8 @@ class BuilderPool:
                 request = self._queue.popleft()
             except IndexError:
                 break
+            if not self._is_wanted(request.key):
+                continue
             self._on_start(request.key)
             reply = seat.build(request, self._compiler)
             if not self._turns.is_stopping:

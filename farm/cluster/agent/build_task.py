@@ -1,0 +1,100 @@
+"""One bundle on a build host: its job as this host has it, its key computed anew, made, and sent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.bundles.key import LPAI_TARGET, bundle_key, source_as_of_ns
+from farm.compile.protocol import BuildRequest
+from farm.errors import FarmError, UsageError
+from farm.system.resources import data_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.store.cluster.records import NewBuild
+    from farm.suites.suite import Case, Job
+    from farm.toolchains.toolchain import Toolchain
+
+# What a manifest may say: nothing that leads out of the folder beside the suite's.
+_MODULE = re.compile(r"(\.{0,2}[\w-]+(\.[\w-]+)*:[\w.]+)?")
+_LPAI_TARGETS = ("arm", "x86")
+
+
+class RefusedBuildError(FarmError):
+    """This host does not make the bundle of that key: another may."""
+
+
+class PreparedBuild(NamedTuple):
+    """A bundle that this host can make."""
+
+    request: BuildRequest
+    tools: Toolchain
+
+
+def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path, *, host: str) -> PreparedBuild:
+    """Return what to ask a builder for; `job` is the task's, with its code on this host.
+
+    The key is computed anew: a bundle is only made under the key that this host's toolchain, farm and copy of the code
+    give. Raises RefusedBuildError where that is another one.
+    """
+    require_inside(job.case)
+    wanted = task.versions.get(LPAI_TARGET, "")
+    versions = tools.versions | ({LPAI_TARGET: wanted} if wanted in _LPAI_TARGETS else {})
+    try:
+        key = bundle_key(job, versions)
+    except (OSError, UsageError) as error:
+        raise RefusedBuildError(f"{host}: the code of {job.id} cannot be read: {error}") from error
+    if key != task.key:
+        raise RefusedBuildError(f"{host}: {why_another_key(task, job)}")
+    request = BuildRequest(
+        job, key, versions, str(log), anew=task.anew, suite_as_of_ns=source_as_of_ns(job)
+    )  # fmt: skip
+    return PreparedBuild(request, tools)
+
+
+def why_another_key(task: NewBuild, job: Job) -> str:
+    """Return why a host with the toolchain of `task` comes to another key, and what to do."""
+    if not task.source:
+        return (
+            f"its suite {Path(job.case.folder).name or job.case.suite} is not as it was where {job.id} was submitted: "
+            "install the same version of farm on both"
+        )
+    return (
+        f"{job.id} has another key here: a package that its suite imports is not as it was where the run was "
+        "submitted: install the same wheels on both, or submit with --build here"
+    )
+
+
+def job_here(task: NewBuild, unpack: Callable[[str, Job], Job]) -> Job:
+    """Return the job of `task` with its code on this host: what farm ships, or what `unpack` gets from an archive.
+
+    Raises RefusedBuildError where farm ships no such suite here.
+    """
+    if task.source:
+        return unpack(task.source, task.job)
+    case = task.job.case
+    if not case.folder:
+        return task.job
+    folder = data_folder("test_suites") / Path(case.folder).name
+    if not folder.is_dir():
+        raise RefusedBuildError(f"farm has no suite {folder.name} here: install the version that submitted the run")
+    return msgspec.structs.replace(task.job, case=msgspec.structs.replace(case, folder=str(folder)))
+
+
+def require_inside(case: Case) -> None:
+    """Raise RefusedBuildError for a case whose files or module lead out of its suite: no manifest says that.
+
+    They are read by the agent itself, for the key.
+    """
+    root = Path(case.folder).resolve()
+    for name in case.files:
+        path = (root / name).resolve()
+        if not case.folder or not path.is_relative_to(root.parent) or not path.is_file():
+            raise RefusedBuildError(f"{case.suite}/{case.name}: {name!r} is no file of its suite")
+    if not _MODULE.fullmatch(case.module):
+        raise RefusedBuildError(f"{case.suite}/{case.name}: {case.module!r} is no module")
