@@ -30,15 +30,15 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
 
     store.cluster.end_if_over(run_id)
     order = store.cluster.order(run_id)
-    if order is None or order.state == "open" or order.held:
+    if order is None or order.state != "ended":
         return None
     view = store.runs.view(run_id)
     if view.finished_ms is not None:
         return view.exit_code
-    if order.state == "ended":
+    if not order.cancelled_by:
         _mark_stale(store, view, order)
         view = store.runs.view(run_id)
-    code = INTERRUPTED if order.state == "cancelled" else exit_code_of(view)
+    code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
     store.finish_run(run_id, code)
     try:
         record_look_back(store, run_id)

@@ -28,9 +28,15 @@ class Budget:
         self._words = f"the budget of {duration(length)}"
         self.end_s = time.monotonic() + length
         """On the clock of `time.monotonic`."""
+        self.seconds = seconds
         self.is_limited = seconds is not None
         self.is_over = False
         """It ended while jobs ran."""
+
+    @property
+    def left_s(self) -> float | None:
+        """What is left of it; None where it has no end."""
+        return max(0.0, self.end_s - time.monotonic()) if self.is_limited else None
 
     def cut(
         self,

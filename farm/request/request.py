@@ -84,3 +84,5 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """As in its request, which may be of long ago."""
     toolchain: str = ""
     """The same."""
+    left: bool = False
+    """It goes on, on a shared farm, and nobody follows it."""

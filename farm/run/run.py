@@ -26,7 +26,7 @@ from farm.system.interrupts import INTERRUPTED, InterruptHandler, handling
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.config.settings import Config
     from farm.pool.fleet import Fleet
@@ -124,8 +124,8 @@ class _Run(RunSteps):
         budget: Budget,
         forks: ForkServer | None,
     ) -> None:
-        super().__init__(config, request, listener, store, interrupts, budget)
-        self._forks = forks
+        super().__init__(config, request, listener, store, budget)
+        self._interrupts, self._forks = interrupts, forks
         self._given_up: frozenset[str] = frozenset()
         """SoCs of which no device came in time."""
 
@@ -194,7 +194,7 @@ class _Run(RunSteps):
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
             per_soc = Counter(device.soc for device in pool.held())
-            planned = self._fit(run_id, planned, per_soc, self._config.builders)
+            planned = self._fit(run_id, planned, per_soc)
             if not planned:
                 return _PYTEST_OK
             run_plan = self._plan(run_id, folder, planned, fleet, canaries)
@@ -230,6 +230,16 @@ class _Run(RunSteps):
         if request.virtual:
             return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode)
         return attached_fleet(config, socs, backend, request.choice, supervisor, self._store, mode=mode, partly=partly)
+
+    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Mapping[str, int]) -> list[PlannedJob]:
+        """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
+        if not self._budget.is_limited:
+            return planned
+        planned, stale = self._cut(planned, devices, self._config.builders)
+        # What was stale when the run ended before is not any more.
+        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+        self._say_stale(len(stale), len(stale) + len(planned))
+        return planned
 
     def _terms(self) -> LeaseTerms:
         """Return how this run asks for devices that others may use as well."""

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from farm.run.progress import ProgressListener
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
-    from farm.store.view import RunView
+    from farm.store.view import RunView, Stale
     from farm.suites.suite import Job
-    from farm.system.interrupts import InterruptHandler
     from farm.toolchains.toolchain import Toolchain
 
 
@@ -108,11 +107,10 @@ class RunSteps:
         request: RunRequest,
         listener: ProgressListener,
         store: Store,
-        interrupts: InterruptHandler,
         budget: Budget,
     ) -> None:
         self._config, self._request, self._listener, self._store = config, request, listener, store
-        self._interrupts, self._budget = interrupts, budget
+        self._budget = budget
         self._past: dict[str, ExpectedJob] = {}
         """What is known of the jobs."""
         self._first: set[str] = set()
@@ -180,18 +178,18 @@ class RunSteps:
         # A program that stays loaded would be in every number of the heap.
         return [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
 
-    def _fit(
-        self, run_id: str, planned: list[PlannedJob], devices: Mapping[str, int], builders: int
-    ) -> list[PlannedJob]:
-        """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
+    def _cut(
+        self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int
+    ) -> tuple[list[PlannedJob], dict[str, Stale]]:
+        """Return the jobs that there is time for, and why the others are left out; `devices` are counted by SoC."""
         if not self._budget.is_limited:
-            return planned
-        planned, stale = self._budget.cut(planned, self._past, devices=devices, builders=builders, first=self._first)
-        # What was stale when the run ended before is not any more.
-        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+            return planned, {}
+        return self._budget.cut(planned, self._past, devices=devices, builders=builders, first=self._first)
+
+    def _say_stale(self, stale: int, of: int) -> None:
+        """Note how many jobs are left out."""
         if stale:
-            self._listener.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
-        return planned
+            self._listener.note(f"{stale} of {of} jobs do not fit into the budget: stale")
 
     def _judge_numbers(self, run_id: str) -> None:
         """Compare the numbers with those of comparable runs before, and note what became of them."""

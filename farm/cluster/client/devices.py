@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from farm.cluster.terms import PROTOCOL
@@ -67,11 +68,6 @@ def agent_refusal(agent: Agent) -> str:
     return "its agent is being stopped" if agent.facts.draining else ""
 
 
-def class_of(device: AgentDevice) -> str:
-    """Return what decides which runtime a device needs, as `NewOrder.classes` has it."""
-    return f"{device.soc}/{device.kind}/{device.os}"
-
-
 class Wanted:
     """The devices of a run on a shared farm."""
 
@@ -86,6 +82,16 @@ class Wanted:
     def kind(self) -> str:
         """`virtual`, `hardware` or `mixed`; empty where nothing is known."""
         return common_kind(device.kind for device in (*self.devices, *self.expected))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Of which devices a run has a runtime, as `NewOrder.classes`."""
+        return tuple(sorted({f"{one.soc}/{one.kind}/{one.os}" for one in (*self.devices, *self.expected)}))
+
+    @property
+    def per_soc(self) -> Counter[str]:
+        """How many devices of living hosts there are of each SoC."""
+        return Counter(device.soc for device in self.devices)
 
     def find(self, *, wait: bool, wait_s: float | None = None) -> list[str]:
         """Look for them, and return the SoCs that are given up: none, unless there was `wait_s` to wait for them.

@@ -35,7 +35,7 @@ _QUIET_SECONDS = 10.0
 _CANCELLED_SECONDS = 15.0
 
 
-class Choice(StrEnum):
+class Answer(StrEnum):
     """What Ctrl-C means."""
 
     LEAVE = "leave"
@@ -113,16 +113,18 @@ class Follower:
         listener: ProgressListener,
         *,
         cancel: Callable[[], object],
-        ask: Callable[[], Choice] | None = None,
+        ask: Callable[[], Answer] | None = None,
         interrupts: InterruptHandler | None = None,
+        built: int = 0,
     ) -> None:
-        """`ask` asks a person what Ctrl-C means; None where nobody can answer, who then means to cancel.
+        """`built` are the bundles that were there before anybody followed.
 
-        `interrupts` is that of a command of which this is a part: what ends the command cancels the run.
+        `ask` asks a person what Ctrl-C means; None where nobody can answer, who then means to cancel. `interrupts` is
+        that of a command of which this is a part: what ends the command cancels the run.
         """
         self._store, self._run_id, self._listener = store, run_id, listener
         self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
-        self._shown = Shown(listener)
+        self._shown = Shown(listener, built)
         self._cancelled_s: float | None = None
         self._away_s: float | None = None
         self._said, self._said_s = "", time.monotonic()
@@ -166,7 +168,7 @@ class Follower:
         descriptor = None if signals is None else signals.descriptor
         while True:
             if signals is not None and signals.came and self._cancelled_s is None:
-                if self._decide(signals) is Choice.LEAVE:
+                if self._decide(signals) is Answer.LEAVE:
                     self._listener.note(self._words_of_leaving())
                     return Ending.LEFT
                 return None
@@ -187,16 +189,16 @@ class Follower:
         """Return the descriptor while what it says is news."""
         return None if self._cancelled_s is not None else descriptor
 
-    def _decide(self, signals: Signals) -> Choice:
+    def _decide(self, signals: Signals) -> Answer:
         """Find out what the signal that came means, and do it; return what it was."""
         if signals.came[0] == signal.SIGHUP:
-            return Choice.LEAVE
-        choice = Choice.CANCEL
+            return Answer.LEAVE
+        choice = Answer.CANCEL
         if signals.came[0] == signal.SIGINT and self._ask is not None:
             choice = self._ask()
-        if choice is Choice.CANCEL:
+        if choice is Answer.CANCEL:
             self._stop("the run is cancelled; Ctrl-C again does not wait for its devices")
-        elif choice is Choice.FOLLOW:
+        elif choice is Answer.FOLLOW:
             signals.forget()
         return choice
 
@@ -244,15 +246,32 @@ class Follower:
             self._listener.note(words)
 
 
+def follower_of(
+    store: Store,
+    run_id: str,
+    listener: ProgressListener,
+    *,
+    first: Progress,
+    ask: Callable[[], Answer] | None = None,
+    interrupts: InterruptHandler | None = None,
+) -> Follower:
+    """Return who follows a run, as it is at first, and may cancel it."""
+
+    def cancel() -> None:
+        store.cluster.cancel(run_id, store.user, may_others=False)
+
+    return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=first.built)
+
+
 class Shown:
     """What a listener was told of a run, so that each job ends once however it is looked at."""
 
-    def __init__(self, listener: ProgressListener) -> None:
+    def __init__(self, listener: ProgressListener, built: int = 0) -> None:
         self._listener = listener
         self._open: dict[str, dict[str, Any]] = {}
         """The newest attempt of jobs that another device is to try."""
         self._building: set[str] = set()
-        self._built = 0
+        self._built = built
 
     def show(self, progress: Progress) -> None:
         """Tell what is new."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.cluster.client.follow import Choice
+    from farm.cluster.client.follow import Answer
 
 
 class Manner(NamedTuple):
@@ -19,5 +19,5 @@ class Manner(NamedTuple):
     """What is not compiled yet is compiled in this process."""
     wait: bool = False
     """An SoC or a toolchain that no living host has is waited for, however long."""
-    ask: Callable[[], Choice] | None = None
+    ask: Callable[[], Answer] | None = None
     """Asks a person what Ctrl-C means; None where nobody can answer."""

@@ -1,0 +1,56 @@
+"""What a run hands in, and the runtimes that its devices need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.suites.socs import find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.cluster.terms import RemoteRuntime, WorkTerms
+    from farm.config.settings import Config
+    from farm.request.request import RunRequest
+    from farm.store.cluster.records import Build, NewBuild, NewShard
+    from farm.store.objects.objects import Objects
+    from farm.store.view import Stale
+    from farm.suites.suite import Job
+
+
+class Work(NamedTuple):
+    """All that agents have to do for a run, and what is left out."""
+
+    shards: Sequence[NewShard]
+    to_build: Sequence[NewBuild]
+    built: Sequence[Build]
+    """Bundles that are there already."""
+    stale: Mapping[str, Stale]
+    """Why jobs are left out, by their ids."""
+    jobs: int
+    """That are to run."""
+    terms: WorkTerms
+
+
+def upload_runtimes(
+    config: Config, request: RunRequest, jobs: Sequence[Job], classes: Sequence[str], objects: Objects
+) -> tuple[RemoteRuntime, ...]:
+    """Upload what each class of devices needs to run `jobs`, and return it. Raises MissingToolError."""
+    from farm.cluster.files.runtime_files import upload_runtime
+    from farm.runtime.runtime import attached_runtime, virtual_runtime
+
+    # The options of one request have one mode.
+    mode = jobs[0].target.mode
+    socs = {job.target.soc for job in jobs}
+    uploaded = []
+    for name in classes:
+        soc, kind, os = name.split("/")
+        if soc not in socs:
+            continue
+        runtime = (
+            virtual_runtime(config, find_soc(soc), request.backend, mode=mode)
+            if kind == "virtual"
+            else attached_runtime(config, find_soc(soc), request.backend, mode, linux=os == "linux")
+        )
+        uploaded.append(upload_runtime(objects, runtime, soc=soc, device_kind=kind, os=os))
+    return tuple(uploaded)
