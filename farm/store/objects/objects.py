@@ -9,8 +9,10 @@ program. What was fetched is kept in the cache of this machine, so that it trave
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from farm.devices.local.files import local_errors
 from farm.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
 from farm.store.objects.patience import Patience
 from farm.system.hashes import sha256_of
-from farm.system.publish import published
+from farm.system.publish import own_folder, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,9 +34,12 @@ if TYPE_CHECKING:
 GRACE_S = 24 * 3600.0
 """So long a file stays that nothing in the store names: far longer than it takes until what names it is recorded."""
 
+MOST_BYTES = 64 << 30
+"""Of one file: a bundle of the greatest model that a device takes has a fraction of it."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
-_FOLDER, _CONTENT = "objects", "content"
+_FOLDER, _CONTENT, _MAKING = "objects", "content", "making"
 # A file is read again where what came is not what its hash says: it may have been the way.
 _TRIES = 2
 # What is known to be there is not asked for again for so long.
@@ -70,7 +75,7 @@ class Objects:
 
     def size(self, sha256: str) -> int | None:
         """Return the size of a file, in bytes, None where it is not there. Raises as `has`."""
-        name = _checked(sha256)
+        name = require_sha256(sha256)
         found = self._patience.once_there(lambda: self._place.find(name))
         return None if found is None else found.nbytes
 
@@ -81,7 +86,7 @@ class Objects:
         not what its hash says, ArtifactsError for a place that stays away, UntrustedError for a cache that others may
         write, LocalError and InfraError for one that cannot be written.
         """
-        name = _checked(sha256)
+        name = require_sha256(sha256)
 
         def fill(folder: Path) -> None:
             self.fetch(name, folder / _CONTENT)
@@ -96,15 +101,17 @@ class Objects:
         path = self._cached(sha256) / _CONTENT
         return path if path.is_file() else None
 
-    def fetch(self, sha256: str, target: Path) -> None:
-        """Write a file to `target`, verified. Raises as `get`."""
-        name = _checked(sha256)
+    def fetch(self, sha256: str, target: Path, most_bytes: int = MOST_BYTES) -> None:
+        """Write a file to `target`, verified. Raises as `get`, and ArtifactLostError for one of more bytes."""
+        name = require_sha256(sha256)
 
         def copy() -> bool:
-            digest = hashlib.sha256()
+            digest, nbytes = hashlib.sha256(), 0
             local = _LocalFile(target)
             try:
                 for chunk in self._place.read(name):
+                    nbytes += len(chunk)
+                    self._require_at_most(most_bytes, nbytes, name)
                     digest.update(chunk)
                     local.write(chunk)
             finally:
@@ -115,19 +122,24 @@ class Objects:
 
     def read(self, sha256: str, most_bytes: int = 64 << 20) -> bytes:
         """Return a file, verified. Raises as `get`; ArtifactLostError for one that is larger than `most_bytes`."""
-        name = _checked(sha256)
+        name = require_sha256(sha256)
         content = bytearray()
 
         def copy() -> bool:
             content.clear()
             for chunk in self._place.read(name):
                 content.extend(chunk)
-                if len(content) > most_bytes:
-                    raise ArtifactLostError(f"{self._where}: {name} has more than {most_bytes} bytes")
+                self._require_at_most(most_bytes, len(content), name)
             return hashlib.sha256(content).hexdigest() == name
 
         self._verified(name, copy)
         return bytes(content)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Yield a folder in the cache of this machine for what is made and put, gone afterwards. Raises InfraError."""
+        with own_folder(self._root / _MAKING, secrets.token_hex(8)) as folder:
+            yield folder
 
     def all(self) -> Iterator[Stored]:
         """Yield every file of the place. Raises ArtifactsError."""
@@ -136,7 +148,7 @@ class Objects:
 
     def discard(self, sha256: str, grace_s: float = GRACE_S) -> bool:
         """Remove a file that nothing names; return False where it is not there, young or may not be removed."""
-        name = _checked(sha256)
+        name = require_sha256(sha256)
         removed = self._patience.once_there(
             lambda: self._place.remove(name, lambda one: time.time() - one.modified_s > grace_s)
         )
@@ -160,6 +172,10 @@ class Objects:
         written = self._place.find(name)
         if written is None or written.nbytes != source.nbytes:
             raise ArtifactsError(f"{name} is not there, whole, after it was written: is the place full?")
+
+    def _require_at_most(self, most_bytes: int, nbytes: int, name: str) -> None:
+        if nbytes > most_bytes:
+            raise ArtifactLostError(f"{self._where}: {name} has more than {most_bytes >> 20} MiB: it is not used")
 
     def _verified(self, name: str, copy: Callable[[], bool]) -> None:
         for _ in range(_TRIES):
@@ -286,7 +302,8 @@ def _hash(content: Path | bytes) -> str:
         return sha256_of(content)
 
 
-def _checked(sha256: str) -> str:
+def require_sha256(sha256: str) -> str:
+    """Return the hash of a file. Raises ArtifactLostError for what is none, and never becomes a path."""
     if not _SHA256.fullmatch(sha256):
         raise ArtifactLostError(f"{sha256[:80]!r} is not the SHA-256 of a file: whoever wrote it was not farm")
     return sha256

@@ -1,0 +1,83 @@
+"""Folders as one file: plain tar without compression, the same bytes for the same content, and read with suspicion.
+
+Who may write the farm's store could put any archive there. Only regular files with relative names come out of one, in
+its folder, without links, devices, sparse files and permissions of its own; an archive without compression is no
+smaller than what is in it, so that its size bounds what it writes.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+from farm.devices.local.files import local_errors
+from farm.errors import ArtifactLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MOST_FILES = 200_000
+_MOST_NAME_CHARS = 1024
+_CHUNK = 1 << 20
+
+
+def write_archive(files: Mapping[str, Path], target: Path) -> None:
+    """Write `files`, by their relative paths in the archive, into `target`. Raises LocalError."""
+    with local_errors(target), tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(files):
+            with local_errors(files[name]), files[name].open("rb") as file:
+                member = tarfile.TarInfo(name)
+                # Nothing of who made it, and when, is in it.
+                member.size = os.fstat(file.fileno()).st_size
+                member.mode, member.mtime = 0o644, 0
+                archive.addfile(member, file)
+
+
+def unpack(path: Path, folder: Path) -> list[str]:
+    """Write what is in an archive into `folder`, which holds nothing of it yet; return the relative paths, sorted.
+
+    Raises ArtifactLostError for an archive that farm did not write, LocalError where it cannot be written here.
+    """
+    with local_errors(path), path.open("rb") as file:
+        try:
+            return sorted(_unpack(file, folder))
+        except (tarfile.TarError, ValueError, EOFError, UnicodeError, OverflowError, RecursionError) as error:
+            raise ArtifactLostError(f"an archive is none that farm wrote, and is not used: {error}") from None
+
+
+def _unpack(file: BinaryIO, folder: Path) -> set[str]:
+    left, found = os.fstat(file.fileno()).st_size, set[str]()
+    with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
+        for member in archive:
+            _require_plain(member)
+            left -= member.size
+            if left < 0 or len(found) >= MOST_FILES or member.name in found:
+                raise tarfile.ReadError(f"{member.name!r:.100} is too much, or there twice")
+            found.add(member.name)
+            target = folder.joinpath(*PurePosixPath(member.name).parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(member)
+            if source is None:
+                raise tarfile.ReadError(f"{member.name!r:.100} has no content")
+            # Nothing that is there is written over, and no link is followed: there is none.
+            with source, target.open("xb") as out:
+                copied = 0
+                while chunk := source.read(_CHUNK):
+                    copied += len(chunk)
+                    out.write(chunk)
+            if copied != member.size:
+                raise tarfile.ReadError(f"{member.name!r:.100} is cut off")
+    return found
+
+
+def _require_plain(member: tarfile.TarInfo) -> None:
+    name = member.name
+    parts = PurePosixPath(name).parts
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse() or member.size < 0:
+        raise tarfile.ReadError(f"{name!r:.100} is no regular file")
+    plain = name and len(name) <= _MOST_NAME_CHARS and "\0" not in name and name == "/".join(parts)
+    if not plain or PurePosixPath(name).is_absolute() or ".." in parts:
+        raise tarfile.ReadError(f"{name!r:.100} is no path in its folder")

@@ -1,0 +1,72 @@
+"""Bundles of a shared farm: folders of the cache here, single files in the place where the farm keeps its files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.bundles.bundle import MANIFEST, load_bundle
+from farm.errors import ArtifactLostError, BundleError
+from farm.store.objects.archive import unpack, write_archive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.bundles.bundle import Bundle
+    from farm.bundles.cache import BundleCache
+    from farm.store.objects.objects import Objects
+
+LOG = "build.log"
+"""Of a bundle, what its manifest does not vouch for and people read all the same."""
+
+_ARCHIVE = ".archive"
+
+
+class BundleArchive(NamedTuple):
+    """A bundle where other hosts find it."""
+
+    sha256: str
+    nbytes: int
+
+
+def upload_bundle(objects: Objects, bundle: Bundle) -> BundleArchive:
+    """Put a bundle where other hosts find it, whole and verified.
+
+    Raises BundleError for a damaged one, ArtifactsError for a place that stays away, LocalError.
+    """
+    bundle.verify()
+    names = [MANIFEST, *bundle.manifest.files]
+    names += [LOG] if (bundle.folder / LOG).is_file() else []
+    with objects.scratch() as folder:
+        path = folder / _ARCHIVE
+        write_archive({name: bundle.folder / name for name in names}, path)
+        return BundleArchive(objects.put(path), path.stat().st_size)
+
+
+def fetch_bundle(objects: Objects, cache: BundleCache, key: str, archive: str) -> Bundle:
+    """Return the bundle of `key` from the cache, fetched where it is not there; every file of it is verified.
+
+    Processes that ask for one bundle fetch it once. Raises ArtifactLostError where the archive is not there (any more),
+    or holds something else, ArtifactsError for a place that stays away, InfraError for a cache that cannot be written.
+    """
+
+    def fill(folder: Path) -> None:
+        path = folder / _ARCHIVE
+        objects.fetch(archive, path)
+        names = unpack(path, folder)
+        path.unlink()
+        _require_bundle(folder, key, names)
+
+    return cache.build(key, fill)
+
+
+def _require_bundle(folder: Path, key: str, names: list[str]) -> None:
+    """Raise ArtifactLostError unless what was unpacked into `folder` is the bundle of `key`, and nothing else."""
+    try:
+        bundle = load_bundle(folder)
+        bundle.verify()
+    except BundleError as error:
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} does not hold it: {error}") from None
+    if bundle.manifest.key != key:
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} holds {bundle.manifest.key[:12]!r}")
+    if foreign := sorted({*names} - {MANIFEST, LOG, *bundle.manifest.files}):
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} holds {foreign[0]!r:.100}, which is no part of it")
