@@ -133,6 +133,12 @@ class Database:
         with self._in_words():
             return psycopg_arguments(self._url)
 
+    def without_secrets(self, text: str) -> str:
+        """Return a text, of an error, without the passwords of the address."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
     @contextmanager
     def psycopg_engine(self) -> Iterator[Engine]:
         """Yield an engine of PostgreSQL's driver that has the extended protocol, which takes one statement."""

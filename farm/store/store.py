@@ -75,6 +75,10 @@ class Store(Recording):
         """Return what psycopg's `connect` takes to reach the same PostgreSQL, with the password of the address."""
         return self._database.connection_arguments()
 
+    def without_secrets(self, text: str) -> str:
+        """Return a text, of an error of that connection, without the passwords of the address."""
+        return self._database.without_secrets(text)
+
     def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
 

@@ -1,0 +1,39 @@
+"""What one agent of all does every few seconds: messages for work that waits, and what the dead left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.store.store import Store
+
+SILENT_S = 30.0
+"""A worker that was not heard of for so long is dead: three of its heartbeats. Rows are put back much sooner."""
+_KEPT_HOURS = 1.0
+
+
+def mend(store: Store, note: Callable[[str], None]) -> None:
+    """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
+
+    Any number of agents may do so at once. Raises StoreError.
+    """
+    from farm.cluster.ending import finish
+
+    mended = store.cluster.mend()
+    for line in mended.lines:
+        note(line)
+    store.messages.wake(mended.messages)
+    for run_id in store.cluster.unfinished():
+        finish(store, run_id, note)
+
+
+def retry_messages(store: Store) -> None:
+    """Put back the messages of dead workers. Raises StoreError."""
+    store.messages.retry(SILENT_S)
+
+
+def tidy(store: Store) -> None:
+    """Remove messages that ended, and were not removed at once because of how. Raises StoreError."""
+    store.messages.tidy(_KEPT_HOURS)

@@ -1,0 +1,223 @@
+"""An agent's end of messages: a thread of its own that hears of work and calls what does it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from farm.cluster.delivery import mend as mending
+from farm.cluster.delivery.serving import SERVICES, Calls, Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from procrastinate import App
+    from procrastinate.worker import Worker
+
+    from farm.cluster.delivery.app import Periodic
+    from farm.store.store import Store
+
+# Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
+_LOOK_S = 6.0
+_HEARTBEAT_S = 10.0
+_CONNECT_EVERY_S = 1.0
+# What is left of handlers where the database went away: they go on in their threads.
+_HURRY_S = 0.5
+
+
+class Delivery:
+    """Messages to one agent. Its methods may be called in any thread.
+
+    `work(soc)` and `build(toolchain)` do what there is to do, go on as long as there is something, and return False
+    where there is work that nothing free may have now: they are called again in 2 s. What they raise is noted, and
+    they are called again as well. A message names nothing certain, and may come twice, late, or for nothing.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        work: Callable[[str], bool],
+        build: Callable[[str], bool] = lambda _: True,
+        finish: Callable[[str], object] | None = None,
+        mend: Callable[[], object] | None = None,
+        note: Callable[[str], None],
+        size: int,
+        periodic: Sequence[Periodic] = (),
+    ) -> None:
+        self._store, self._note, self._periodic = store, note, tuple(periodic)
+        self._mend = mend or (lambda: mending.mend(store, note))
+        self._mends = 0
+        self._queues: tuple[str, ...] = ()
+        self._size = size
+        tidy = partial(mending.tidy, store)
+        self._serving = Serving(Calls(work, build, finish or self._finish_run, self._mend_all, tidy), note, size)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+        self._is_ending, self._patience_s = False, 0.0
+        self._is_away = False
+        self._worker: Worker | None = None
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a worker listens now."""
+        return self._worker is not None
+
+    def start(self, queues: Iterable[str]) -> None:
+        """Begin to listen to queues (`store.messages.work_queue` ...), and to what concerns every agent.
+
+        Raises StoreError where the store has no tables for messages, and this user may not make them.
+        """
+        self._store.messages.require()
+        self._queues = tuple(queues)
+        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
+        self._thread.start()
+
+    def listen_to(self, queues: Iterable[str], size: int) -> None:
+        """Listen to these queues from now on, with so many handlers at once; what runs goes on."""
+        if (tuple(queues), size) == (self._queues, self._size):
+            return
+        self._queues, self._size = tuple(queues), size
+        self._on_loop(self._changed.set)
+
+    def stop(self, patience_s: float) -> None:
+        """Take no message any more, wait for handlers for so long, and put back the messages of those that go on."""
+        self._patience_s, self._is_ending = patience_s, True
+        self._on_loop(self._changed.set)
+        if self._thread is not None:
+            # The database may be away, and then nothing can be put back: others find it when it was silent for long.
+            self._thread.join(patience_s + 15)
+
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        if self._loop is not None:
+            # It was closed meanwhile.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function)
+
+    def _run(self) -> None:
+        asyncio.run(self._deliver())
+
+    async def _deliver(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # Of what was given up when the database went away nobody asks for the result.
+        self._loop.set_exception_handler(lambda *_: None)
+        while not self._is_ending:
+            try:
+                await self._await_database()
+                await self._listen()
+            except Exception as error:  # noqa: BLE001 - whatever ends a worker, another one has to go on
+                self._is_away = True
+                self._note(f"messages: {self._store.without_secrets(str(error))}: trying again")
+                await self._pause(_CONNECT_EVERY_S)
+        if self._cleanups:
+            await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
+        self._serving.close()
+
+    async def _await_database(self) -> None:
+        """Return when the database can be reached, or when this ends."""
+        import psycopg
+
+        arguments = self._store.connection_arguments()
+        while not self._is_ending:
+            try:
+                connection = await psycopg.AsyncConnection.connect(**arguments)
+            except (psycopg.Error, OSError) as error:
+                if not self._is_away:
+                    words = " ".join(self._store.without_secrets(str(error)).split())
+                    self._note(f"messages: the database is away, they wait for it: {words}")
+                self._is_away = True
+                await self._pause(_CONNECT_EVERY_S)
+            else:
+                await connection.close()
+                if self._is_away:
+                    self._note("messages: the database is back")
+                self._is_away = False
+                return
+
+    async def _listen(self) -> None:
+        """Run workers, one after the other as queues change, until one ends by itself; raises what ended it."""
+        from farm.cluster.delivery.app import make_app
+
+        app = make_app(self._store.connection_arguments(), self._serving, self._periodic)
+        await app.open_async()
+        running: dict[asyncio.Task[None], Worker] = {}
+        try:
+            while not self._is_ending:
+                self._changed.clear()
+                task, worker = self._start_worker(app)
+                running[task] = self._worker = worker
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._worker = None
+                if task.done() and not self._is_ending:
+                    await task
+                    raise ConnectionError("the worker ended; was the connection lost?")
+                if not self._is_ending:
+                    # Its handlers go on.
+                    worker.stop()  # type: ignore[no-untyped-call]
+        finally:
+            self._worker = None
+            hurry_s = self._patience_s if self._is_ending else _HURRY_S
+            cleanup = asyncio.create_task(_wind_up(app, running, hurry_s))
+            self._cleanups.add(cleanup)
+            cleanup.add_done_callback(self._cleanups.discard)
+            if self._is_ending:
+                await cleanup
+
+    def _start_worker(self, app: App) -> tuple[asyncio.Task[None], Worker]:
+        from procrastinate.worker import Worker
+
+        from farm.cluster.delivery.app import SERVICE_QUEUE
+
+        self._serving.resize(self._size)
+        worker = Worker(
+            app,
+            queues=[*self._queues, SERVICE_QUEUE, *(one.queue for one in self._periodic)],
+            concurrency=self._size + SERVICES,
+            fetch_job_polling_interval=_LOOK_S,
+            update_heartbeat_interval=_HEARTBEAT_S,
+            stalled_worker_timeout=mending.SILENT_S,
+            delete_jobs="always",
+            install_signal_handlers=False,
+        )
+        task: asyncio.Task[None] = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]
+        return task, worker
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        if not self._is_ending:
+            self._changed.clear()
+
+    def _finish_run(self, run_id: str) -> None:
+        from farm.cluster.ending import finish
+
+        finish(self._store, run_id, self._note)
+
+    def _mend_all(self) -> None:
+        self._mend()
+        # Rows are what counts: messages of the dead are put back more rarely.
+        self._mends += 1
+        if self._mends % 6 == 1:
+            mending.retry_messages(self._store)
+
+
+async def _wind_up(app: App, running: dict[asyncio.Task[None], Worker], patience_s: float) -> None:
+    """End workers, wait for their handlers for so long, put back what these hold, and close the app's connections."""
+    for worker in running.values():
+        worker.shutdown_graceful_timeout = patience_s
+        worker.stop()  # type: ignore[no-untyped-call]
+    tasks: Collection[asyncio.Task[None]] = [task for task in running if not task.done()]
+    if tasks:
+        # Its pool waits for 5 s for a connection that there is none of.
+        _, left = await asyncio.wait(tasks, timeout=patience_s + 12)
+        for task in left:
+            task.cancel()
+    with suppress(Exception):
+        await app.close_async()
