@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 # test_soak.py runs these, and looks at more than their keys.
 _SOAKS = ("soak.py", "soak.py --chaos")
 # Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py;
-# bisect_commits.py and same_programs.py are parts of toolchains.py.
-_PARTS = ("bisect_commits.py", "chaos_farm.py", "same_programs.py", "upstream_compile.py")
+# bisect_commits.py and same_programs.py are parts of toolchains.py; stub_agent.py is a host of cluster.py.
+_PARTS = ("bisect_commits.py", "chaos_farm.py", "same_programs.py", "stub_agent.py", "upstream_compile.py")
 
 
 def test_every_program_is_documented() -> None:
@@ -34,5 +34,7 @@ def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
     if program == "toolchains.py":
         assert last["edits"]
         assert last["stale"] == 0
+    if program == "cluster.py":
+        assert (last["lost"], last["duplicated"]) == (0, 0)
     if program == "utilization.py":
         assert set(last["devices"]) == {"1", "8"}
