@@ -33,7 +33,7 @@ from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chaos_store import Cluster
     from farm.store.objects.objects import Objects
@@ -72,8 +72,10 @@ class StubHosts:
     """What the agent of a host is started with: `ip netns exec NAME`."""
     urls: dict[str, str] = field(default_factory=dict)
     """Of the store, as a host reaches it, where not by `url`."""
+    artifacts_at: dict[str, str] = field(default_factory=dict)
+    """Where a host has the artifacts' store, where not at `artifacts`."""
     env: dict[str, dict[str, str]] = field(default_factory=dict)
-    """More variables of a host."""
+    """More variables of a host; of all under the empty name."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
     canaries: tuple[ShardJob, ...] = ()
@@ -123,7 +125,9 @@ class StubHosts:
         """Return the folder of a host, with its farm.toml."""
         folder = self.folder / "hosts" / name
         folder.mkdir(parents=True, exist_ok=True)
-        text = f'store = "{self.urls.get(name, self.url)}"\nartifacts = "{self.artifacts}"\n'
+        text = (
+            f'store = "{self.urls.get(name, self.url)}"\nartifacts = "{self.artifacts_at.get(name, self.artifacts)}"\n'
+        )
         (folder / "farm.toml").write_text(text)
         return folder
 
@@ -132,7 +136,7 @@ class StubHosts:
         folder = self.home(name)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("FARM_", "QNN_", "PYTEST_"))}
         own = {"FARM_STATE_DIR": str(folder / "state"), "FARM_CACHE_DIR": str(folder / "cache")}
-        return {**kept, **own, **self.env.get(name, {})}
+        return {**kept, **own, **self.env.get("", {}), **self.env.get(name, {})}
 
     def start(self, name: str, devices: int | Sequence[str], *, agent_name: str = "", ttl_s: float = 0) -> None:
         """Start the agent of a host with so many devices of SOC, or with devices of the named SoCs."""
@@ -280,13 +284,24 @@ def accepted(store: Store, run_id: str) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def stub_hosts(cluster: Cluster, folder: Path, *, database: str = "farm", ttl_s: float = 10.0) -> Iterator[StubHosts]:
-    """Yield a farm without hosts in a new database of `cluster`; whatever was started is ended, and waited for."""
+def stub_hosts(
+    cluster: Cluster,
+    folder: Path,
+    *,
+    database: str = "farm",
+    ttl_s: float = 10.0,
+    artifacts: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Iterator[StubHosts]:
+    """Yield a farm without hosts in a new database of `cluster`; whatever was started is ended, and waited for.
+
+    Files are in a folder, unless `artifacts` says where; `env` is of all hosts.
+    """
     from chaos_store import PostgresStore
 
-    artifacts = folder / "artifacts"
-    artifacts.mkdir(parents=True)
-    hosts = StubHosts(folder, PostgresStore(cluster, database).url, f"file://{artifacts}", ttl_s)
+    (folder / "artifacts").mkdir(parents=True)
+    where = artifacts or f"file://{folder}/artifacts"
+    hosts = StubHosts(folder, PostgresStore(cluster, database).url, where, ttl_s, env={"": dict(env or {})})
     try:
         hosts.prepare()
         yield hosts

@@ -18,7 +18,7 @@ from stub_hosts import StubHosts, accepted, stub_hosts
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 TTL_S = 3.0
@@ -102,10 +102,13 @@ def farm_server() -> Iterator[tuple[Cluster, int]]:
 
 
 @contextlib.contextmanager
-def farm_of_hosts(cluster: Cluster, port: int, folder: Path, *, ttl_s: float = TTL_S) -> Iterator[Farm]:
+def farm_of_hosts(
+    cluster: Cluster, port: int, folder: Path, *, artifacts: str = "", env: Mapping[str, str] | None = None
+) -> Iterator[Farm]:
     """Yield a farm without hosts, in a database of its own."""
+    name = f"farm_{next(_numbers)}"
     with (
-        stub_hosts(cluster, folder, database=f"farm_{next(_numbers)}", ttl_s=ttl_s) as hosts,
+        stub_hosts(cluster, folder, database=name, ttl_s=TTL_S, artifacts=artifacts, env=env) as hosts,
         open_store(hosts.url) as store,
     ):
         yield Farm(hosts, store, cluster, port)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_of_hosts import TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay, networks, why_no_namespaces
+from s3_server import KEYS, S3Server
 from stub_farm import FINE, make_bundle
 
 from farm.bundles.cache import BundleCache
 from farm.store.cluster.records import Build
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,6 +153,38 @@ def test_the_artifacts_store_is_away(farm: Farm, tmp_path: Path) -> None:
         aside.rename(folder)
     farm.await_end()
     farm.require_right()
+
+
+@pytest.mark.whole
+def test_the_network_is_cut_to_the_artifacts(
+    server: tuple[Cluster, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with Supervisor() as supervisor:
+        s3 = S3Server(supervisor, tmp_path).start()
+        s3fs.S3FileSystem(endpoint_url=s3.url, client_kwargs={"region_name": "us-east-1"}).mkdir("lab")
+        address = s3.address("lab")
+        with (
+            contextlib.closing(Relay(s3.port)) as line,
+            farm_of_hosts(*server, tmp_path / "farm", artifacts=address, env=KEYS) as farm,
+        ):
+            farm.hosts.artifacts_at["host-1"] = address.replace(f":{s3.port}", f":{line.port}")
+            farm.begin(_HOSTS, _DEVICES)
+            known = _in_midst(farm)
+            _use_another_bundle(farm)
+            line.cut()
+            fresh = farm.submit("bob", 60)
+            farm.await_end(timeout_s=120)
+            assert len(farm.hosts.ran(known)) == _JOBS, "what needs nothing new goes on"
+            assert farm.ran_on(known, "host-1")
+            assert not farm.ran_on(fresh, "host-1")
+            line.mend()
+            farm.until(lambda: farm.ran_on(farm.submit("bob", 12, shard=1), "host-1") or None, "the host is back", 90)
+            farm.await_end()
+            farm.require_right()
 
 
 def _use_another_bundle(farm: Farm) -> None:
