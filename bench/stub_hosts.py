@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chaos_store import Cluster
-    from farm.store.objects.objects import Objects
 
     from farm.cluster.terms import RemoteRuntime
+    from farm.store.objects.objects import Objects
     from farm.store.store import Store
 
 AGENT = Path(__file__).with_name("stub_agent.py")
