@@ -23,7 +23,7 @@ from farm.config.devices import (
 )
 from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
-from farm.config.shared import EXPECTED, AgentConfig, ArtifactsAddress, read_agent, read_artifacts
+from farm.config.shared import EXPECTED, AgentConfig, AgentTable, ArtifactsAddress, read_agent, read_artifacts
 from farm.config.store_address import with_files_beside
 from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
@@ -76,7 +76,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suites: tuple[str, ...] = ()
     store: str | None = None
     artifacts: str | None = None
-    agent: AgentConfig | None = None
+    agent: AgentTable | None = None
     paths: _PathsTable = _PathsTable()
     build: _BuildTable = _BuildTable()
     qnn: _QnnTable = _QnnTable()
@@ -225,7 +225,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
         artifacts=_artifacts(path or Path(FILE_NAME), base, table, store_url),
-        agent=read_agent(path or FILE_NAME, table.agent or AgentConfig()),
+        agent=read_agent(path or FILE_NAME, table.agent or AgentTable(), lambda value: _beside(base, value)),
     )
     for hear in HEARERS:
         hear(config)

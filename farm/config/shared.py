@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zoneinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -11,6 +12,7 @@ import msgspec
 
 from farm.config.devices import SshLogin, is_ssh_host, is_ssh_user
 from farm.errors import ConfigError, UnknownNameError, UsageError
+from farm.system.durations import DAY_S, in_seconds
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
@@ -26,21 +28,55 @@ _OPTIONS = {
     "s3": ("endpoint_url", "region", "profile"),
 }
 _NONE = "none"
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 # Amazon S3, "General purpose bucket naming rules"; MinIO and others take the same.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[\w./=-]*")
 _ENDPOINT = re.compile(r"https?://[\w.-]+(:\d{1,5})?/?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?/?")
 
 
-class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NightTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `[agent] nights`, as it is written."""
+
+    file: str
+    at: str
+    timezone: str = "UTC"
+    days: tuple[str, ...] = ()
+    late: str = "1h"
+
+
+class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[agent]`, as it is written."""
+
+    name: str = ""
+    build: bool = False
+    nights: tuple[NightTable, ...] = ()
+
+
+class NightConfig(msgspec.Struct, frozen=True):
+    """A night that the agent of this host starts, unless another has started it."""
+
+    file: Path
+    """Its nightly.toml, absolute."""
+    hour: int
+    minute: int
+    timezone: str
+    """Of both: a name of IANA's, the same on every host that has the night."""
+    days: tuple[int, ...]
+    """On which it starts, 0 is Monday."""
+    late_s: float
+    """So much later it may still begin: a host that comes back after that leaves it out."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True):
     """What `farm agent` does on this host, unless its command line says otherwise."""
 
     name: str = ""
     """What the farm knows the host by; empty for the host's own name."""
     build: bool = False
     """It compiles for others, by the toolchains of this file."""
-    nights: bool = False
-    """It starts the nights of nightly.toml beside this file."""
+    nights: tuple[NightConfig, ...] = ()
 
 
 class ArtifactsAddress(msgspec.Struct, frozen=True):
@@ -66,12 +102,35 @@ class ArtifactsAddress(msgspec.Struct, frozen=True):
         return f"sftp://{user}{self.login.host}{port}{self.path}"
 
 
-def read_agent(file: Path | str, table: AgentConfig) -> AgentConfig:
-    """Return the [agent] table. Raises ConfigError for a name that cannot be."""
+def read_agent(file: Path | str, table: AgentTable, beside: BesideFile) -> AgentConfig:
+    """Return the [agent] table, its files beside what `beside` says. Raises ConfigError for what cannot be."""
     if table.name and not NAME.fullmatch(table.name):
         problem = f"{table.name!r}: expected letters, digits, '.', '_', '-', at most 64"
         raise ConfigError(file, "agent.name", problem)
-    return table
+    nights = tuple(_night(file, f"agent.nights[{n}]", one, beside) for n, one in enumerate(table.nights))
+    return AgentConfig(table.name, table.build, nights)
+
+
+def _night(file: Path | str, key: str, table: NightTable, beside: BesideFile) -> NightConfig:
+    path = beside(table.file)
+    at = _CLOCK.fullmatch(table.at)
+    late_s = in_seconds(table.late, DAY_S)
+    unknown = [day for day in table.days if day not in DAYS]
+    if path is None:
+        raise ConfigError(file, f"{key}.file", "is empty, expected the path of a nightly.toml")
+    if at is None:
+        raise ConfigError(file, f"{key}.at", f"is {table.at!r}, expected a time of the day such as '22:00'")
+    if late_s is None:
+        raise ConfigError(file, f"{key}.late", f"is {table.late!r}, expected a time of at most a day, such as '1h'")
+    if unknown:
+        raise ConfigError(file, f"{key}.days", str(UnknownNameError("day", unknown[0], DAYS, shown=DAYS)))
+    try:
+        zoneinfo.ZoneInfo(table.timezone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        problem = f"is {table.timezone!r}, expected a name such as 'UTC' or 'Europe/Berlin'"
+        raise ConfigError(file, f"{key}.timezone", problem) from None
+    days = tuple(sorted({DAYS.index(day) for day in table.days or DAYS}))
+    return NightConfig(path, int(at[1]), int(at[2]), table.timezone, days, late_s)
 
 
 def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:
