@@ -25,6 +25,8 @@ _MOST_COLD_JOBS = 8
 _UNKNOWN_S = 1.0
 # A device takes this part of its share of what is left: the shards get smaller, and devices end together.
 _PART = 0.5
+# The last ones are no smaller than this part of the share of all: ending together more exactly is not worth the claims.
+_LAST_PART = 0.02
 
 
 def divide(
@@ -88,21 +90,22 @@ def _cut(
 ) -> Iterator[list[ShardJob]]:
     """Yield parts of `ordered`, each as long as is right for what is left then."""
     left_s = sum(job.expected_s for job in ordered)
+
+    def size_now_s() -> float:
+        return min(_LONGEST_S, max(least_s, _PART * left_s / devices))
+
+    least_s = min(_LONGEST_S, max(_SHORTEST_S, _LAST_PART * left_s / devices))
     part: list[ShardJob] = []
-    took_s, size_s = 0.0, _size_s(left_s, devices)
+    took_s, size_s = 0.0, size_now_s()
     for job in ordered:
         if part and _ends(part, took_s, size_s, job, cold, sessions):
             yield part
             left_s -= took_s
-            part, took_s, size_s = [], 0.0, _size_s(left_s, devices)
+            part, took_s, size_s = [], 0.0, size_now_s()
         part.append(job)
         took_s += job.expected_s
     if part:
         yield part
-
-
-def _size_s(left_s: float, devices: int) -> float:
-    return min(_LONGEST_S, max(_SHORTEST_S, _PART * left_s / devices))
 
 
 def _ends(

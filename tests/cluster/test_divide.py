@@ -68,7 +68,7 @@ def test_a_long_run_is_made_of_shards_of_a_minute_and_its_devices_end_together()
     jobs = [job(number, 0.9) for number in range(4000)]
     shards = divide(jobs, devices={"SM8650": 8}, cached=keys(jobs), sessions={})
     assert all(55.0 <= shard.expected_s <= 61.0 for shard in shards[:30])
-    assert end_of(shards, 8) <= 4000 * 0.9 / 8 * 1.01
+    assert end_of(shards, 8) <= 4000 * 0.9 / 8 * 1.02
     # The end costs few more than an even cut would.
     assert len(shards) <= 3600 / 60 + 8 * 10
 

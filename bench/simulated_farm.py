@@ -1,0 +1,463 @@
+"""A shared farm without anything real: devices, hosts, users and runs as numbers, and the farm's own decisions. Pure.
+
+Who gets which device is `farm.store.leases.sharing`, what a shard is `farm.cluster.divide`: the functions that a real
+farm calls. The rest is a list of events. The same seed gives the same night.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from farm.cluster.divide import divide
+from farm.store.cluster.records import ShardJob
+from farm.store.leases.rules import Lease, Priority
+from farm.store.leases.sharing import hand_over, share_out
+from farm.store.leases.situation import LivingDevice, OpenOrder, Retry, Situation
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# What an agent needs from the end of a shard to the first job of the next, and from a hint to a claim.
+BETWEEN_SHARDS_S, HINT_S = 0.05, 0.1
+# A decision about hand-over is made for a SoC at most so often.
+HAND_OVER_EVERY_S = 1.0
+HEARTBEAT_S, TTL_S = 3.0, 10.0
+# Results of an agent that come within this time are one transaction.
+COALESCED_S = 0.05
+# Seconds that a job takes on a device: median and spread of a lognormal distribution; and what history knows of it.
+JOB_MEDIAN_S, JOB_SPREAD, HISTORY_SPREAD = 6.0, 1.0, 0.2
+# One job of so many is tried again on another device.
+TRIED_AGAIN = 200
+# Nightly runs, and the part of all jobs that each has.
+NIGHTS = (0.6, 0.2, 0.1, 0.05, 0.05)
+# Runs of people: jobs, and how many of ten runs have so many.
+PERSON_JOBS = ((1, 5), (30, 3), (400, 2))
+# A long time ago, so that every lease lives.
+_FOREVER_MS = 2**60
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a farm is, and what it is asked for."""
+
+    hosts: int = 1_000
+    devices: int = 10_000
+    socs: int = 20
+    users: int = 200
+    jobs: int = 500_000
+    person_runs: int = 400
+    deaths: int = 5
+    """Hosts that die, each for good."""
+    seed: int = 1
+
+
+@dataclass
+class Shard:
+    """Jobs of a run for one device."""
+
+    order: Order
+    jobs_s: list[float]
+    """What each takes, in truth."""
+    expected_s: float
+    avoid: tuple[str, ...] = ()
+    id: int = 0
+
+
+@dataclass
+class Order:
+    """What a run has for one SoC."""
+
+    run: Run
+    soc: str
+    ready: deque[Shard] = field(default_factory=deque)
+    retries: list[Shard] = field(default_factory=list)
+    held: int = 0
+
+    def as_open(self) -> OpenOrder:
+        """Return what a decision looks at."""
+        run = self.run
+        return OpenOrder(
+            run.id,
+            run.user,
+            run.priority,
+            round(run.submitted_s * 1000),
+            len(self.ready),
+            tuple(Retry(shard.id, shard.avoid) for shard in self.retries),
+            labels=run.labels,
+            held=self.held,
+        )
+
+
+@dataclass
+class Run:
+    """A submitted run."""
+
+    id: str
+    user: str
+    priority: Priority
+    submitted_s: float
+    labels: tuple[str, ...] = ()
+    first_s: float | None = None
+    """When its first job began."""
+    ended_s: float = 0.0
+    unfinished: int = 0
+    """Jobs."""
+
+
+@dataclass
+class Held:
+    """A shard that a device runs."""
+
+    shard: Shard
+    began_s: float
+    lease: Lease
+    ends: int
+    """Number of the event of its end; another one is void."""
+
+
+@dataclass
+class Farm:
+    """Devices of one SoC."""
+
+    soc: str
+    living: dict[str, LivingDevice]
+    free: set[str]
+    held: dict[str, Held] = field(default_factory=dict)
+    orders: dict[str, Order] = field(default_factory=dict)
+    decided_s: float = -1e9
+    is_woken: bool = False
+    is_looking: bool = False
+    idle_s: float = 0.0
+    """Device-seconds without work while a shard waited."""
+    looked_s: float = 0.0
+
+    @property
+    def waiting(self) -> list[Order]:
+        """Orders of which a shard could begin."""
+        return [order for order in self.orders.values() if order.ready or order.retries]
+
+
+@dataclass
+class Found:
+    """What came of a night."""
+
+    ended_s: float = 0.0
+    busy_s: float = 0.0
+    idle_while_work_waits_s: float = 0.0
+    waits_s: dict[Priority, list[float]] = field(default_factory=lambda: {one: [] for one in Priority})
+    jobs: int = 0
+    """With a verdict."""
+    shards: int = 0
+    handed_over: int = 0
+    lost_s: float = 0.0
+    """Device-seconds of hosts that died, run again elsewhere."""
+    decisions: int = 0
+    claims: Counter[int] = field(default_factory=Counter)
+    """Transactions, by second."""
+    claims_of_soc: Counter[tuple[int, str]] = field(default_factory=Counter)
+    hand_overs: Counter[int] = field(default_factory=Counter)
+    records: Counter[int] = field(default_factory=Counter)
+    most_orders: int = 0
+    """That waited for one SoC at once."""
+
+
+class Night:
+    """One simulated night, from the first submission to the last verdict."""
+
+    def __init__(self, size: Size) -> None:
+        self._size, self._draw = size, random.Random(size.seed)
+        self.found = Found()
+        self._now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._runs: list[Run] = []
+        self._unfinished = 0
+        self._host_of: dict[str, str] = {}
+        self._holdings: Counter[str] = Counter()
+        self._recorded: set[tuple[str, int]] = set()
+        self._farms = self._make_farms()
+        self._submit_all()
+
+    def run(self) -> Found:
+        """Let everything happen, and return what was found."""
+        while self._unfinished:
+            self._now_s, _, happen = heapq.heappop(self._events)
+            happen()
+        self.found.ended_s = max(run.ended_s for run in self._runs)
+        for farm in self._farms.values():
+            self._look(farm)
+        self.found.idle_while_work_waits_s = sum(farm.idle_s for farm in self._farms.values())
+        for run in self._runs:
+            self.found.waits_s[run.priority].append((run.first_s or 0.0) - run.submitted_s)
+        for _, bucket in self._recorded:
+            self.found.records[int(bucket * COALESCED_S)] += 1
+        return self.found
+
+    def _make_farms(self) -> dict[str, Farm]:
+        size = self._size
+        parts = [1 / (rank + 1) ** 0.7 for rank in range(size.socs)]
+        socs = [f"SM{rank:02}" for rank in range(size.socs)]
+        counts = [max(2, int(size.devices * part / sum(parts))) for part in parts]
+        counts[0] += size.devices - sum(counts)
+        names = [(soc, f"{soc}-{n:05}") for soc, count in zip(socs, counts, strict=True) for n in range(count)]
+        mixed = list(names)
+        self._draw.shuffle(mixed)
+        self._host_of = {name: f"host{n * size.hosts // len(mixed):04}" for n, (_, name) in enumerate(mixed)}
+        living: dict[str, dict[str, LivingDevice]] = {soc: {} for soc in socs}
+        for soc, name in names:
+            living[soc][name] = LivingDevice(name, ("camera",) * (self._draw.random() < 0.1))
+        return {soc: Farm(soc, mine, set(mine)) for soc, mine in living.items()}
+
+    def _submit_all(self) -> None:
+        size, draw = self._size, self._draw
+        total = sum(len(farm.living) for farm in self._farms.values())
+        for night, part in enumerate(NIGHTS):
+            jobs = {
+                soc: round(size.jobs * part * len(farm.living) / total * draw.uniform(0.97, 1.03))
+                for soc, farm in self._farms.items()
+            }
+            run = Run(f"night{night}", f"user{night}", Priority.NIGHTLY, 2.0 * night)
+            self._at(run.submitted_s, self._submission(run, jobs))
+        # People come while the night runs, and would without them too.
+        ideal_s = size.jobs * JOB_MEDIAN_S * 1.65 / total
+        weights = [weight for _, weight in PERSON_JOBS]
+        for number in range(size.person_runs):
+            user = f"user{draw.randrange(len(NIGHTS), size.users)}"
+            labels = ("camera",) if draw.random() < 0.1 else ()
+            run = Run(f"run{number:04}", user, Priority.PERSON, draw.uniform(5.0, ideal_s), labels)
+            count = draw.choices([jobs for jobs, _ in PERSON_JOBS], weights)[0]
+            # What many have at hand many want.
+            chosen = draw.choices(
+                sorted(self._farms), [len(farm.living) for _, farm in sorted(self._farms.items())], k=2
+            )
+            self._at(run.submitted_s, self._submission(run, dict.fromkeys(chosen[: draw.choice([1, 1, 2])], count)))
+        for host in draw.sample(sorted(set(self._host_of.values())), size.deaths):
+            self._at(draw.uniform(5.0, ideal_s), self._death(host))
+
+    def _submission(self, run: Run, jobs: dict[str, int]) -> Callable[[], None]:
+        run.unfinished = sum(jobs.values())
+        self._unfinished += run.unfinished
+        self._runs.append(run)
+        return lambda: self._submit(run, jobs)
+
+    def _submit(self, run: Run, jobs: dict[str, int]) -> None:
+        wanted, draw = [], self._draw
+        truth: dict[str, float] = {}
+        for soc, count in sorted(jobs.items()):
+            target = Target(soc, "htp", "8a8w")
+            for number in range(count):
+                job = Job(_case(number), target)
+                truth[job.id] = draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S
+                expected_s = truth[job.id] * draw.lognormvariate(0.0, HISTORY_SPREAD)
+                wanted.append(ShardJob(job, job.id, expected_s))
+        devices = {
+            soc: sum(set(run.labels) <= set(one.labels) for one in self._farms[soc].living.values()) for soc in jobs
+        }
+        for shard in divide(wanted, devices=devices, cached=truth, sessions={}):
+            farm = self._farms[shard.soc]
+            order = farm.orders.setdefault(run.id, Order(run, shard.soc))
+            order.ready.append(Shard(order, [truth[job.job.id] for job in shard.jobs], shard.expected_s))
+        for soc in jobs:
+            self._work_came(self._farms[soc])
+
+    def _death(self, host: str) -> Callable[[], None]:
+        def die() -> None:
+            for farm in self._farms.values():
+                mine = [name for name in farm.living if self._host_of[name] == host]
+                self._look(farm)
+                for name in mine:
+                    del farm.living[name]
+                    farm.free.discard(name)
+                    held = farm.held.get(name)
+                    if held is not None:
+                        held.ends = 0
+                        self._at(self._now_s + TTL_S, self._missing(farm, name, held))
+
+        return die
+
+    def _missing(self, farm: Farm, name: str, held: Held) -> Callable[[], None]:
+        def put_back() -> None:
+            done = self._finish_jobs(held, until_s=self._now_s - TTL_S)
+            self.found.lost_s += max(0.0, self._now_s - TTL_S - held.began_s - sum(held.shard.jobs_s[:done]))
+            self._let_go(farm, name, held)
+            self._put_back(farm, held.shard, done)
+
+        return put_back
+
+    def _work_came(self, farm: Farm) -> None:
+        """Let agents with idle devices claim after a hint, and see who hands over."""
+        self._look(farm)
+        if farm.free and not farm.is_woken:
+            farm.is_woken = True
+            self._at(self._now_s + HINT_S, lambda: self._wake(farm))
+        self._look_for_hand_over(farm)
+
+    def _wake(self, farm: Farm) -> None:
+        farm.is_woken = False
+        if farm.free and farm.waiting:
+            for host in {self._host_of[name] for name in farm.free}:
+                self._count_claim(farm, host)
+            self._claim(farm, sorted(farm.free))
+
+    def _count_claim(self, farm: Farm, host: str) -> None:
+        del host
+        self.found.claims[int(self._now_s)] += 1
+        self.found.claims_of_soc[int(self._now_s), farm.soc] += 1
+
+    def _claim(self, farm: Farm, asking: Sequence[str]) -> None:
+        orders = farm.waiting
+        if not orders:
+            return
+        self._look(farm)
+        self.found.decisions += 1
+        self.found.most_orders = max(self.found.most_orders, len(orders))
+        # What is held only counts: a decision about free devices needs no more.
+        situation = Situation(
+            soc=farm.soc,
+            now_ms=round(self._now_s * 1000),
+            devices=[farm.living[name] for name in farm.free],
+            leases=(),
+            orders=[order.as_open() for order in orders],
+            elsewhere=self._holdings,
+            asking=asking,
+        )
+        shares, ours = share_out(situation), set(asking)
+        for name in sorted(ours & shares.keys()):
+            share = shares[name]
+            order = farm.orders[share.run_id]
+            if share.shard is None:
+                shard = order.ready.popleft()
+            else:
+                shard = next(one for one in order.retries if one.id == share.shard)
+                order.retries.remove(shard)
+            self._begin(farm, name, shard)
+        if farm.waiting:
+            self._look_for_hand_over(farm)
+
+    def _begin(self, farm: Farm, name: str, shard: Shard) -> None:
+        run = shard.order.run
+        farm.free.discard(name)
+        began_s = self._now_s + BETWEEN_SHARDS_S
+        self._count += 1
+        lease = Lease(name, self._count, name, run.user, "", 0, "", run.priority, 0, _FOREVER_MS)
+        held = farm.held[name] = Held(shard, began_s, lease, self._count)
+        shard.order.held += 1
+        self._holdings[run.user] += 1
+        self.found.shards += 1
+        if run.first_s is None:
+            run.first_s = began_s
+        self._at(began_s + sum(shard.jobs_s), self._end(farm, name, held, self._count))
+
+    def _end(self, farm: Farm, name: str, held: Held, number: int, left: int | None = None) -> Callable[[], None]:
+        def end() -> None:
+            if held.ends != number:
+                return
+            self._look(farm)
+            done = self._finish_jobs(held, until_s=self._now_s + 1e-6)
+            self._let_go(farm, name, held)
+            farm.free.add(name)
+            if left is not None:
+                self._put_back(farm, held.shard, done)
+            if farm.waiting:
+                self._count_claim(farm, self._host_of[name])
+                self._claim(farm, [name])
+
+        return end
+
+    def _finish_jobs(self, held: Held, until_s: float) -> int:
+        """Give their verdicts to the jobs that ended by then, and return how many they are."""
+        shard, at_s, done = held.shard, held.began_s, 0
+        order = shard.order
+        device = held.lease.device
+        host = self._host_of[device]
+        for took_s in shard.jobs_s:
+            if at_s + took_s > until_s:
+                break
+            at_s += took_s
+            done += 1
+            self._recorded.add((host, int(at_s / COALESCED_S)))
+            self.found.busy_s += took_s
+            if not shard.avoid and self._draw.random() < 1 / TRIED_AGAIN:
+                self._count += 1
+                order.retries.append(Shard(order, [took_s], took_s, (device,), self._count))
+                continue
+            self.found.jobs += 1
+            self._unfinished -= 1
+            order.run.unfinished -= 1
+            order.run.ended_s = at_s
+        return done
+
+    def _let_go(self, farm: Farm, name: str, held: Held) -> None:
+        del farm.held[name]
+        held.shard.order.held -= 1
+        self._holdings[held.lease.user] -= 1
+        if held.shard.order.retries and farm.free:
+            self._work_came(farm)
+
+    def _put_back(self, farm: Farm, shard: Shard, done: int) -> None:
+        if done < len(shard.jobs_s):
+            left = shard.jobs_s[done:]
+            rest = Shard(shard.order, left, shard.expected_s * len(left) / len(shard.jobs_s), shard.avoid, shard.id)
+            if rest.avoid:
+                shard.order.retries.append(rest)
+            else:
+                shard.order.ready.appendleft(rest)
+            self._work_came(farm)
+
+    def _look_for_hand_over(self, farm: Farm) -> None:
+        if not farm.is_looking and farm.held:
+            farm.is_looking = True
+            self._at(max(self._now_s, farm.decided_s + HAND_OVER_EVERY_S), lambda: self._hand_over(farm))
+
+    def _hand_over(self, farm: Farm) -> None:
+        farm.is_looking, farm.decided_s = False, self._now_s
+        orders = farm.waiting
+        if not orders:
+            return
+        self.found.hand_overs[int(self._now_s)] += 1
+        here = Counter(held.lease.user for held in farm.held.values())
+        situation = Situation(
+            soc=farm.soc,
+            now_ms=round(self._now_s * 1000),
+            devices=list(farm.living.values()),
+            leases=[held.lease for name, held in farm.held.items() if name in farm.living],
+            orders=[order.as_open() for order in orders],
+            elsewhere=self._holdings - here,
+            running=farm.held,
+        )
+        for name in sorted(hand_over(situation)):
+            held = farm.held[name]
+            # It is asked for once: after the running job it puts back the rest.
+            at_s, position = held.began_s, 0
+            while position < len(held.shard.jobs_s) and at_s < self._now_s:
+                at_s += held.shard.jobs_s[position]
+                position += 1
+            if position < len(held.shard.jobs_s) and held.ends > 0:
+                self._count += 1
+                held.ends = self._count
+                self.found.handed_over += 1
+                self._at(max(at_s, self._now_s), self._end(farm, name, held, self._count, left=position))
+
+    def _look(self, farm: Farm) -> None:
+        """Count what was idle since the last look."""
+        if farm.waiting:
+            farm.idle_s += len(farm.free) * (self._now_s - farm.looked_s)
+        farm.looked_s = self._now_s
+
+    def _at(self, when_s: float, happen: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when_s, self._count, happen))
+
+
+_CASES: dict[int, Case] = {}
+
+
+def _case(number: int) -> Case:
+    if number not in _CASES:
+        _CASES[number] = Case("s", f"c{number}", "torch.nn:ReLU", (InputSpec((1,)),))
+    return _CASES[number]
