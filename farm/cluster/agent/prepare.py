@@ -167,7 +167,7 @@ class Preparer:
     def _begin(self, build: Build) -> Future[None]:
         with self._lock:
             future = self._bundles.get(build.key)
-            if future is None or (future.done() and future.exception() is not None):
+            if future is None or future.done():
                 future = self._bundles[build.key] = self._threads.submit(self._fetch_one, build)
             return future
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
 _CHUNK = 1 << 20
+# Of the file system, those that a name brings about, as of a file that is to be a folder as well.
+_NOT_OURS = (tarfile.TarError, ValueError, EOFError, OverflowError, FileExistsError, NotADirectoryError)
 
 
 def write_archive(files: Mapping[str, Path], target: Path) -> None:
@@ -44,7 +46,7 @@ def unpack(path: Path, folder: Path) -> list[str]:
     with local_errors(path), path.open("rb") as file:
         try:
             return sorted(_unpack(file, folder))
-        except (tarfile.TarError, ValueError, EOFError, UnicodeError, OverflowError, RecursionError) as error:
+        except _NOT_OURS as error:
             raise ArtifactLostError(f"an archive is none that farm wrote, and is not used: {error}") from None
 
 
