@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # `farm --help` says of it.
 _COMMANDS = {
     "run": ("running.run", "Compile suites for SoCs, run them on devices, judge and report."),
+    "attach": ("cluster.attach", "Follow a run on a shared farm that was handed in."),
+    "cancel": ("cluster.attach", "Cancel a run on a shared farm."),
+    "queue": ("cluster.queue", "Show who waits for what on a shared farm, why, and about how long."),
+    "quota": ("cluster.quota", "Show or set how many devices a user has at most at once."),
     "nightly": ("running.nightly", "Run a matrix of runs within a budget, report, export, notify."),
     "pytest": ("running.pytest", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
     "devices": ("devices.devices", "Show the attached devices: what they are, how they are, who has them."),

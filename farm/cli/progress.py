@@ -89,6 +89,11 @@ class Front:
         """Return the counts that are not zero."""
         return ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show nothing while the body asks something."""
+        yield
+
     def eta_seconds(self) -> float | None:
         """Return how long it will take at the pace since the first job ended, which had everything to start first."""
         paced = self.ended - 1
@@ -134,6 +139,17 @@ class LiveFront(Front):
         """The run is planned: draw it from now on. Not before, as that takes a thread, and workers are forked first."""
         super().begin(jobs=jobs, to_build=to_build, devices=devices)
         self.live.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show nothing while the body asks something."""
+        was_started = self.live.is_started
+        self.live.stop()
+        try:
+            yield
+        finally:
+            if was_started:
+                self.live.start()
 
     def note(self, text: str) -> None:
         """Show a line."""

@@ -46,7 +46,7 @@ class CellWork:
         self, request: RunRequest, front: ProgressListener, interrupts: InterruptHandler, begun: Callable[[str], None]
     ) -> RunOutcome:
         """Run a cell; `begun` is called with the run's id."""
-        from farm.run.run import run
+        from farm.cluster.client.anywhere import run
 
         return run(self._config, request, front, interrupts=interrupts, begun=begun)
 
@@ -54,7 +54,7 @@ class CellWork:
         self, run_id: str, front: ProgressListener, interrupts: InterruptHandler, budget_s: float | None
     ) -> RunOutcome:
         """Run what is missing of a cell's run. Raises UsageError where it cannot go on."""
-        from farm.run.run import resume
+        from farm.cluster.client.anywhere import resume
 
         return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
 

@@ -16,7 +16,6 @@ from farm.bundles.reuse import find_bundles_for
 from farm.errors import FarmError
 from farm.request.choose import jobs_of, select
 from farm.results.attempt import Verdict
-from farm.run.run import run
 from farm.system.hashes import tree_files
 from farm.toolchains.prepare import prepare
 from farm.toolchains.select import look_into, use_toolchain
@@ -40,8 +39,11 @@ _Files = dict[Path, dict[str, str]]
 class Watch:
     """Runs what a request asks for, and again what changes of it."""
 
-    def __init__(self, config: Config, request: RunRequest, note: Callable[[str], None]) -> None:
-        self._config, self._request, self._note = config, request, note
+    def __init__(
+        self, config: Config, request: RunRequest, note: Callable[[str], None], run: Callable[..., RunOutcome]
+    ) -> None:
+        """`run` is that of `farm.run.run`, or one that is called as it is."""
+        self._config, self._request, self._note, self._run = config, request, note, run
         self._keys: dict[str, str] = {}
         """Of the bundles that have a verdict, by job id."""
         self._folders: tuple[Path, ...] = ()
@@ -93,7 +95,7 @@ class Watch:
             names = ", ".join(wanted[:_MOST_NAMED]) + (", ..." if len(wanted) > _MOST_NAMED else "")
             self._note(f"{len(wanted)} of {len(keys)} jobs are concerned, {lacking} bundles to compile: {names}")
         with front() as listener:
-            outcome = run(self._config, self._request, listener, only=wanted)
+            outcome = self._run(self._config, self._request, listener, only=wanted)
         for view in outcome.view.jobs:
             # What the farm is to blame for runs again with the next change.
             if view.decisive is not None and view.decisive.verdict is not Verdict.INFRA and view.id in keys:

@@ -30,8 +30,11 @@ from farm.request.profiling import Profile
 from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
+    from farm.cli.progress import Front
+    from farm.cluster.client.manner import Manner
     from farm.config.settings import Config
     from farm.request.request import RunOutcome, RunRequest
 
@@ -93,6 +96,11 @@ class _RunCommand(click.Command):
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
               help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
+@click.option("--detach", is_flag=True, help="Shared farm: hand the run in and stop; farm attach follows it.")
+@click.option("--build", "build", type=click.Choice(["hosts", "here"]), show_default="hosts",
+              help="Shared farm: who compiles what is not compiled yet, build hosts or this machine.")  # fmt: skip
+@click.option("--wait", "wait", is_flag=True,
+              help="Shared farm: wait for an SoC or a toolchain that no living host has, however long.")  # fmt: skip
 @click.option("--watch", is_flag=True,
               help="Then wait, and run again what an edit of toolchain or suite touches, until Ctrl-C.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
@@ -130,6 +138,11 @@ def command(
     one run again; of a source tree, only those in which the edit took part
     are compiled. Ctrl-C while it waits ends it, with the last run's exit code.
 
+    On a shared farm (store and artifacts in farm.toml) agents run the jobs,
+    and the run goes on without you: Ctrl-C asks whether to leave or cancel
+    it; without a terminal Ctrl-C and SIGTERM cancel it. With --virtual it is
+    this machine's own.
+
     --compile-only leaves the bundles in the cache, and its exit code says
     whether all jobs compiled; farm bundle --compiled copies one out.
 
@@ -146,12 +159,12 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
+    from farm.cluster.client.anywhere import run
     from farm.request.choose import collect
-    from farm.run.run import run
 
     asked = SimpleNamespace(**given)
     if asked.resume is not None:
-        outcome = _resumed(asked.resume, asked.budget_s, config_file)
+        outcome = _resumed(asked, config_file)
         return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
     _check(asked, pytest_arguments, {"--html": html, "--junitxml": junitxml, "--json": as_json})
     if asked.compile_only:
@@ -169,7 +182,7 @@ def command(
     from farm.toolchains.select import use_toolchain
 
     if asked.watch:
-        return _watched(config, requests[0], html=html, junitxml=junitxml)
+        return _watched(config, requests[0], asked, html=html, junitxml=junitxml)
     if len(requests) > 1:
         # What is not there is said before an hour is spent on the first.
         for request in requests:
@@ -184,19 +197,33 @@ def command(
             codes.append(compile_and_show(config, request, as_json=as_json))
         else:
             with make_front() as front:
-                outcome = run(config, request, front)
+                outcome = run(config, request, front, manner=_manner(asked, front))
             codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
 
 
-def _watched(config: Config, request: RunRequest, *, html: Path | None, junitxml: Path | None) -> int:
+def _manner(asked: SimpleNamespace, front: Front) -> Manner:
+    """Return how a run is handed in to a shared farm."""
+    from farm.cli.cluster.following import asking
+    from farm.cluster.client.manner import Manner
+
+    return Manner(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
+
+
+def _watched(
+    config: Config, request: RunRequest, asked: SimpleNamespace, *, html: Path | None, junitxml: Path | None
+) -> int:
     """Run again what edits touch, until Ctrl-C; return the last exit code."""
     from farm.cli.progress import make_front
+    from farm.cluster.client.anywhere import run
     from farm.run.watch import Watch
 
     code = 0
+
+    def run_round(config: Config, request: RunRequest, front: Front, *, only: Collection[str]) -> RunOutcome:
+        return run(config, request, front, manner=_manner(asked, front), only=only)
 
     def after(outcome: RunOutcome) -> None:
         nonlocal code
@@ -205,7 +232,7 @@ def _watched(config: Config, request: RunRequest, *, html: Path | None, junitxml
             raise KeyboardInterrupt
 
     try:
-        Watch(config, request, notice).rounds(make_front, after)
+        Watch(config, request, notice, run_round).rounds(make_front, after)
     except KeyboardInterrupt:
         return code
     return code
@@ -235,6 +262,10 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     if asked.rebuild:
         because = "--rebuild compiles everything once: leave {} out"
         refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
+    if asked.detach:
+        because = "a run that nobody follows has no report yet, 'farm attach' writes it: leave {} out"
+        given = {"--html": outputs["--html"], "--junitxml": outputs["--junitxml"], "--watch": asked.watch}
+        refuse_together(given | {"--confirm": asked.confirm}, because)
     if asked.watch:
         given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
         narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
@@ -317,18 +348,18 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     return outcome
 
 
-def _resumed(ref: str, budget_s: float | None, config_file: Path | None) -> RunOutcome:
+def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
     from farm.cli.progress import make_front
-    from farm.run.run import resume
+    from farm.cluster.client.anywhere import resume
 
     context = click.get_current_context()
-    own = {"resume", "budget_s", "html", "junitxml", "as_json", "config_file"}
+    own = {"resume", "budget_s", "detach", "build", "wait", "html", "junitxml", "as_json", "config_file"}
     given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
     if given:
         raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
     config = load_config(config_file)
     with make_front() as front:
-        outcome = resume(config, ref, front, budget_s)
+        outcome = resume(config, asked.resume, front, asked.budget_s, manner=_manner(asked, front))
     return _confirmed(config, outcome)
 
 
@@ -340,6 +371,10 @@ def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
 def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
     from farm.report.formats.github import add_summary, run_markdown
 
+    if outcome.left:
+        from farm.cli.cluster.following import show_left
+
+        return show_left(outcome, as_json=as_json)
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
     if outcome.exit_code == INTERRUPTED:

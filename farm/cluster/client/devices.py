@@ -65,7 +65,7 @@ def agent_refusal(agent: Agent) -> str:
         return "its agent does not answer"
     if agent.facts.protocol != PROTOCOL:
         return f"its farm {agent.facts.version} has another protocol: upgrade it, or this one"
-    return "its agent is being stopped" if agent.facts.draining else ""
+    return "its agent is being stopped" if agent.facts.draining or agent.is_draining else ""
 
 
 class Wanted:

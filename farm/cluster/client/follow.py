@@ -237,13 +237,16 @@ class Follower:
             return
         if time.monotonic() - self._said_s < (_QUIET_SECONDS if self._said else 1.0):
             return
-        from farm.cluster.client.waiting import why_it_waits
+        from farm.cluster.queue import why_it_waits
 
         self._said_s = time.monotonic()
-        words = why_it_waits(self._store, self._run_id)
+        try:
+            words = why_it_waits(self._store.cluster.queue(), self._run_id)
+        except StoreError:
+            return
         if words and words != self._said:
             self._said = words
-            self._listener.note(words)
+            self._listener.note(f"waiting: {words}")
 
 
 def follower_of(

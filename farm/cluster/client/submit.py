@@ -166,7 +166,10 @@ class _SharedRun(RunSteps):
         from farm.store.objects.objects import open_objects
         from farm.toolchains.prepare import prepare
 
-        then = self._store.runs.view(run_id).fingerprint if run_id else {}
+        before = self._store.runs.view(run_id) if run_id else None
+        then = before.fingerprint if before is not None else {}
+        # What was stale when the run ended before is not any more.
+        was_stale = [job.id for job in before.jobs if job.stale is not None] if before is not None else []
         kind = self._wanted.kind or then.get("device_kind", "hardware")
         tools = prepare(self._config, self._listener.note, virtual=kind == "virtual")
         fingerprint = self._fingerprint(tools, kind)
@@ -181,11 +184,11 @@ class _SharedRun(RunSteps):
         else:
             run_id = self._begin(jobs, tools, fingerprint)
         order = self._order_of(run_id, work)
-        given = {"jobs": jobs, "stale": {**dict.fromkeys(job.id for job in jobs), **work.stale}}
+        stale = {**dict.fromkeys(was_stale), **work.stale}
         if was_submitted:
-            self._store.cluster.add(run_id, work.shards, work.to_build, work.built, order=order, **given)
+            self._store.cluster.add(run_id, work.shards, work.to_build, work.built, order=order, jobs=jobs, stale=stale)
         else:
-            self._store.cluster.submit(order, work.shards, work.to_build, work.built, **given)
+            self._store.cluster.submit(order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale)
         begun(run_id)
         self._wake(work)
         self._say_stale(len(work.stale), len(jobs))

@@ -1,0 +1,74 @@
+"""`farm attach` and `farm cancel`: a run on a shared farm that somebody handed in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import OUTPUT_FILE, config_option, json_option
+from farm.cli.output import deliver, echo, notice, opened
+from farm.config.settings import load_config
+from farm.system.interrupts import INTERRUPTED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What agents need to end what runs, with some to spare for one that is busy.
+_AWAIT_SECONDS = 15.0
+
+
+@click.command("attach")
+@click.argument("run", default="latest")
+@click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
+@json_option("Print the run as JSON instead of a summary.")
+def attach_command(
+    run: str, config_file: Path | None, *, html: Path | None, junitxml: Path | None, as_json: bool
+) -> int:
+    """Follow RUN on a shared farm until it is over, as who handed it in would.
+
+    Without RUN it is your newest. Ctrl-C asks whether to leave it running or
+    to cancel it. The exit code is that of the run, as of farm run; 130 where
+    it goes on without you, or was cancelled.
+    """
+    from farm.cli.cluster.following import asking, show_left
+    from farm.cli.progress import make_front
+    from farm.cluster.client.attach import attach
+    from farm.cluster.client.devices import require_shared
+
+    config = load_config(config_file)
+    require_shared(config.is_shared)
+    with make_front() as front:
+        outcome = attach(config, run, front, asking(front))
+    if outcome.left:
+        return show_left(outcome, as_json=as_json)
+    deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    if outcome.exit_code == INTERRUPTED:
+        notice(f"cancelled: 'farm run --resume {outcome.view.id}' does what is missing")
+    return outcome.exit_code
+
+
+@click.command("cancel")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--force", is_flag=True, help="Also another user's.")
+@config_option
+def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | None) -> None:
+    """Cancel RUN on a shared farm: its jobs end at once, and its devices are free.
+
+    What it found so far is kept, and farm run --resume RUN does what is
+    missing. A run that is not on a shared farm ends by Ctrl-C.
+    """
+    from farm.cluster.client.cancel import await_end, cancel
+    from farm.cluster.client.devices import require_shared
+
+    with opened(config_file, existing=True) as (config, store):
+        require_shared(config.is_shared)
+        run_ids = list(dict.fromkeys(store.runs.resolve(run, own=not force) for run in runs))
+        for run_id in run_ids:
+            order = cancel(store, run_id, force=force)
+            whose = f" of {order.user}" if order.user != store.user else ""
+            echo(f"run {run_id}{whose} is cancelled")
+        for run_id in run_ids:
+            if not await_end(store, run_id, _AWAIT_SECONDS):
+                notice(f"run {run_id}: an agent does not answer: its devices are free once its leases are over")

@@ -1,0 +1,82 @@
+"""`farm queue`: who waits for what on a shared farm, why, and about how long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import json_option
+from farm.cli.output import opened, show, width
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.cluster.queue import QueuedRun
+
+_HEAD = ("run", "user", "age", "runs on", "shards left", "to compile", "begins", "ends")
+_INDENT = "    "
+_USER_WIDTH = 10
+
+
+@click.command("queue")
+@click.option("--mine", is_flag=True, help="Only your runs.")
+@json_option()
+def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
+    """Show the runs on a shared farm that are not over.
+
+    What a run has to do is divided into shards of about a minute. For each
+    run: the devices that work for it, the shards that wait, the bundles that
+    are still to be compiled, and about when its next shard begins and when it
+    ends, from what its jobs took before. Below it stands why something waits.
+
+    A person comes before a night; among users of the same urgency who has
+    the fewest devices is next: see docs/leases.md. farm quota bounds users.
+    """
+    from farm.cluster.client.devices import require_shared
+    from farm.cluster.queue import queued
+
+    with opened(config_file, existing=True) as (config, store):
+        require_shared(config.is_shared)
+        view = store.cluster.queue()
+        user = store.user
+    runs = [run for run in queued(view) if not mine or run.user == user]
+    show({"runs": runs, "now_ms": view.now_ms}, queue_lines(runs, view.now_ms, width()), as_json=as_json)
+
+
+def queue_lines(runs: Sequence[QueuedRun], now_ms: int, columns_of_terminal: int) -> Iterator[str]:
+    """Yield what is shown of the queue, no line longer than the terminal is wide."""
+    from farm.report.terminal.layout import LEAST_WIDTH, columns, wrapped
+
+    if not runs:
+        yield "nothing waits and nothing runs"
+        return
+    at_most = max(columns_of_terminal, LEAST_WIDTH)
+    head, *rows = columns([_HEAD, *(_cells(run, now_ms) for run in runs)])
+    yield head[:at_most]
+    for run, row in zip(runs, rows, strict=True):
+        yield row if len(row) <= at_most else f"{row[: at_most - 1]}…"
+        for why in run.why:
+            yield from wrapped(f"{_INDENT}{one_line(why)}", at_most, _INDENT)
+
+
+def _cells(run: QueuedRun, now_ms: int) -> list[str]:
+    from farm.report.model.format import duration
+
+    begins = "now" if run.starts_s == 0 else f"{duration(run.starts_s)}" if run.starts_s is not None else "-"
+    ends = duration(run.ends_s) if run.ends_s is not None else "-"
+    if run.cancelled:
+        begins, ends = "cancelled", ""
+    user = one_line(run.user, _USER_WIDTH)
+    return [
+        run.run_id,
+        f"{user} (night)" if run.priority == "nightly" else user,
+        duration(max(0.0, (now_ms - run.submitted_ms) / 1000)),
+        str(run.running),
+        str(run.waiting),
+        str(run.lacking),
+        begins,
+        ends,
+    ]

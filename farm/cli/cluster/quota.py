@@ -1,0 +1,59 @@
+"""`farm quota`: how many devices somebody has at most at once."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import json_option
+from farm.cli.output import opened, show
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
+
+
+@click.command("quota")
+@click.argument("subject", required=False, metavar="[user:NAME|label:NAME]")
+@click.argument("most", required=False, type=click.IntRange(min=0), metavar="[N]")
+@click.option("--remove", is_flag=True, help="There is no limit any more.")
+@json_option()
+def command(*, subject: str | None, most: int | None, remove: bool, config_file: Path | None, as_json: bool) -> None:
+    """Show or set how many devices somebody has at most at once.
+
+    \b
+    farm quota                      what is set
+    farm quota user:ada 4           runs of ada have 4 devices at most
+    farm quota label:camera 1       of those labelled camera any user has 1
+    farm quota user:ada --remove    no limit any more
+
+    It counts on a shared farm, for runs that agents execute, of all SoCs
+    together; what is held when a quota is set is kept until its shard ends.
+    With 0 nothing begins. Without a quota a user has what nobody else wants.
+    """
+    from farm.cluster.client.devices import require_shared
+    from farm.report.terminal.layout import columns
+
+    _check(subject, most, remove=remove)
+    with opened(config_file, existing=True) as (config, store):
+        require_shared(config.is_shared)
+        if subject is not None and (most is not None or remove):
+            if remove and subject not in store.cluster.quotas():
+                raise UsageError(f"{subject} has no quota: 'farm quota' shows those that are set")
+            store.cluster.set_quota(subject, None if remove else most, store.user)
+        found = store.cluster.quotas()
+    shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}
+    lines = columns([("of", "devices at most"), *((name, str(count)) for name, count in shown.items())])
+    nothing = [f"{subject} has no quota" if subject else "no quota is set"]
+    show({"quotas": shown}, lines if shown else nothing, as_json=as_json)
+
+
+def _check(subject: str | None, most: int | None, *, remove: bool) -> None:
+    if subject is not None and not _SUBJECT.fullmatch(subject):
+        raise UsageError(f"{subject!r}: expected user:NAME or label:NAME, such as user:ada or label:camera")
+    if remove and (subject is None or most is not None):
+        raise UsageError("--remove takes the quota of one user or label, and no number")

@@ -1,0 +1,47 @@
+"""Following a run that somebody handed in: from another terminal, or after a night."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.cluster.client.follow import Ending, follower_of
+from farm.cluster.client.submit import say_numbers
+from farm.errors import UsageError
+from farm.request.request import RunOutcome
+from farm.run.steps import report_of
+from farm.system.interrupts import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.cluster.client.follow import Answer
+    from farm.config.settings import Config
+    from farm.run.progress import ProgressListener
+
+
+def attach(config: Config, ref: str, listener: ProgressListener, ask: Callable[[], Answer] | None = None) -> RunOutcome:
+    """Follow a run, `latest`, an id or a name, and return how it ended.
+
+    Whoever follows another's run cannot cancel it. Raises UnknownNameError, UsageError for one that was not handed in.
+    """
+    from farm.store.store import open_store
+
+    with open_store(config.store_url) as store:
+        run_id = store.runs.resolve(ref)
+        order = store.cluster.order(run_id)
+        if order is None:
+            raise UsageError(f"run {run_id} was not handed in to the shared farm: 'farm report {run_id}' shows it")
+        first = store.cluster.progress(run_id, 0)
+        ending = Ending.FINISHED
+        if not first.finished:
+            view = store.runs.view(run_id)
+            jobs = sum(job.stale is None or bool(job.attempts) for job in view.jobs)
+            listener.begin(jobs=jobs, to_build=first.to_build - first.built, devices=sorted(first.running))
+            ending = follower_of(store, run_id, listener, first=first, ask=ask).follow()
+        view = store.runs.view(run_id)
+        path = config.run_folder(run_id) / "report.html"
+        if ending is Ending.LEFT:
+            return RunOutcome(INTERRUPTED, view, path, left=True)
+        say_numbers(store, run_id, listener.note)
+        code = view.exit_code if ending is Ending.FINISHED and view.exit_code is not None else INTERRUPTED
+        return RunOutcome(code, view, report_of(config, store, view))

@@ -1,0 +1,131 @@
+"""Who waits for what on a shared farm, why, and about how long: from what the store says at one moment. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.cluster.estimate import Work, expect
+from farm.store.leases.reasons import why_waiting
+from farm.store.leases.rules import Priority
+from farm.store.leases.situation import OpenOrder, usable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.store.cluster.records import Order, QueueView
+
+# What a bundle takes that nobody ever compiled.
+_BUILD_SECONDS = 4.0
+
+
+class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was handed in and is not over."""
+
+    run_id: str
+    user: str
+    priority: str
+    """`person` or `nightly`."""
+    command: str
+    cancelled: bool
+    submitted_ms: int
+    """On the database's clock; epoch, milliseconds."""
+    socs: tuple[str, ...]
+    waiting: int
+    """Shards that wait: about a minute of work each."""
+    running: int
+    """Devices that work for it."""
+    ended: int
+    """Shards that are done."""
+    lacking: int
+    """Bundles that are not compiled yet."""
+    why: tuple[str, ...]
+    """Why what waits does, one line a SoC; empty where nothing waits."""
+    starts_s: float | None
+    """About how long until its next shard begins; 0 where one runs, None where no living device can run it."""
+    ends_s: float | None
+    """About how long it still takes; None where nobody can tell."""
+
+
+def queued(view: QueueView) -> list[QueuedRun]:
+    """Return the runs that are not over, in the order in which they were handed in within their priority."""
+    expected = expect(_works(view), {soc: len(one.devices) for soc, one in view.situations.items()}, view.quotas)
+    reasons: dict[str, list[str]] = {}
+    several = len(view.situations) > 1
+    for soc, situation in sorted(view.situations.items()):
+        for run_id, why in why_waiting(situation).items():
+            reasons.setdefault(run_id, []).append(f"{soc}: {why}" if several else why)
+    socs: dict[str, list[str]] = {}
+    for one in view.sums:
+        socs.setdefault(one.run_id, []).append(one.soc)
+    rows = []
+    for order in view.orders:
+        about = expected.get(order.run_id)
+        rows.append(
+            QueuedRun(
+                run_id=order.run_id,
+                user=order.user,
+                priority=Priority(order.priority).name.lower(),
+                command=order.purpose,
+                cancelled=bool(order.cancelled_by),
+                submitted_ms=order.submitted_ms,
+                socs=tuple(sorted(socs.get(order.run_id, ()))),
+                waiting=order.waiting,
+                running=order.held,
+                ended=order.ended,
+                lacking=order.lacking,
+                why=tuple(reasons.get(order.run_id, ())),
+                starts_s=None if about is None else _finite(about.starts_s),
+                ends_s=None if about is None else _finite(about.ends_s),
+            )
+        )
+    return rows
+
+
+def why_it_waits(view: QueueView, run_id: str) -> str:
+    """Return in a line for what a run waits of which nothing runs; empty where nothing waits."""
+    run = next((one for one in queued(view) if one.run_id == run_id), None)
+    return "" if run is None or run.running or not run.why else "; ".join(run.why)
+
+
+def _works(view: QueueView) -> Iterable[Work]:
+    orders = {order.run_id: order for order in view.orders}
+    builds_s = _builds_s(view)
+    for one in view.sums:
+        order = orders.get(one.run_id)
+        if order is None:
+            continue
+        situation = view.situations.get(one.soc)
+        devices = 0 if situation is None else len(usable(_open(order), situation.devices))
+        yield Work(
+            run_id=one.run_id,
+            soc=one.soc,
+            user=order.user,
+            priority=order.priority,
+            since_ms=order.submitted_ms,
+            waiting_s=one.waiting_s,
+            waiting=one.waiting,
+            held_s=one.held_s,
+            held=one.held,
+            devices=min(devices, order.most_devices or devices),
+            builds_s=builds_s.get(one.run_id, 0.0),
+        )
+
+
+def _open(order: Order) -> OpenOrder:
+    return OpenOrder(
+        order.run_id, order.user, order.priority, order.submitted_ms, order.waiting,
+        devices=order.devices, labels=order.labels, kinds=order.classes,
+    )  # fmt: skip
+
+
+def _builds_s(view: QueueView) -> Mapping[str, float]:
+    """Return about when the last bundle of each run is compiled."""
+    hosts = max(1, sum(agent.alive and bool(agent.facts.toolchains) for agent in view.agents))
+    return {order.run_id: order.lacking * _BUILD_SECONDS / hosts for order in view.orders}
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
