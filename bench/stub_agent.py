@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import msgspec
-from stub_evidence import Evidence
+from stub_evidence import Evidence, now_s
 from stub_farm import words_of
 from stub_hosts import HostPlan
 
@@ -27,6 +27,7 @@ from farm.cluster.agent.agent import Agent, Timing
 from farm.cluster.agent.slot_protocol import LOOKED, Back, Begin, Break, Died, End, Ended, Grant, Look, Run, ToSlot
 from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
+from farm.errors import FarmError
 from farm.pool.worker_grant import WorkerGrant
 from farm.request.plan import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -36,14 +37,12 @@ if TYPE_CHECKING:
 
     from farm.cluster.agent.slot_protocol import FromSlot
     from farm.request.plan import PlannedJob
-    from farm.store.cluster.records import AgentDevice
 
 
 class StubSlot:
     """A thread that sleeps."""
 
-    def __init__(self, evidence: Path, agent_device: AgentDevice, device: Device) -> None:
-        del agent_device
+    def __init__(self, evidence: Path, device: Device) -> None:
         self._device = device
         self._evidence = Evidence(evidence, device.id)
         self._queue: SimpleQueue[ToSlot] = SimpleQueue()
@@ -136,20 +135,31 @@ def devices_of(plan: HostPlan) -> list[Device]:
 
 
 def main() -> int:
-    """Run until SIGTERM, and return the agent's exit code."""
+    """Run until SIGTERM, and return what `farm agent` would exit with."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
     devices = devices_of(plan)
-    timing = Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3)
     agent = Agent(
         load_config(folder=plan.folder),
         name=plan.name,
+        note=note,
         devices=lambda: devices,
         slots=partial(StubSlot, plan.evidence),
-        timing=timing,
+        timing=Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
-    return agent.run()
+    try:
+        agent.run()
+    except FarmError as error:
+        note(str(error))
+        return error.exit_code
+    return 0
+
+
+def note(line: str) -> None:
+    """Write a line with the time that evidence is on."""
+    sys.stdout.write(f"{now_s():.3f} {line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

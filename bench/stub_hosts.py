@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 AGENT = Path(__file__).with_name("stub_agent.py")
+MESSAGES = 16
+"""At most so many wake agents, as those of `farm run` do."""
 _LOOKS_S = 0.05
 _TOLERANCE = {"8a8w": Tolerance(fp32=Limits(sqnr_db=60.0), quantized=Limits(sqnr_db=60.0))}
 
@@ -223,6 +225,7 @@ class StubHosts:
                 tuple(ShardJob(job, self.key, latency_ms / 1000) for job in part),
                 len(part) * latency_ms / 1000,
                 position,
+                needs=(self.key,),
             )
             for soc in socs
             for position, part in enumerate(_parts([job for job in all_jobs if job.target.soc == soc], shard))
@@ -257,8 +260,8 @@ class StubHosts:
             canaries=self.canaries,
         )
         order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="bench", terms=encode_terms(terms))
-        store.plan_jobs(run_id, jobs)
-        store.cluster.submit(order, shards, (), self.built)
+        store.cluster.submit(order, shards, (), self.built, jobs=jobs)
+        store.messages.wake({f"soc:{soc}": MESSAGES for soc in socs})
 
 
 def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:
