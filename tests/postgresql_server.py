@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def _server_binaries() -> Path | None:
+def _find_binaries() -> Path | None:
     found = shutil.which("pg_ctl")
     folders = [Path(found).parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+def server_binaries() -> Path:
+    """Return the folder of initdb and pg_ctl; skips the test where they, or the driver, are not installed."""
+    binaries = _find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server here: initdb and pg_ctl are not installed")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed: pip install 'snapdragon-farm[cluster]'")
+    return binaries
 
 
 @contextmanager
@@ -32,11 +42,7 @@ def running_cluster(*settings: str, hba: str = "", files: Sequence[Path] = ()) -
     `settings` are of postgresql.conf, where `{folder}` is that folder, which gets a copy of `files`; `hba` are lines of
     pg_hba.conf.
     """
-    binaries = _server_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server here: initdb and pg_ctl are not installed")
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed: pip install 'snapdragon-farm[cluster]'")
+    binaries = server_binaries()
     # Not under tmp_path: that is closed to others, its name is too long for a socket, and root may not run a server.
     folder = Path(tempfile.mkdtemp(prefix="farm-pg-", dir="/tmp"))
     prefix: list[str] = []

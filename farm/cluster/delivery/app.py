@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from procrastinate import App, JobContext, PsycopgConnector, RetryDecision
 from procrastinate.retry import BaseRetryStrategy
+from psycopg_pool import AsyncConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,13 +84,20 @@ async def _commit_by_itself(connection: AsyncConnection[Any]) -> None:
     await connection.set_autocommit(True)
 
 
+def _make_pool(**settings: Any) -> AsyncConnectionPool:
+    # Procrastinate has each connection asked whether it is alive before each use, which would be half of what idle
+    # agents ask. A broken one ends the worker, and the next worker has new ones.
+    return AsyncConnectionPool(**{**settings, "check": None})
+
+
 def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[Periodic]) -> App:
     """Return the app, not open yet, which reaches the database by `arguments` of psycopg's `connect`."""
     # What is to be known of it is noted by who runs it; without a handler Python would print warnings.
     for name in ("procrastinate", "psycopg"):
         logging.getLogger(name).addHandler(logging.NullHandler())
     connector = PsycopgConnector(
-        kwargs=dict(arguments),
+        pool_factory=_make_pool,
+        kwargs={"application_name": "farm messages", **arguments},
         min_size=1,
         max_size=MOST_CONNECTIONS,
         timeout=5.0,

@@ -112,7 +112,7 @@ class Delivery:
                 await self._listen()
             except Exception as error:  # noqa: BLE001 - whatever ends a worker, another one has to go on
                 self._is_away = True
-                self._note(f"messages: {self._store.without_secrets(str(error))}: trying again")
+                self._note(f"messages: {self._words(error.__cause__ or error)}: trying again")
                 await self._pause(_CONNECT_EVERY_S)
         if self._cleanups:
             await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
@@ -128,8 +128,7 @@ class Delivery:
                 connection = await psycopg.AsyncConnection.connect(**arguments)
             except (psycopg.Error, OSError) as error:
                 if not self._is_away:
-                    words = " ".join(self._store.without_secrets(str(error)).split())
-                    self._note(f"messages: the database is away, they wait for it: {words}")
+                    self._note(f"messages: the database is away, they wait for it: {self._words(error)}")
                 self._is_away = True
                 await self._pause(_CONNECT_EVERY_S)
             else:
@@ -138,6 +137,9 @@ class Delivery:
                     self._note("messages: the database is back")
                 self._is_away = False
                 return
+
+    def _words(self, error: BaseException) -> str:
+        return " ".join(self._store.without_secrets(str(error)).split()) or type(error).__name__
 
     async def _listen(self) -> None:
         """Run workers, one after the other as queues change, until one ends by itself; raises what ended it."""
@@ -160,6 +162,7 @@ class Delivery:
                     raise ConnectionError("the worker ended; was the connection lost?")
                 if not self._is_ending:
                     # Its handlers go on.
+                    worker.shutdown_graceful_timeout = None
                     worker.stop()  # type: ignore[no-untyped-call]
         finally:
             self._worker = None
@@ -183,6 +186,8 @@ class Delivery:
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=_HEARTBEAT_S,
             stalled_worker_timeout=mending.SILENT_S,
+            # When it ends by itself, as the database is away.
+            shutdown_graceful_timeout=_HURRY_S,
             delete_jobs="always",
             install_signal_handlers=False,
         )

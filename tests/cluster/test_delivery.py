@@ -1,0 +1,298 @@
+"""Messages reach agents, also late, again and after the database was away; none is lost with whoever held it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chaos_store import Cluster
+from postgresql_server import server_binaries
+
+from farm.cluster.delivery import app as delivery_app
+from farm.cluster.delivery.app import Periodic
+from farm.cluster.delivery.worker import Delivery
+from farm.errors import StoreError
+from farm.store.messages.messages import work_queue
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.store.store import Store
+
+QUEUE = work_queue("SM8650")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    cluster = Cluster(server_binaries(), "logging_collector=on", "log_directory=log")
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def address(server: Cluster, request: pytest.FixtureRequest) -> str:
+    import psycopg
+
+    name = f"t{abs(hash(request.node.nodeid))}"
+    with psycopg.connect(f"host={server.folder} user=farm dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://farm@/{name}?host={server.folder}"
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    with open_store(address) as opened:
+        yield opened
+
+
+class Heard:
+    """What handlers were called with, in the order of calls, and what was noted."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self.hold = threading.Event()
+        self.hold.set()
+        self.answers: list[bool] = []
+
+    def work(self, soc: str) -> bool:
+        self.calls.append(("work", soc))
+        self.hold.wait(30)
+        return self.answers.pop(0) if self.answers else True
+
+    def finish(self, run: str) -> None:
+        self.calls.append(("finish", run))
+
+    def mend(self) -> None:
+        self.calls.append(("mend", ""))
+
+    def of(self, kind: str) -> list[str]:
+        return [argument for called, argument in self.calls if called == kind]
+
+
+@contextmanager
+def delivering(
+    store: Store, heard: Heard, *, size: int = 2, queues: tuple[str, ...] = (QUEUE,), patience_s: float = 5, **more: Any
+) -> Iterator[Delivery]:
+    calls: dict[str, Any] = {"work": heard.work, "finish": heard.finish, "mend": heard.mend, **more}
+    delivery = Delivery(store, note=heard.notes.append, size=size, **calls)
+    delivery.start(queues)
+    try:
+        until(lambda: delivery.is_connected)
+        yield delivery
+    finally:
+        heard.hold.set()
+        delivery.stop(patience_s)
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.02)
+
+
+def messages(store: Store) -> Counter[tuple[str, str]]:
+    import psycopg
+
+    with psycopg.connect(**store.connection_arguments()) as connection:
+        query = "SELECT queue_name, status::text FROM procrastinate_jobs WHERE queue_name <> 'farm'"
+        return Counter(connection.execute(query).fetchall())
+
+
+def test_an_agent_hears_of_work_on_its_queues_and_of_ends_and_leaves_nothing(store: Store) -> None:
+    heard = Heard()
+    with delivering(store, heard):
+        assert store.messages.wake({QUEUE: 2, work_queue("SM8750"): 1}) == 3
+        store.messages.finish("run-1")
+        until(lambda: len(heard.of("work")) == 2 and heard.of("finish") and heard.of("mend"))
+    assert set(heard.of("work")) == {"SM8650"}
+    assert heard.of("finish") == ["run-1"]
+    assert messages(store) == {(work_queue("SM8750"), "todo"): 1}
+    assert not heard.notes
+
+
+def test_waking_again_sends_no_more_than_is_wanted(store: Store) -> None:
+    assert [store.messages.wake({QUEUE: wanted}) for wanted in (3, 3, 2, 5, 0)] == [3, 0, 0, 2, 0]
+    with pytest.raises(StoreError, match="no queue of the farm"):
+        store.messages.wake({"elsewhere": 1})
+
+
+def test_what_nothing_free_may_have_now_is_looked_at_again_by_one_message(store: Store) -> None:
+    heard = Heard()
+    heard.answers = [False, False, False, True]
+    with delivering(store, heard, size=3):
+        store.messages.wake({QUEUE: 3})
+        until(lambda: len(heard.of("work")) == 4)
+    assert messages(store) == {}
+
+
+def test_an_error_of_a_handler_is_noted_and_the_message_served_again(store: Store) -> None:
+    heard, tries = Heard(), []
+
+    def work(soc: str) -> bool:
+        tries.append(soc)
+        if len(tries) == 1:
+            raise StoreError("the lease is lost")
+        return True
+
+    with delivering(store, heard, work=work):
+        store.messages.wake({QUEUE: 1})
+        until(lambda: len(tries) == 2)
+    assert heard.notes == ["work for SM8650: the lease is lost"]
+
+
+def test_a_stopped_agent_puts_back_what_it_held(store: Store) -> None:
+    heard = Heard()
+    heard.hold.clear()
+    with delivering(store, heard, patience_s=0.2) as delivery:
+        store.messages.wake({QUEUE: 1})
+        until(lambda: heard.of("work"))
+        assert messages(store) == {(QUEUE, "doing"): 1}
+        delivery.stop(0.2)
+        assert messages(store) == {(QUEUE, "todo"): 1}
+    # Also where clocks are wrong: the other one has it at once.
+    other = Heard()
+    with delivering(store, other):
+        until(lambda: other.of("work"), 3)
+
+
+def test_a_full_agent_is_mended_and_ends_runs(store: Store) -> None:
+    heard = Heard()
+    heard.hold.clear()
+    with delivering(store, heard, size=1):
+        store.messages.wake({QUEUE: 20})
+        until(lambda: heard.of("work"))
+        mends = len(heard.of("mend"))
+        store.messages.finish("run-1")
+        until(lambda: heard.of("finish") and len(heard.of("mend")) > mends)
+        assert len(heard.of("work")) == 1
+
+
+def test_queues_change_while_handlers_go_on(store: Store) -> None:
+    heard = Heard()
+    heard.hold.clear()
+    with delivering(store, heard) as delivery:
+        store.messages.wake({QUEUE: 1})
+        until(lambda: heard.of("work"))
+        delivery.listen_to((QUEUE, work_queue("SM8750")), 4)
+        store.messages.wake({work_queue("SM8750"): 1})
+        until(lambda: "SM8750" in heard.of("work"))
+        assert messages(store)[QUEUE, "doing"] == 1
+    assert messages(store) == {}
+
+
+def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
+    import psycopg
+
+    store.messages.require()
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as dead:
+        worker = dead.execute("SELECT worker_id FROM procrastinate_register_worker_v1()").fetchone()
+        assert worker is not None
+        store.messages.wake({QUEUE: 1})
+        dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", ([QUEUE], worker[0]))
+        heard = Heard()
+        with delivering(store, heard):
+            assert store.messages.retry(1e6) == 0  # nobody is dead before the server has been up for as long
+            dead.execute(
+                "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour' WHERE id = %s", worker
+            )
+            assert messages(store) == {(QUEUE, "doing"): 1}
+            assert store.messages.retry(0.01) >= 1
+            until(lambda: heard.of("work"), 3)
+
+
+@pytest.mark.whole
+def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> None:
+    heard = Heard()
+    with delivering(store, heard):
+        until(lambda: heard.of("mend"))
+        server.stop()
+        until(lambda: any("the database is away" in note or "trying again" in note for note in heard.notes))
+        server.start()
+        back = time.monotonic()
+        until(lambda: "messages: the database is back" in heard.notes)
+        store.messages.wake({QUEUE: 1})
+        until(lambda: heard.of("work"))
+        assert time.monotonic() - back < 15
+        mends = len(heard.of("mend"))
+        until(lambda: len(heard.of("mend")) > mends)
+
+
+def test_a_handler_that_runs_while_the_database_restarts_goes_on(server: Cluster, store: Store) -> None:
+    heard = Heard()
+    heard.hold.clear()
+    with delivering(store, heard):
+        store.messages.wake({QUEUE: 1})
+        until(lambda: heard.of("work"))
+        server.stop()
+        server.start()
+        until(lambda: "messages: the database is back" in heard.notes)
+        heard.hold.set()
+        store.messages.wake({QUEUE: 1})
+        until(lambda: len(heard.of("work")) >= 2)
+
+
+def test_what_is_done_now_and_then_is_done_once_by_those_who_have_it(store: Store) -> None:
+    nights: list[str] = []
+    begun = threading.Event()
+
+    def night(name: str) -> None:
+        nights.append(name)
+        begun.set()
+
+    with ExitStack() as agents:
+        for name in ("a", "b"):
+            every_2_s = Periodic("night", "* * * * * */2", lambda name=name: night(name))
+            agents.enter_context(delivering(store, Heard(), periodic=(every_2_s,)))
+        # Who has no nights takes none.
+        agents.enter_context(delivering(store, Heard()))
+        assert begun.wait(10)
+        start = time.monotonic()
+        count = len(nights)
+        time.sleep(4)
+        assert len(nights) - count <= (time.monotonic() - start) / 2 + 1
+
+
+def test_connections_are_bounded_and_say_what_they_are(store: Store) -> None:
+    import psycopg
+
+    with delivering(store, Heard()) as delivery, psycopg.connect(**store.connection_arguments()) as connection:
+        store.messages.wake({QUEUE: 5})
+        time.sleep(0.5)
+        assert delivery.is_connected
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+        found = connection.execute(query, ("farm messages",)).fetchone()
+        assert found is not None
+        assert 1 < found[0] <= delivery_app.MOST_CONNECTIONS + 1
+
+
+@pytest.mark.whole
+def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
+    import psycopg
+
+    with ExitStack() as agents:
+        for _ in range(3):
+            agents.enter_context(delivering(store, Heard()))
+        with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+            database = connection.info.dbname
+            for setting in ("log_statement = 'all'", "log_line_prefix = '%d '"):
+                connection.execute(f"ALTER SYSTEM SET {setting}")
+            connection.execute("SELECT pg_reload_conf()")
+            time.sleep(31)
+            connection.execute("ALTER SYSTEM RESET ALL")
+            connection.execute("SELECT pg_reload_conf()")
+    time.sleep(1)
+    log = "".join(file.read_text() for file in (server.folder / "data" / "log").glob("*"))
+    asked = re.findall(rf"^{database} LOG:  (?:statement|execute [^:]*): (.*)", log, re.MULTILINE)
+    queries = [query for query in asked if "ALTER SYSTEM" not in query and "pg_reload_conf" not in query]
+    assert queries
+    assert len(queries) / 30 < 2.5
