@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farm.backends.registry import BACKENDS
-from farm.devices.discovery import ABSENT
+from farm.devices.discovery import ABSENT, OUT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError
 from farm.suites.socs import load_socs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.discovery import Scan
     from farm.devices.status import DeviceStatus
+    from farm.store.cluster.records import Agent
     from farm.store.leases.registry import Registered
     from farm.store.leases.rules import Lease, Waiting
     from farm.store.store import Store
@@ -66,6 +67,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     health: str = "healthy"
     health_reason: str = ""
     last_seen_ms: int = 0
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a shared farm: the name of the agent whose host it hangs on; not there for a device of no agent."""
 
 
 def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
@@ -79,7 +82,34 @@ def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list
     store.devices.see([Seen(d, "device", s) for d in scan.devices if not isinstance(s := answers[d.id], str)])
     known = {one.id: one for one in store.devices.all()}
     leases = {lease.device: lease for lease in store.leases.all()}
-    return rows(scan, answers, known, leases)
+    found = rows(scan, answers, known, leases)
+    return with_agents(found, store.cluster.agents()) if config.is_shared else found
+
+
+def with_agents(found: Sequence[DeviceRow], agents: Sequence[Agent]) -> list[DeviceRow]:
+    """Return the rows with what the agents of a shared farm say of devices that are not attached here. Pure."""
+    devices = {device.id: (agent, device) for agent in agents for device in agent.facts.devices}
+
+    def told(row: DeviceRow) -> DeviceRow:
+        if row.id not in devices:
+            return row
+        agent, device = devices[row.id]
+        row = replace(row, agent=agent.name)
+        if row.state != ABSENT:
+            return row
+        state, reason = "ready", row.reason
+        if not agent.alive:
+            state, reason = ABSENT, f"its agent {one_line(agent.name)} does not answer"
+        elif not row.in_service:
+            state = OUT
+        elif row.health == "quarantined":
+            state, reason = "quarantined", row.health_reason
+        elif device.refused:
+            state, reason = "refused", device.refused
+        labels = tuple(dict.fromkeys((*device.labels, *row.labels)))
+        return _clean(replace(row, state=state, reason=reason, labels=labels))
+
+    return sorted(map(told, found), key=lambda row: (row.state == ABSENT, row.serial))
 
 
 def rows(

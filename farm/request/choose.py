@@ -259,8 +259,17 @@ def _told(targets: Collection[tuple[str, str, str]]) -> str:
     return f"{suites} for {socs} on {backends}"
 
 
-def collect(config: Config, request: RunRequest, note: Callable[[str], None], *, judged: bool = True) -> list[str]:
+def collect(
+    config: Config,
+    request: RunRequest,
+    note: Callable[[str], None],
+    *,
+    judged: bool = True,
+    kind_of: Callable[[Config, RunRequest, Store], str] | None = None,
+) -> list[str]:
     """Return the ids of the jobs that `request` selects, in the order of the manifests; `judged` as in `select`.
+
+    `kind_of` says of what kind the devices are, in place of `device_kind_of`, where they are not attached here.
 
     Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
     """
@@ -278,7 +287,7 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None], *,
         with open_store(config.store_url) as store:
             tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
             line = line_of(config.toolchain)
-            kind = device_kind_of(config, request, store)
+            kind = (kind_of or device_kind_of)(config, request, store)
             jobs = narrow(request, jobs, store, tools, note, line, kind=kind, cache_dir=config.cache_dir)
     return [job.id for job in jobs]
 

@@ -206,6 +206,7 @@ def _details(row: DeviceRow) -> list[str]:
     details = [row.serial] if row.name and row.name != row.serial else []
     details += [row.product] if row.product else []
     details += [f"on {row.host}"] if row.host else []
+    details += [f"agent {row.agent}"] if row.agent else []
     details += ["/".join(row.backends)] if row.backends else []
     if row.root is not None:
         details.append("root" if row.root else "not root")

@@ -174,7 +174,9 @@ def command(
     requests = _requests(asked, pytest_arguments)
     config = load_config(config_file)
     if asked.collect_only:
-        for job_id in collect(config, requests[0], notice):
+        from farm.cluster.client.devices import kind_of
+
+        for job_id in collect(config, requests[0], notice, kind_of=kind_of):
             echo(job_id)
         return 0
 

@@ -11,11 +11,15 @@ from farm.devices.device import common_kind
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import out_of_use
 from farm.report.model.format import duration
+from farm.request.choose import device_kind_of
+from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from farm.config.settings import Config
     from farm.pool.fleet import Choice
+    from farm.request.request import RunRequest
     from farm.store.cluster.records import Agent, AgentDevice
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
@@ -154,6 +158,16 @@ def _words(lacking: Sequence[str], refused: Sequence[str], *, hint: bool = True)
     found = f": there are {', '.join(refused)}" if refused else ""
     words = f"no living host has a {' or a '.join(lacking)} that can be used{found}"
     return f"{words}; '--wait' waits for one, 'farm agent list' shows the hosts" if hint else words
+
+
+def kind_of(config: Config, request: RunRequest, store: Store) -> str:
+    """Return the kind of the devices that `request` would use now, of agents where there is a shared farm."""
+    if not config.is_shared or request.virtual:
+        return device_kind_of(config, request, store)
+    socs = [find_soc(name).name for name in request.socs]
+    registered = {one.id: one for one in store.devices.all()}
+    devices, _ = choose(store.cluster.agents(), registered, socs, request.choice)
+    return common_kind(device.kind for device in devices) or "hardware"
 
 
 def require_shared(shared: bool) -> None:
