@@ -34,6 +34,7 @@ from selenium.webdriver.chrome.service import Service
 from sqlalchemy import bindparam, select, update
 from store import DAY_MS, DEVICE, FACTS, copy_run
 
+from farm.config.settings import load_config
 from farm.request.ending import write_report
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema
@@ -177,7 +178,7 @@ def main() -> None:
                 path.touch()
             page = state / "runs" / run_id / "report.html"
             started = time.perf_counter()
-            write_report(store.runs.view(run_id), page, store, state)
+            write_report(store.runs.view(run_id), page, store, msgspec.structs.replace(load_config(), state_dir=state))
             written = time.perf_counter() - started
             started = time.perf_counter()
             store.history.background(run_id)

@@ -31,10 +31,10 @@ _REASON_CHARS = 300
 def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) -> CellResult:
     """Return `cell` with what its run found; its page, into `folder`, and exports are written. Raises InfraError."""
     from farm.report.html.context import artifact_links
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
     from farm.store.store import open_store
 
-    page, artifacts = folder / f"{cell.name}.html", ArtifactStore(config.state_dir / "artifacts")
+    page, artifacts = folder / f"{cell.name}.html", open_artifacts(config)
     with open_store(config.store_url, readonly=True) as store:
         view = store.runs.view(cell.run_id)
         jobs = store.status.of_run(cell.run_id).jobs

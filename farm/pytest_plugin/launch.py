@@ -301,7 +301,7 @@ class _Launch:
         view = self._store.runs.view(run_id)
         folder = self._config.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
-        report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
+        report = write_report(view, folder / "report.html", self._store, self._config)
         return SuiteOutcome(exit_code, view, report)
 
     def _exit_code(self, run_id: str, status: int) -> int:

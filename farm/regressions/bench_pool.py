@@ -6,10 +6,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from farm.bundles.cache import BundleCache
 from farm.errors import FarmError, NoDeviceError
 from farm.regressions.confirm_job import bench_for
 from farm.replay.stored_result import find_job
+from farm.store.objects.shared_bundles import find_made_bundle
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ class BenchFactory:
 
     def __init__(self, config: Config, store: Store, request: PairsRequest, say: Callable[[str], None]) -> None:
         self._config, self._store, self._request, self._say = config, store, request, say
-        self._cache = BundleCache(config.cache_dir)
 
     def has_bundle(self, key: str) -> bool:
         """Return whether the bundle of a past result can be run again as it is."""
-        return self._cache.lookup(key) is not None
+        return find_made_bundle(self._config, key) is not None
 
     def require_job(self, past: StoredResult) -> None:
         """Raise UsageError for a result whose job is gone."""

@@ -156,7 +156,7 @@ class _ConfirmRun:
         """Write the report of the run anew, where there is one."""
         path = self._config.run_folder(self._run_id) / "report.html"
         if path.is_file():
-            write_report(self._store.runs.view(self._run_id), path, self._store, self._config.state_dir)
+            write_report(self._store.runs.view(self._run_id), path, self._store, self._config)
 
     def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""

@@ -155,7 +155,7 @@ def finish_run(
     finally:
         store.finish_run(run_id, exit_code)
     view, file = store.runs.view(run_id), config.run_folder(run_id) / "report.html"
-    return attempt, exit_code, write_report(view, file, store, config.state_dir)
+    return attempt, exit_code, write_report(view, file, store, config)
 
 
 def _begin(

@@ -165,9 +165,9 @@ def _fill(
 
 
 def _write_outputs_of_then(config: Config, stored: StoredResult, folder: Path) -> None:
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
 
-    store = ArtifactStore(config.state_dir / "artifacts")
+    store = open_artifacts(config)
     for name, sha256 in stored.outputs.items():
         # Named by farm, but kept where others may write.
         if _OUTPUT_NAME.fullmatch(name) and (path := store.find(sha256)):

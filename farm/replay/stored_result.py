@@ -18,12 +18,12 @@ from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
 from farm.request.resume import changed_code, planned_jobs
 from farm.results.attempt import Attempt
+from farm.store.objects.shared_bundles import find_made_bundle
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
 from farm.suites.socs import check_target, find_soc
 from farm.suites.suite import Job, MethodInputs, Target
 from farm.system.publish import make_folders
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]
     """
     seen = set()
     line = stored.run.toolchain.line if stored.run.toolchain else ""
-    user = user_name() if stored.run.toolchain and stored.run.toolchain.private else ""
+    user = store.user if stored.run.toolchain and stored.run.toolchain.private else ""
     points = store.history.points(stored.view.id, None, None, _ALL, line, trials_of=user)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
         if point.run_id in seen or point.device_kind != stored.kind:
@@ -206,8 +206,11 @@ def target_of(view: JobView) -> Target:
 
 
 def cached_bundle(config: Config, stored: StoredResult) -> Bundle | None:
-    """Return the bundle of a result if it is in the cache. Raises UntrustedError."""
-    return BundleCache(config.cache_dir).lookup(stored.attempt.bundle_key)
+    """Return the bundle of a result if it is in the cache, or where a shared farm keeps it.
+
+    Raises UntrustedError, and StoreError where the farm does not answer.
+    """
+    return find_made_bundle(config, stored.attempt.bundle_key)
 
 
 def find_bundle(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from farm.config.settings import Config
     from farm.report.html.context import ReportContext
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import Background
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 
-def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Path:
+def write_report(view: RunView, path: Path, store: Store, config: Config) -> Path:
     """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
     from farm.report.html.context import artifact_links
     from farm.report.html.page_of_run import write_html
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
 
-    artifacts = ArtifactStore(state_dir / "artifacts")
+    artifacts = open_artifacts(config)
     write_html(
         view, path, report_context(store, view.id, artifacts, lambda known: artifact_links(known, artifacts, path))
     )

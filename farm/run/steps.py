@@ -18,7 +18,6 @@ from farm.request.profiling import Profile
 from farm.request.request import RunOutcome
 from farm.run.rebuild import Rebuild
 from farm.suites.options import runtime_flags
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -145,10 +144,10 @@ class RunSteps:
         from farm.request.recording import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
-        mine = user_name() if private else ""
+        mine = self._store.user if private else ""
         self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=mine)
         if self._request.failed_first:
-            self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
+            self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.line, private=private)
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
@@ -213,7 +212,7 @@ class RunSteps:
 
 def report_of(config: Config, store: Store, view: RunView) -> Path:
     """Write the report of a run into its folder here, and return the file."""
-    return write_report(view, config.run_folder(view.id) / "report.html", store, config.state_dir)
+    return write_report(view, config.run_folder(view.id) / "report.html", store, config)
 
 
 def finished_outcome(config: Config, store: Store, request: RunRequest, view: RunView) -> RunOutcome:

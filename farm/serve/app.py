@@ -27,7 +27,7 @@ from farm.serve.address import Address, link
 from farm.serve.gate import LOGIN, Gate, address_of
 from farm.serve.kept import Content, KeptPages, hashed
 from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
-from farm.store.artifacts import ArtifactStore
+from farm.store.artifacts import open_artifacts
 from farm.store.store import open_store
 from farm.system.resources import data_folder
 from farm.system.text import json_document
@@ -53,7 +53,7 @@ def create_app(config: Config, host: str, token: str) -> Gate:
 class _App:
     def __init__(self, config: Config, host: str, token: str) -> None:
         self._store = _StoreHolder(config.store_url)
-        self._artifacts = ArtifactStore(config.state_dir / "artifacts")
+        self._artifacts = open_artifacts(config)
         self._sessions = Sessions(token) if token else None
         self._kept = KeptPages(config.cache_dir / "serve")
         self._assets = _read_assets()
@@ -142,7 +142,7 @@ class _App:
         )
 
     def _links(self, hashes: Iterable[str]) -> dict[str, str]:
-        return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.find(sha256)}
+        return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.may_find(sha256)}
 
     def _artifact(self, request: Request) -> Response:
         sha256 = request.path_params["sha256"]
@@ -150,8 +150,8 @@ class _App:
             kind = store.browse.file_kind(sha256)
         if kind is None:
             raise HTTPException(404, "no attempt has an artifact with this hash")
-        path = self._artifacts.path(sha256)
-        if not path.is_file():
+        path = self._artifacts.find(sha256)
+        if path is None:
             raise HTTPException(404, "the artifact is not here: it was pruned, or is on another machine")
         name = "".join(c if c.isascii() and c.isalnum() else "-" for c in kind) or "artifact"
         return FileResponse(path, media_type="application/octet-stream", filename=f"{name}-{sha256[:12]}.bin")

@@ -3,7 +3,8 @@
     ROOT/ab/cd/abcd...   named by their SHA-256
     ROOT/incoming/       being written; what is old there was left by a process that died
 
-Files are kept as they came: ETDumps and outputs of quantized models hardly shrink, and any tool can read them.
+Files are kept as they came: ETDumps and outputs of quantized models hardly shrink, and any tool can read them. Of a
+farm that several hosts share, what is not here is fetched from where the farm keeps it (`farm.store.objects`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import os
 import re
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from farm.errors import StoreError
+from farm.errors import ArtifactsError, FarmError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farm.config.settings import Config
+    from farm.store.objects.objects import Objects
+    from farm.store.records import ArtifactRecord
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -28,14 +34,35 @@ _CHUNK = 1 << 20
 _LEFT_BEHIND_S = 24 * 3600.0
 # Far longer than it takes from when a file is kept until the attempt that names it is recorded.
 GRACE_S = 24 * 3600.0
+# For one report: more is fetched when somebody asks for it.
+_BROUGHT_BYTES = 1 << 30
+_AT_ONCE = 4
+
+
+def open_artifacts(config: Config) -> ArtifactStore:
+    """Return the artifacts of attempts: those of this machine and, of a shared farm, those of every host."""
+    root = config.state_dir / "artifacts"
+    if not config.is_shared:
+        return ArtifactStore(root)
+
+    def shared() -> Objects:
+        from farm.store.objects.objects import open_objects
+        from farm.store.objects.shared_bundles import READER_PATIENCE_S
+
+        return open_objects(config, patience_s=READER_PATIENCE_S)
+
+    return ArtifactStore(root, shared)
 
 
 class ArtifactStore:
     """The artifacts under one folder; several processes may put and read at once."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, shared: Callable[[], Objects] | None = None) -> None:
+        """`shared` returns the files of the farm, of which what is not here is read."""
+        self._root, self._shared = root, shared
         self._incoming = root / "incoming"
+        self._objects: Objects | None = None
+        self._is_away = False
 
     def put(self, content: Path | bytes) -> str:
         """Keep a file or bytes, and return the SHA-256, as hex.
@@ -58,18 +85,59 @@ class ArtifactStore:
         return self._root / sha256[:2] / sha256[2:4] / sha256
 
     def find(self, sha256: str) -> Path | None:
-        """Return where an artifact is, None where it is not here or `sha256` is no hash."""
-        return self.path(sha256) if self.size(sha256) is not None else None
+        """Return where an artifact is, None where it is not here or `sha256` is no hash.
+
+        One of a shared farm is fetched; None as well where its place has not answered.
+        """
+        if self.size(sha256) is not None:
+            return self.path(sha256)
+        if self._shared is None or not _SHA256.fullmatch(sha256):
+            return None
+        try:
+            return self._fetch(sha256)
+        except ArtifactsError:
+            return None
+
+    def may_find(self, sha256: str) -> bool:
+        """Return whether an artifact is here, or may be where a shared farm keeps it: nobody is asked."""
+        return self.size(sha256) is not None or (self._shared is not None and bool(_SHA256.fullmatch(sha256)))
+
+    def bring(self, records: Iterable[ArtifactRecord]) -> None:
+        """Fetch many artifacts of a shared farm, as far as they are there and not too much in all; raises nothing."""
+        left, wanted = _BROUGHT_BYTES, []
+        for record in {one.sha256: one for one in records}.values():
+            if self._shared is not None and self.size(record.sha256) is None and record.size <= left:
+                left -= record.size
+                wanted.append(record.sha256)
+        with ThreadPoolExecutor(_AT_ONCE, "fetch") as threads:
+            list(threads.map(self._try_fetch, wanted))
 
     def open(self, sha256: str) -> BinaryIO:
-        """Return an artifact, to read. Raises StoreError when it is not here."""
+        """Return an artifact, to read. Raises StoreError when it is not here, nor where a shared farm keeps it."""
         path = self.path(sha256)
+        if self._shared is not None and self.size(sha256) is None:
+            path = self._fetch(sha256)
         try:
             return path.open("rb")
         except OSError as error:
             raise StoreError(
                 f"{path}: the artifact cannot be read: {error.strerror}: was it pruned, or is it on another machine?"
             ) from error
+
+    def _fetch(self, sha256: str) -> Path:
+        if self._shared is None or self._is_away:
+            # Who reads a hundred files does not wait a hundred times.
+            raise ArtifactsError("the place where the farm keeps its files is away")
+        try:
+            self._objects = self._objects or self._shared()
+            return self._objects.get(sha256)
+        except ArtifactsError as error:
+            self._is_away = type(error) is ArtifactsError
+            raise
+
+    def _try_fetch(self, sha256: str) -> None:
+        with suppress(FarmError):
+            self._fetch(sha256)
 
     def discard(self, sha256: str, grace_s: float = GRACE_S) -> int | None:
         """Remove an artifact that no attempt names, and return its size, in bytes.

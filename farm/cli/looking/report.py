@@ -28,7 +28,7 @@ def report_command(
         view = store.runs.view(store.runs.resolve(run, unbegun_named=True))
         folder = html.parent if html else config.run_folder(view.id)
         folder.mkdir(parents=True, exist_ok=True)
-        report = write_report(view, html or folder / "report.html", store, config.state_dir)
+        report = write_report(view, html or folder / "report.html", store, config)
     deliver(view, report=report, html=None, junitxml=junitxml, as_json=as_json)
 
 

@@ -29,7 +29,7 @@ def command(job: str, ref: str | None, config_file: Path | None, *, as_json: boo
     from farm.report.model.rerun import ways_again
     from farm.report.model.summary import summarize
     from farm.report.terminal.job import job_lines
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
     from farm.store.values import jsonable
 
     with opened(config_file, readonly=True) as (config, store):
@@ -37,7 +37,7 @@ def command(job: str, ref: str | None, config_file: Path | None, *, as_json: boo
         files = store.runs.artifacts(view.id, found.id)
     summary = summarize(view)
     item = next(one for one in summary.jobs if one.job is found)
-    kept = ArtifactStore(config.state_dir / "artifacts")
+    kept = open_artifacts(config)
     places = {one.sha256: path for one in files if (path := kept.find(one.sha256))}
     run = {name: value for name, value in jsonable(msgspec.to_builtins(view)).items() if name not in ("jobs", "schema")}
     answer = {

@@ -155,12 +155,12 @@ def _heading(one: JobChanges) -> Sequence[str]:
 def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
     from farm.report.formats.trace import chrome_trace
     from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, read_etdump
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
 
     kept = [artifact for artifact in record.artifacts if artifact.kind == "etdump"]
     if not kept:
         raise UsageError(f"{record.job_id}: no ETDump is kept of it: 'farm run --profile detailed' keeps one")
-    with ArtifactStore(config.state_dir / "artifacts").open(kept[0].sha256) as file:
+    with open_artifacts(config).open(kept[0].sha256) as file:
         data = file.read(ETDUMP_LIMIT + 1)
     delegates = {row.delegate.partition("[")[0] for row in record.operators if row.delegate}
     facts = {"job": record.job_id, "run": record.run_id, "device": record.device, "device_kind": record.device_kind}
@@ -173,10 +173,10 @@ def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
 
 
 def _write_artifacts(config: Config, record: ProfileRecord, folder: Path) -> None:
-    from farm.store.artifacts import ArtifactStore
+    from farm.store.artifacts import open_artifacts
     from farm.store.transfer.files import export
 
     if not record.artifacts:
         raise UsageError(f"{record.job_id}: no file is kept of its attempt in run {record.run_id}")
-    for path in export(ArtifactStore(config.state_dir / "artifacts"), record.artifacts, folder):
+    for path in export(open_artifacts(config), record.artifacts, folder):
         echo(f"file: {path}", err=True)

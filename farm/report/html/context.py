@@ -45,9 +45,11 @@ def files_of(context: ReportContext, job_id: str) -> tuple[File, ...]:
 
 
 def artifact_links(background: Background, store: ArtifactStore, page: Path) -> dict[str, str]:
-    """Return how a page at `page` links to the artifacts that are on this machine."""
+    """Return how a page at `page` links to the artifacts that are on this machine, or come here from others."""
     found = {}
-    for sha256 in {record.sha256 for records in background.artifacts.values() for record in records}:
+    everything = [record for records in background.artifacts.values() for record in records]
+    store.bring(everything)
+    for sha256 in {record.sha256 for record in everything}:
         if path := store.find(sha256):
             found[sha256] = quote(os.path.relpath(path.absolute(), page.parent.absolute()))
     return found

@@ -76,10 +76,9 @@ def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: Artif
     found = {}
     for job_id, records in artifacts.items():
         for record in records:
-            size = store.size(record.sha256) if record.kind == GRAPH_KIND else None
-            if size is not None and size <= _SHOWN_BYTES:
-                with store.open(record.sha256) as file:
-                    found[job_id] = f"data:image/svg+xml;base64,{base64.b64encode(file.read()).decode()}"
+            path = store.find(record.sha256) if record.kind == GRAPH_KIND and record.size <= _SHOWN_BYTES else None
+            if path is not None and path.stat().st_size <= _SHOWN_BYTES:
+                found[job_id] = f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
     return found
 
 

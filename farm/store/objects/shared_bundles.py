@@ -1,0 +1,39 @@
+"""A bundle that some host of a shared farm has made, for whoever runs one again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.bundles.cache import BundleCache
+from farm.errors import ArtifactLostError
+from farm.system.ids import is_bundle_key
+
+if TYPE_CHECKING:
+    from farm.bundles.bundle import Bundle
+    from farm.config.settings import Config
+
+READER_PATIENCE_S = 5.0
+"""How long a command that reads waits for a place that is away."""
+
+
+def find_made_bundle(config: Config, key: str) -> Bundle | None:
+    """Return the bundle of `key` from the cache, or from where a shared farm keeps it; None where it is in neither.
+
+    Raises UntrustedError for a cache that others may write, StoreError where the farm does not answer.
+    """
+    cache = BundleCache(config.cache_dir)
+    found = cache.lookup(key)
+    if found is not None or not config.is_shared or not is_bundle_key(key):
+        return found
+    from farm.store.objects.bundle_archive import fetch_bundle
+    from farm.store.objects.objects import open_objects
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=True) as store:
+        build = store.cluster.build_of([key]).get(key)
+    if build is None or build.state != "built":
+        return None
+    try:
+        return fetch_bundle(open_objects(config, patience_s=READER_PATIENCE_S), cache, key, build.archive)
+    except ArtifactLostError:
+        return None
