@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm.devices.health import Health
 from farm.errors import FarmError, LeaseLostError
 from farm.pool.worker_grant import now_s
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     import threading
@@ -130,7 +129,7 @@ class LeaseKeeper:
             self._requests[soc] = self._store.leases.request(
                 wishes,
                 count=count,
-                user=user_name(),
+                user=self._store.user,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 purpose=terms.purpose,

@@ -21,7 +21,6 @@ from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job, OptionSet, plan
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -176,7 +175,7 @@ def narrow(
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
         private = request.purpose is Purpose.TRIAL or (tools is not None and is_private_run(tools(), request.purpose))
-        failed = store.selection.failed_last([job.id for job in jobs], kind, user_name(), line, private=private)
+        failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, line, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:

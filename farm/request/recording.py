@@ -12,7 +12,6 @@ from farm.store.records import RunRecord
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import Purpose, RunCommit, RunToolchain
 from farm.system.git import git
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +56,7 @@ def run_record(
         facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
     return RunRecord(
         command=command,
-        user=user_name(),
+        user=store.user,
         host=socket.gethostname(),
         fingerprint=facts,
         priority="nightly" if purpose is Purpose.NIGHTLY else "person",

@@ -23,7 +23,6 @@ from farm.run.fork_server import forking
 from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
 from farm.suites.socs import find_soc
 from farm.system.interrupts import INTERRUPTED, InterruptHandler, handling
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -105,7 +104,7 @@ def _release_leases(store: Store, pid: int) -> None:
     """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
     # One that lives is another with the same number.
     if pid and not Path(f"/proc/{pid}").exists():
-        host, user = socket.gethostname(), user_name()
+        host, user = socket.gethostname(), store.user
         store.leases.release(
             lease for lease in store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
         )

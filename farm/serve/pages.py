@@ -19,7 +19,6 @@ from farm.report.model.status_query import history_answer, read_status, records_
 from farm.store.queries.browse import STATES, Progress, RunFilter
 from farm.store.toolchains import line_text
 from farm.store.view import Purpose
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +229,7 @@ def history_page(store: Store, address: Address) -> PageAnswer:
 
 def _points(store: Store, pattern: str, metric: str | None, soc: str, limit: int, line: str) -> list[HistoryPoint]:
     """Return points of a line, and of trials of whoever serves: one's own, on one's own machine."""
-    return store.history.points(pattern, metric, soc or None, limit, line, trials_of=user_name())
+    return store.history.points(pattern, metric, soc or None, limit, line, trials_of=store.user)
 
 
 def progress_answer(store: Store) -> dict[str, Any]:

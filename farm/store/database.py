@@ -17,10 +17,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
-from farm.store.postgresql import WRITER, create_postgresql_engine, how_to_install, psycopg_arguments, who_signed_in
+from farm.store.postgresql import WRITER, create_postgresql_engine, how_to_install, psycopg_arguments, user_of
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,17 +114,11 @@ class Database:
 
     @cached_property
     def user(self) -> str:
-        """Who writes and asks, by the name that others see: on PostgreSQL who signed in, not what $LOGNAME says.
-
-        Where that is the owner of the tables it is an account that people share, who are told apart by $LOGNAME.
-        Raises StoreError.
-        """
-        from farm.system.user import user_name
-
+        """Who writes and asks, by the name that others see (`farm.store.postgresql.user_of`). Raises StoreError."""
         if self.is_sqlite:
             return user_name()
         with self.reading() as connection:
-            return who_signed_in(connection) or user_name()
+            return user_of(connection)
 
     def connection_arguments(self) -> dict[str, Any]:
         """Return what psycopg's `connect` is called with to come to the same database in the same way.

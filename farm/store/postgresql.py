@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, text
 
+from farm.system.user import user_name
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.engine import URL
@@ -49,10 +51,16 @@ def psycopg_arguments(url: URL) -> dict[str, Any]:
     return {**_LIFE_SIGNS, **arguments}
 
 
-def who_signed_in(connection: Connection) -> str:
-    """Return the role that signed in; empty for the owner of the tables, an account that people share."""
-    login, owner = connection.execute(text(_USER_QUERY)).one()
-    return "" if login == owner else str(login)
+def user_of(connection: Connection) -> str:
+    """Return who writes and asks: on PostgreSQL the role that signed in, of a file of SQLite who runs this.
+
+    The owner of PostgreSQL's tables is an account that people share, who are told apart as those of a file.
+    """
+    if connection.dialect.name != "sqlite":
+        login, owner = connection.execute(text(_USER_QUERY)).one()
+        if login != owner:
+            return str(login)
+    return user_name()
 
 
 def how_to_install() -> str:

@@ -189,10 +189,8 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
 
 
 def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool) -> None:
-    from farm.system.user import user_name
-
     with _device(config_file, device) as (store, known):
-        store.devices.set_service(known.id, in_service, note, user_name())
+        store.devices.set_service(known.id, in_service, note, store.user)
         echo(f"{known.called} is {'in' if in_service else 'out of'} service")
 
 

@@ -16,7 +16,6 @@ from farm.cli.options import config_option, duration, json_option
 from farm.cli.output import echo, opened, show
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.report.terminal.layout import columns
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +58,7 @@ def lease_command(
         mine = {lease.device for lease in reserved_by_me(store)}
         if len(devices) == 1 and wanted.casefold() != devices[0].soc.casefold() and devices[0].id in mine:
             device = devices[0]
-            until_ms = store.leases.reserve(device.id, user_name(), seconds).reserved_until_ms
+            until_ms = store.leases.reserve(device.id, store.user, seconds).reserved_until_ms
         else:
             devices = [device for device in devices if device.id not in mine]
             if not devices:
@@ -69,7 +68,7 @@ def lease_command(
             store.leases.release([lease])
             device = next(one for one in devices if one.id == lease.device)
             until_ms = next(one.reserved_until_ms for one in reserved_by_me(store) if one.device == device.id)
-        name = resolve_device(store, device.id).called
+        name, user = resolve_device(store, device.id).called, store.user
     hints = [
         (f"farm shell {name}", "a shell on it"),
         (f"farm run --soc {device.soc} ...", "uses it, as all your commands may"),
@@ -79,7 +78,7 @@ def lease_command(
         f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}",
         *columns(hints, indent="  "),
     ]
-    answer = {"device": device, "id": device.id, "user": user_name(), "until_ms": until_ms}
+    answer = {"device": device, "id": device.id, "user": user, "until_ms": until_ms}
     show(answer, lines, as_json=as_json)
 
 
@@ -124,8 +123,8 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
     from farm.devices.text import clean_text
 
     name = _names(store).get(lease.device, lease.device)
-    if lease.reserved_for != user_name() and not force:
-        end = "end that" if lease.user == user_name() else "ask for it"
+    if lease.reserved_for != store.user and not force:
+        end = "end that" if lease.user == store.user else "ask for it"
         raise UsageError(f"{_holder(lease, name)}: {end}, or give --force")
     if lease.reserved_for:
         store.leases.cancel(lease.device, lease.reserved_for)
@@ -187,7 +186,7 @@ def acquire(
     """
     from farm.store.leases.rules import Priority
 
-    user = user_name()
+    user = store.user
     token = store.leases.request(
         [device.id for device in devices],
         count=1,
@@ -253,7 +252,7 @@ def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
 
 def reserved_by_me(store: Store) -> list[Lease]:
     """Return what is reserved for this user."""
-    return [lease for lease in store.leases.all() if lease.reserved_for == user_name()]
+    return [lease for lease in store.leases.all() if lease.reserved_for == store.user]
 
 
 def _holder(lease: Lease, name: str) -> str:

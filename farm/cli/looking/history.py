@@ -13,7 +13,6 @@ from farm.errors import UsageError
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 from farm.system.text import one_line
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +56,7 @@ def history_command(
     with opened(config_file, readonly=True) as (config, store):
         shown = store.status.line_to_show(line)
         asked: tuple[str | None, ...] = metrics or (None,)
-        whose = user_name() if trials else ""
+        whose = store.user if trials else ""
         points = [
             point for metric in asked for point in store.history.points(job, metric, soc, limit, shown, trials_of=whose)
         ]
@@ -151,7 +150,6 @@ def accept(
     regressions there.
     """
     from farm.regressions import baseline
-    from farm.system.user import user_name
 
     if not note.strip():
         raise UsageError("--note says why the level is right: somebody will ask")
@@ -159,7 +157,7 @@ def accept(
         run_id = None if ref is None else store.runs.resolve(ref)
         # A run says itself whose it is.
         chosen = store.runs.line(run_id)[0] if run_id and line is None else store.status.line_to_show(line)
-        done = baseline.accept(store, job, soc, metrics, run_id, user=user_name(), note=note, line=chosen)
+        done = baseline.accept(store, job, soc, metrics, run_id, user=store.user, note=note, line=chosen)
     if as_json:
         print_json({"accepted": done})
         return

@@ -94,7 +94,7 @@ def triage_command(
         if state in ("accepted", "fixed") and key.startswith("job:"):
             raise UsageError(f"a job is red until it passes: --state {state} is for alerts; acknowledge it, or fix it")
         if state is not None or owner or note or until is not None:
-            store.alerts.remark(key, _remark(state or _state_now(store, key), owner, note, until))
+            store.alerts.remark(key, _remark(store.user, state or _state_now(store, key), owner, note, until))
         remarks = store.alerts.remarks([key]).get(key, [])
     lines = [title, *(f"  {_remark_line(one)}" for one in remarks)]
     lines += [] if remarks else ["  no remark on it yet"]
@@ -125,9 +125,8 @@ def _state_now(store: Store, key: str) -> str:
     return "acknowledged" if not remarks or over or remarks[-1].state == "open" else remarks[-1].state
 
 
-def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) -> Remark:
+def _remark(user: str, state: str, owner: str, note: str, until: datetime.datetime | None) -> Remark:
     from farm.store.records import Remark
-    from farm.system.user import user_name
 
     until_ms = None
     if until is not None:
@@ -135,7 +134,7 @@ def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) 
         if end < datetime.datetime.now(tz=datetime.UTC):
             raise UsageError(f"--until {until:%Y-%m-%d} is over")
         until_ms = round(end.timestamp() * 1000)
-    return Remark(state, user_name(), owner, note, until_ms=until_ms)
+    return Remark(state, user, owner, note, until_ms=until_ms)
 
 
 def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None:

@@ -20,12 +20,12 @@ from farm.store.details import (
     operators_of,
     verdict_of,
 )
+from farm.store.postgresql import user_of
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import ArtifactRecord, LastVerdict, ListedJob
 from farm.store.statements import statement
 from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, purpose_of, toolchain_of
 from farm.store.view import DeviceView, JobView, Purpose, RunView, Stale
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,9 +63,12 @@ class RunReader:
 
     def newest_called(self, name: str) -> str | None:
         """Return the id of this user's newest run of a name, None when there is none."""
-        of = {**_ANY, "name": values.clean(name, values.NAME_LIMIT), "user": values.clean(user_name()), "unbegun": 1}
+        if not name:
+            return None
+        user = values.clean(self._database.user)
+        of = {**_ANY, "name": values.clean(name, values.NAME_LIMIT), "user": user, "unbegun": 1}
         with self._database.reading() as connection:
-            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of}) if name else None
+            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of})
             return newest
 
     def line(self, run_id: str) -> tuple[str, bool]:
@@ -152,7 +155,7 @@ def _latest_of(connection: Connection, name: str | None, own: bool) -> tuple[str
     Raises UnknownNameError.
     """
     if name is None:
-        user = user_name() if own else ""
+        user = user_of(connection) if own else ""
         return (f"{user} has" if own else "the store has"), {**_ANY, "user": values.clean(user)}
     if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.lines")).all():
         return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}

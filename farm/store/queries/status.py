@@ -11,7 +11,6 @@ from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
 from farm.store.toolchains import of_line, purpose_of, toolchain_of
 from farm.store.view import RunToolchain
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -51,7 +50,7 @@ class StatusReader:
 
         Raises UnknownNameError.
         """
-        user = {"user": values.clean(user_name())}
+        user = {"user": values.clean(self._database.user)}
         with self._database.reading() as connection:
             if asked is None:
                 if connection.scalar(statement("status.has_default_line"), user) is not None:
@@ -85,7 +84,7 @@ class StatusReader:
         night = self.night(line)
         with self._database.reading() as connection:
             began = (one for one in night if find_run(connection, one).run_began)
-            of = {"line": line, "user": values.clean(user_name()) if own else ""}
+            of = {"line": line, "user": values.clean(self._database.user) if own else ""}
             return next(began, None) or connection.scalar(statement("status.newest"), of)
 
     def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
@@ -93,7 +92,7 @@ class StatusReader:
 
         Trials are those of one's own.
         """
-        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(user_name())}
+        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(self._database.user)}
         with self._database.reading() as connection:
             return [UnfinishedRun(*row) for row in connection.execute(statement("status.unfinished"), since)]
 
@@ -133,10 +132,11 @@ class StatusReader:
         from farm.store.queries.coverage import newest_results
 
         found: list[JobResult] = []
+        user = self._database.user
         with self._database.reading() as connection:
             for names in chunks(job_ids):
                 jobs = connection.scalars(statement("status.jobs_named"), {"names": names}).all()
-                found += newest_results(connection, jobs, run_ids, line, trials_of=user_name())
+                found += newest_results(connection, jobs, run_ids, line, trials_of=user)
         return found
 
 
