@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from farm.errors import ArtifactsError, FarmError, StoreError, StoreLostError
+from farm.errors import ArtifactLostError, ArtifactsError, FarmError, StoreError, StoreLostError
 from farm.store.leases.registry import HealthEvent
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from farm.cluster.agent.ledger import Ledger
     from farm.cluster.agent.spool import Spool
     from farm.store.cluster.records import AgentId, HeldShard, ShardJob, ShardResult
     from farm.store.leases.rules import Lease
@@ -53,7 +54,10 @@ class Uploads(Protocol):
     """Where files of attempts go."""
 
     def upload(self, records: Sequence[ArtifactRecord]) -> None:
-        """Bring files of this machine's artifact store to where all hosts find them. Raises ArtifactsError."""
+        """Bring files of this machine's artifact store to where all hosts find them. Raises FarmError."""
+
+    def settled(self, records: Sequence[ArtifactRecord]) -> None:
+        """Let go of files of which the attempt is recorded."""
 
 
 class _Found(NamedTuple):
@@ -73,8 +77,17 @@ class Recorder:
     While the database is away it goes on trying: what it has not recorded is in the spool as well.
     """
 
-    def __init__(self, store: Store, spool: Spool, uploads: Uploads | None, note: Callable[[str], None], ttl_s: float):
-        self._store, self._spool, self._uploads, self._note, self._ttl_s = store, spool, uploads, note, ttl_s
+    def __init__(
+        self,
+        store: Store,
+        spool: Spool,
+        ledger: Ledger,
+        uploads: Uploads | None,
+        note: Callable[[str], None],
+        ttl_s: float,
+    ) -> None:
+        self._store, self._spool, self._ledger = store, spool, ledger
+        self._uploads, self._note, self._ttl_s = uploads, note, ttl_s
         self._agent: AgentId | None = None
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._uploading: Counter[str] = Counter()
@@ -187,9 +200,10 @@ class Recorder:
         while self._uploads is not None:
             try:
                 self._uploads.upload(result.artifacts)
-            except (ArtifactsError, OSError) as error:
+            except (FarmError, OSError) as error:
                 self._say(f"files of {result.job_id} cannot be uploaded: {error}")
-                if time.monotonic() > deadline or self._ending.wait(_AGAIN_SECONDS):
+                is_away = isinstance(error, ArtifactsError) and not isinstance(error, ArtifactLostError)
+                if not is_away or time.monotonic() > deadline or self._ending.wait(_AGAIN_SECONDS):
                     *earlier, last = result.attempts
                     note = reason_line(f"its files are not kept: {error}")
                     last = msgspec.structs.replace(last, notes=(*last.notes, note))
@@ -209,10 +223,14 @@ class Recorder:
             elif isinstance(item, HealthEvent):
                 self._patiently(partial(self._store.devices.record_health, item))
         if releases and (agent := self._agent) is not None:
-            leases = [one.lease for one in releases]
-            self._patiently(lambda: self._store.cluster.release(agent, leases))
+            self._patiently(partial(self._release, agent, [one.lease for one in releases]))
             for one in releases:
                 one.done()
+
+    def _release(self, agent: AgentId, leases: Sequence[Lease]) -> None:
+        with self._ledger.changing():
+            self._store.cluster.release(agent, leases)
+            self._ledger.drop(lease.device for lease in leases)
 
     def _put_back(self, item: PutBack) -> None:
         if self._agent is not None:
@@ -228,6 +246,10 @@ class Recorder:
         for index, reason in refused.items():
             result = results[index]
             self._note(f"{result.job_id} from {result.device} is not recorded: {reason}")
+        if self._uploads is not None:
+            for result in results:
+                if result.artifacts:
+                    self._uploads.settled(result.artifacts)
 
     def _patiently(self, action: Callable[[], object]) -> None:
         """Call `action` until the store is there for it."""

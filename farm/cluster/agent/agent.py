@@ -1,0 +1,508 @@
+"""`farm agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
+
+One thread decides what the devices do (`Agent.run`), in the order in which it hears of things. What takes time is
+done by others, and comes back to it: claims (`claimer.py`), heartbeats and hints (`minder.py`), results
+(`recorder.py`), bundles and runtimes (`prepare.py`), the slots, a look at what is attached (`host_devices.py`), builds
+(`builds.py`) and messages (`farm.cluster.delivery`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from farm import __version__
+from farm.cluster.agent.claimer import Claimer
+from farm.cluster.agent.device_work import DeviceWork
+from farm.cluster.agent.host_devices import HostDevices
+from farm.cluster.agent.ledger import Ledger
+from farm.cluster.agent.life import Life
+from farm.cluster.agent.minder import Minder
+from farm.cluster.agent.office import Prepared
+from farm.cluster.agent.prepare import Preparer
+from farm.cluster.agent.recorder import Recorder
+from farm.cluster.agent.slot_process import SlotProcess
+from farm.cluster.agent.spool import Spool
+from farm.cluster.terms import PROTOCOL
+from farm.errors import FarmError, InfraError
+from farm.store.cluster.records import AgentFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.cluster.agent.builds import BuildHost
+    from farm.cluster.agent.host_devices import HostDevice, Look
+    from farm.cluster.agent.slot_protocol import Slot
+    from farm.cluster.delivery.worker import Delivery
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.store.cluster.records import AgentDevice, AgentId, HeldShard, Minded, ShardJob, ShardResult
+    from farm.store.leases.registry import HealthEvent
+    from farm.store.leases.rules import Lease
+    from farm.store.store import Store
+
+_TICK_SECONDS = 1.0
+_LAST_SECONDS = 15.0
+"""Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
+
+
+class Timing(NamedTuple):
+    """How often an agent does what it does again and again, in seconds."""
+
+    ttl_s: float = 10.0
+    """For how long it, and its leases, live without a heartbeat."""
+    heartbeat_s: float = 3.0
+    scan_s: float = 3.0
+    """Between two looks at what is attached."""
+    linger_s: float = 0.5
+    """How long a device without work keeps its lease, and its session."""
+
+
+class Agent:
+    """One host of a shared farm. It is an `Office` for its devices."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str = "",
+        *,
+        note: Callable[[str], None],
+        builds: bool = False,
+        has_devices: bool = True,
+        devices: Callable[[], Sequence[Device]] | None = None,
+        slots: Callable[[Device], Slot] | None = None,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+    ) -> None:
+        """`note` gets a line for people; `builds` lets it compile for others.
+
+        `devices` are used in the place of those that are attached, `slots` in the place of processes.
+        """
+        self._config, self._note_line, self._timing = config, note, timing
+        self.name = name or config.agent.name or socket.gethostname()
+        self._builds, self._has_devices = builds, has_devices
+        self._find, self._make_slot = devices, slots
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._works: dict[str, DeviceWork] = {}
+        self._facts: dict[str, AgentDevice] = {}
+        self._others: tuple[AgentDevice, ...] = ()
+        self._recorded: set[tuple[str, str]] = set()
+        """Devices of runs, by the run, that the store knows of."""
+        self._is_draining = False
+        self._drainer = threading.Thread(target=self._drain_builds, daemon=True, name="drain")
+        self._ended_by: FarmError | None = None
+        self._is_hurried = threading.Event()
+        self._ending = threading.Event()
+        self._stack = contextlib.ExitStack()
+        self._build_host: BuildHost | None = None
+        self._delivery: Delivery | None = None
+        self._timers: set[threading.Timer] = set()
+
+    def run(self) -> None:
+        """Do what is asked of this host until `stop` is called. Raises FarmError for why it cannot, or must not.
+
+        Raises AgentRefusedError where another agent has its name, or the farm is of a version that it does not fit.
+        """
+        from farm.store.store import open_store
+        from farm.system.processes import Supervisor
+
+        with self._stack:
+            self._store: Store = self._stack.enter_context(open_store(self._config.store_url))
+            self._supervisor = self._stack.enter_context(Supervisor())
+            self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
+            self._open_parts()
+            self._look_at_devices(is_first=True)
+            self._agent = self._register()
+            self._life.remember(self._agent.token)
+            try:
+                self._begin()
+                self._decide()
+            finally:
+                self._end()
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    def stop(self) -> None:
+        """Let what runs finish, give back the rest, and end; called again, break off what runs. Safe in a signal."""
+        if self._ending.is_set():
+            self._is_hurried.set()
+        self._ending.set()
+        self.post(self._drain)
+
+    def _open_parts(self) -> None:
+        from farm.store.objects.objects import open_objects
+
+        ttl_s, folder = self._timing.ttl_s, self._life.folder
+        objects = open_objects(self._config)
+        self._preparer = Preparer(self._config, objects, self._store.cluster.build_of, folder / "runs")
+        self._stack.callback(self._preparer.close)
+        self._fetchers = ThreadPoolExecutor(4, "prepare")
+        self._spool = Spool(folder / "spool")
+        ledger = Ledger()
+        self._recorder = Recorder(self._store, self._spool, ledger, self._preparer, self.note, ttl_s)
+        self._claimer = Claimer(
+            self._store,
+            ledger,
+            lambda held, until_s: self.post(partial(self._claimed, held, until_s)),
+            self.note,
+            ttl_s,
+        )
+        self._minder = Minder(
+            self._store,
+            ledger,
+            self.facts,
+            minded=lambda minded, until_s: self.post(partial(self._minded, minded, until_s)),
+            hinted=self._hinted,
+            note=self.note,
+            ttl_s=ttl_s,
+            heartbeat_s=self._timing.heartbeat_s,
+        )
+        self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
+        if self._builds:
+            from farm.cluster.agent.builds import BuildHost
+
+            self._build_host = BuildHost(self._config, self._store, objects, self.note, ttl_s=ttl_s)
+            self._build_host.look()
+
+    def _register(self) -> AgentId:
+        return self._store.cluster.register(
+            self.name, self.facts(), self._timing.ttl_s, user=self._store.user, replaces=self._life.former
+        )
+
+    def _begin(self) -> None:
+        agent = self._agent
+        self._recorder.begin(agent)
+        self._store.cluster.begun(agent)
+        self._claimer.begin(agent)
+        self._minder.begin(agent)
+        if self._build_host is not None:
+            self._build_host.begin(agent)
+        self._begin_delivery()
+        kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
+        compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
+        self.note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
+        if self._has_devices:
+            threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
+        for work in self._works.values():
+            if self._may_work(work):
+                work.open()
+
+    def _begin_delivery(self) -> None:
+        from farm.cluster.delivery.worker import Delivery
+
+        self._delivery = Delivery(self._store, work=self._wake_for, build=self._wake_builds, note=self.note, size=2)
+        self._delivery.start(self._queues())
+
+    def _queues(self) -> list[str]:
+        facts = self.facts()
+        socs = dict.fromkeys(one.soc for one in facts.devices if one.soc)
+        return [*(f"soc:{soc}" for soc in socs), *(f"build:{id_}" for id_ in facts.toolchains)]
+
+    def _wake_for(self, soc: str) -> bool:
+        # Whoever is free claims at once, whoever is not when it is: nothing is bound to the message.
+        self._claimer.wake(soc)
+        return True
+
+    def _wake_builds(self, toolchain: str) -> bool:
+        del toolchain
+        if self._build_host is not None:
+            self._build_host.wake()
+        return True
+
+    # The thread of decisions.
+
+    def _decide(self) -> None:
+        """Do what comes, one after the other, until this agent is at its end."""
+        ticked_s = time.monotonic()
+        while not self._is_over():
+            with contextlib.suppress(Empty):
+                self._events.get(timeout=max(0.0, ticked_s + _TICK_SECONDS - time.monotonic()))()
+            if time.monotonic() >= ticked_s + _TICK_SECONDS:
+                ticked_s = time.monotonic()
+                for work in self._works.values():
+                    work.tick()
+            if self._is_hurried.is_set():
+                self._is_hurried.clear()
+                for work in self._works.values():
+                    work.hurry("the agent ends")
+                if self._build_host is not None:
+                    self._build_host.stop()
+
+    def _is_over(self) -> bool:
+        if self._ended_by is not None:
+            return True
+        if not self._is_draining or self._drainer.is_alive():
+            return False
+        return all(work.is_free for work in self._works.values())
+
+    def _drain(self) -> None:
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self.note("finishing what runs; nothing else begins")
+        for work in self._works.values():
+            work.shut("its agent takes no more work")
+        self._minder.wake()
+        self._drainer.start()
+
+    def _drain_builds(self) -> None:
+        if self._build_host is not None:
+            self._build_host.drain()
+        self.post(lambda: None)
+
+    def _claimed(self, held: HeldShard, until_s: float) -> None:
+        self._works[held.lease.device].claimed(held, until_s)
+
+    def _minded(self, minded: Minded, until_s: float) -> None:
+        if minded.replaced:
+            self._ended_by = InfraError(f"another agent is called {self.name} by now: this one ends")
+            return
+        for id_, work in self._works.items():
+            if id_ in minded.lost:
+                work.lost()
+            elif work.lease is not None:
+                work.renewed(until_s)
+        for id_, who in minded.wanted.items():
+            if id_ in self._works:
+                self._works[id_].wanted(who)
+        for run_id in minded.cancelled:
+            for work in self._works.values():
+                work.cancelled(run_id)
+        for soc in minded.claimable:
+            self._claimer.wake(soc)
+        if self._build_host is not None:
+            self._build_host.wake()
+            self._build_host.unwanted(minded.unwanted)
+        if minded.drain:
+            self._ending.set()
+            self._drain()
+
+    def _hinted(self, hints: set[str]) -> bool:
+        """Take hints, and return whether a heartbeat is worth while at once. Called in the minder's thread."""
+        works = list(self._works.values())
+        is_urgent = False
+        for hint in hints:
+            word, _, name = hint.partition(" ")
+            if word == "work":
+                is_ours = any(work.device.soc == name for work in works)
+                self._claimer.wake(name, also_busy=is_ours)
+            elif word == "build" and self._build_host is not None:
+                self._build_host.wake()
+            elif word == "cancel":
+                is_urgent = is_urgent or any(name in work.runs for work in works) or self._build_host is not None
+            elif word == "wanted":
+                self._claimer.decided(name)
+                is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
+            elif word == "drain":
+                is_urgent = is_urgent or name == self.name
+        return is_urgent
+
+    # What is attached.
+
+    def _keep_looking(self) -> None:
+        while not self._ending.wait(self._timing.scan_s):
+            self._look_at_devices()
+
+    def _look_at_devices(self, *, is_first: bool = False) -> None:
+        if not self._has_devices:
+            return
+        busy = [id_ for id_, work in list(self._works.items()) if not work.is_free]
+        try:
+            look = self._host_devices.look(busy)
+        except FarmError as error:
+            if is_first:
+                raise
+            self.note(f"what is attached cannot be seen: {error}")
+            return
+        if is_first:
+            self._looked(look)
+        else:
+            self.post(partial(self._looked, look))
+
+    def _looked(self, look: Look) -> None:
+        before = self.facts()
+        self._others = look.others
+        found = {one.device.id: one for one in look.devices}
+        for id_ in [id_ for id_ in self._works if id_ not in found]:
+            self._without(id_)
+        for id_, one in found.items():
+            self._with(id_, one)
+        for id_, times in look.outvoted.items():
+            if id_ in self._works:
+                self._works[id_].outvoted(times)
+        if self.facts() != before:
+            self.changed()
+
+    def _with(self, id_: str, one: HostDevice) -> None:
+        self._facts[id_] = one.facts
+        work = self._works.get(id_)
+        if work is not None and work.device != one.device and work.is_free:
+            # Another address, or another system.
+            self._forget(id_)
+            work = None
+        if work is None:
+            work = self._works[id_] = DeviceWork(one.device, self, linger_s=self._timing.linger_s)
+        if not hasattr(self, "_agent"):
+            return
+        if self._may_work(work):
+            work.open()
+        else:
+            work.shut(one.facts.refused or "its agent takes no more work")
+
+    def _without(self, id_: str) -> None:
+        work = self._works[id_]
+        work.shut("it is not attached any more")
+        if work.is_free:
+            self._forget(id_)
+
+    def _forget(self, id_: str) -> None:
+        work = self._works.pop(id_)
+        self._facts.pop(id_, None)
+        self._fetchers.submit(work.close)
+
+    def _may_work(self, work: DeviceWork) -> bool:
+        return not self._is_draining and not self._facts[work.device.id].refused
+
+    def facts(self) -> AgentFacts:
+        """Return what the agent says of itself now."""
+        works = self._works
+        devices = [
+            msgspec.structs.replace(one, refused=one.refused or works[id_].resting)
+            for id_, one in list(self._facts.items())
+            if id_ in works
+        ]
+        host = self._build_host
+        return AgentFacts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            protocol=PROTOCOL,
+            draining=self._is_draining,
+            devices=(*sorted(devices, key=lambda one: one.id), *self._others),
+            toolchains=host.ids() if host is not None else (),
+            offered=host.offered() if host is not None else (),
+        )
+
+    # What its devices ask of it.
+
+    def want(self, device: str, keep: Lease | None) -> None:
+        """Claim a shard for a device."""
+        self._claimer.want(device, self._works[device].device.soc, keep)
+
+    def unwant(self, device: str) -> None:
+        """Claim nothing for a device."""
+        self._claimer.unwant(device)
+
+    def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
+        """Fetch what a shard needs, and call `done`."""
+
+        def prepare() -> None:
+            try:
+                ready = self._preparer.prepare(held, device)
+                key = held.run_id, device.id
+                if key not in self._recorded:
+                    self._store.record_device(held.run_id, device, ready.plan.runtimes[device.serial].versions)
+                    self._recorded.add(key)
+                answer: Prepared | FarmError = Prepared(ready.plan, ready.planned)
+            except FarmError as error:
+                answer = error
+            except Exception as error:  # noqa: BLE001 - a shard that nobody can prepare must not stay with this host
+                answer = InfraError(f"{type(error).__name__}: {error}")
+            self.post(lambda: done(answer))
+
+        self._fetchers.submit(prepare)
+
+    def result(self, result: ShardResult) -> None:
+        """Record a result."""
+        self._recorder.result(result)
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Give back a shard with the jobs that are left."""
+        self._recorder.put_back(held, jobs, why)
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        """End a lease after all results are recorded, and call `done`."""
+        self._recorder.release(lease, lambda: self.post(done))
+
+    def health(self, event: HealthEvent) -> None:
+        """Record what happened to a device."""
+        self._recorder.health(event)
+
+    def slot(self, device: Device) -> Slot:
+        """Return a new slot."""
+        if self._make_slot is not None:
+            return self._make_slot(device)
+        log = self._life.folder / "logs" / f"{device.id.replace('/', '_')}.log"
+        return SlotProcess(self._supervisor, f"slot-{device.serial}", log)
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have `action` called in the thread of decisions."""
+        self._events.put(action)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have `action` called in the thread of decisions, in a while."""
+
+        def ring() -> None:
+            self._timers.discard(timer)
+            self.post(action)
+
+        timer = threading.Timer(seconds, ring)
+        timer.daemon = True
+        self._timers.add(timer)
+        timer.start()
+
+    def changed(self) -> None:
+        """Let the others know that the agent's facts are others now."""
+        if hasattr(self, "_agent"):
+            self._minder.wake()
+            if self._delivery is not None:
+                self._delivery.listen_to(self._queues(), 2)
+
+    def note(self, line: str) -> None:
+        """Write a line for people."""
+        self._note_line(line)
+
+    def _end(self) -> None:
+        """Leave nothing behind."""
+        self._ending.set()
+        self._claimer.close()
+        is_replaced = self._ended_by is not None
+        closing = [threading.Thread(target=work.close) for work in self._works.values()]
+        for thread in closing:
+            thread.start()
+        if self._build_host is not None:
+            self._build_host.stop(put_back=not is_replaced)
+        if self._delivery is not None:
+            self._delivery.stop(2.0)
+        for thread in closing:
+            thread.join()
+        for timer in list(self._timers):
+            timer.cancel()
+        if not self._recorder.close(_LAST_SECONDS):
+            self.note("the store is away: what is not recorded is offered at the next start")
+        self._spool.close()
+        self._minder.close()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        if not is_replaced:
+            with contextlib.suppress(FarmError):
+                self._store.cluster.leave(self._agent)
+                self._life.forget()
+
+
+def stop_by_signal(agent: Agent) -> None:
+    """Let SIGTERM, SIGINT and SIGHUP end an agent: the first lets jobs finish, the second breaks them off."""
+
+    def stop(*_: Any) -> None:
+        agent.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)

@@ -1,0 +1,112 @@
+"""Keeps an agent and its leases alive, and hears what is wanted of it: a heartbeat now and then, and at every hint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from farm.cluster.hints import Hints
+from farm.errors import FarmError
+from farm.pool.worker_grant import now_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.cluster.agent.ledger import Ledger
+    from farm.store.cluster.records import AgentFacts, AgentId, Minded
+    from farm.store.store import Store
+
+_AGAIN_SECONDS = 1.0
+"""Between two tries while the database is away."""
+
+
+class Minder:
+    """A thread that sends heartbeats and listens for hints."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        facts: Callable[[], AgentFacts],
+        *,
+        minded: Callable[[Minded, float], None],
+        hinted: Callable[[set[str]], bool],
+        note: Callable[[str], None],
+        ttl_s: float,
+        heartbeat_s: float,
+    ) -> None:
+        """`minded` gets what came of every heartbeat, and until when leases hold, on the clock of `now_s`.
+
+        `hinted` gets what was notified, and returns whether a heartbeat should follow at once.
+        """
+        self._store, self._ledger, self._facts, self._minded, self._hinted = store, ledger, facts, minded, hinted
+        self._note, self._ttl_s, self._heartbeat_s = note, ttl_s, heartbeat_s
+        self._agent: AgentId | None = None
+        self._sent: AgentFacts | None = None
+        self._problem = ""
+        self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="minder")
+
+    def begin(self, agent: AgentId) -> None:
+        """Keep `agent` alive, whose facts were told when it registered."""
+        self._agent, self._sent = agent, self._facts()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Send a heartbeat at once: there is something new to tell."""
+        with contextlib.suppress(OSError):
+            os.write(self._mouth, b".")
+
+    def close(self) -> None:
+        """End."""
+        self._is_ending = True
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+        if not self._thread.is_alive():
+            os.close(self._ear)
+            os.close(self._mouth)
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        with Hints(self._store) as hints:
+            while not self._is_ending:
+                heard = hints.wait(max(0.0, due_s - time.monotonic()), self._ear)
+                is_called = self._is_called()
+                is_urgent = bool(heard) and self._hinted(heard)
+                if is_called or is_urgent or time.monotonic() >= due_s:
+                    is_well = self._beat()
+                    due_s = time.monotonic() + (self._heartbeat_s if is_well else _AGAIN_SECONDS)
+
+    def _is_called(self) -> bool:
+        try:
+            return bool(os.read(self._ear, 1024))
+        except BlockingIOError:
+            return False
+
+    def _beat(self) -> bool:
+        if self._agent is None:
+            return False
+        facts = self._facts()
+        # What is asked for now may be answered after a while of which nobody knows.
+        until_s = now_s() + self._ttl_s
+        news = None if facts == self._sent else facts
+        try:
+            with self._ledger.changing():
+                minded = self._store.cluster.heartbeat(self._agent, news, self._ttl_s, self._ledger.held())
+                self._ledger.drop(minded.lost)
+                self._minded(minded, until_s)
+        except FarmError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                self._note(f"no heartbeat: {error}")
+            return False
+        if self._problem:
+            self._problem = ""
+            self._note("heartbeats reach the store again")
+        self._sent = facts
+        return True
