@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from farm.errors import FarmError, NoDeviceError
 from farm.regressions.confirm_job import bench_for
+from farm.replay.made_bundle import find_made_bundle
 from farm.replay.stored_result import find_job
-from farm.store.objects.shared_bundles import find_made_bundle
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from farm.bundles.key import bundle_key, facts_of, relevant_versions
 from farm.bundles.reuse import find_bundle_for
 from farm.device_run.artifacts import kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.replay.made_bundle import find_made_bundle
 from farm.request.profiling import Profile
 from farm.request.resume import changed_code, planned_jobs
 from farm.results.attempt import Attempt
-from farm.store.objects.shared_bundles import find_made_bundle
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
 from farm.suites.socs import check_target, find_soc

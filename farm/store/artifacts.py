@@ -46,8 +46,7 @@ def open_artifacts(config: Config) -> ArtifactStore:
         return ArtifactStore(root)
 
     def shared() -> Objects:
-        from farm.store.objects.objects import open_objects
-        from farm.store.objects.shared_bundles import READER_PATIENCE_S
+        from farm.store.objects.objects import READER_PATIENCE_S, open_objects
 
         return open_objects(config, patience_s=READER_PATIENCE_S)
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 GRACE_S = 24 * 3600.0
 """So long a file stays that nothing in the store names: far longer than it takes until what names it is recorded."""
 
+READER_PATIENCE_S = 5.0
+"""How long a command that reads waits for a place that is away."""
 MOST_BYTES = 64 << 30
 """Of one file: a bundle of the greatest model that a device takes has a fraction of it."""
 

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
     from farm.config.settings import Config
 
-READER_PATIENCE_S = 5.0
-"""How long a command that reads waits for a place that is away."""
-
 
 def find_made_bundle(config: Config, key: str) -> Bundle | None:
     """Return the bundle of `key` from the cache, or from where a shared farm keeps it; None where it is in neither.
@@ -26,7 +23,7 @@ def find_made_bundle(config: Config, key: str) -> Bundle | None:
     if found is not None or not config.is_shared or not is_bundle_key(key):
         return found
     from farm.store.objects.bundle_archive import fetch_bundle
-    from farm.store.objects.objects import open_objects
+    from farm.store.objects.objects import READER_PATIENCE_S, open_objects
     from farm.store.store import open_store
 
     with open_store(config.store_url, readonly=True) as store:
