@@ -29,6 +29,7 @@ _COMMANDS = {
     "cancel": ("cluster.attach", "Cancel a run on a shared farm."),
     "queue": ("cluster.queue", "Show who waits for what on a shared farm, why, and about how long."),
     "quota": ("cluster.quota", "Show or set how many devices a user has at most at once."),
+    "agent": ("cluster.agent", "Let this host's devices and compilers work for a shared farm, or list hosts."),
     "nightly": ("running.nightly", "Run a matrix of runs within a budget, report, export, notify."),
     "pytest": ("running.pytest", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
     "devices": ("devices.devices", "Show the attached devices: what they are, how they are, who has them."),

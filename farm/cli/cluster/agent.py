@@ -1,0 +1,131 @@
+"""`farm agent`: what a host does for a shared farm."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import SuggestingGroup, config_option, json_option
+from farm.cli.output import echo, opened, show
+from farm.config.settings import load_config
+from farm.errors import UnknownNameError, UsageError
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.store.cluster.records import Agent
+    from farm.store.leases.rules import Lease
+
+_INDENT = "    "
+
+
+@click.group("agent", cls=SuggestingGroup, invoke_without_command=True)
+@click.option("--name", default="", metavar="NAME", help="What the farm knows this host by; otherwise its own name.")
+@click.option("--build/--no-build", "builds", default=None, help="Compile for others; otherwise as farm.toml says.")
+@click.option("--no-devices", is_flag=True, help="Run nothing on devices: a host that only compiles.")
+@config_option
+@click.pass_context
+def command(
+    context: click.Context, name: str, config_file: Path | None, *, builds: bool | None, no_devices: bool
+) -> None:
+    """Let this host's devices, and its compilers, work for a shared farm.
+
+    \b
+    farm agent                        devices attached to this host
+    farm agent --build                its compilers as well
+    farm agent --build --no-devices   only its compilers
+    farm agent list                   all hosts, their devices and how they are
+    farm agent drain HOST             let a host finish what it has, and end
+
+    It stays until SIGTERM or Ctrl-C, upon which what runs is finished and the
+    rest given to others; a second one breaks off what runs. What the store
+    has not heard of yet is kept on this host's disk until it has.
+    See docs/shared_farm.md for systemd units.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    config = load_config(config_file)
+    _require_shared(config)
+    builds = config.agent.build if builds is None else builds
+    if no_devices and not builds:
+        raise UsageError("--no-devices leaves this host nothing to do: it compiles with --build")
+    from farm.cluster.agent.agent import Agent, stop_by_signal
+
+    agent = Agent(config, name, note=_note, builds=builds, has_devices=not no_devices)
+    stop_by_signal(agent)
+    agent.run()
+
+
+@command.command("list")
+@json_option()
+def list_agents(config_file: Path | None, *, as_json: bool) -> None:
+    """List the hosts of the farm, their devices, and who has these."""
+    _require_shared(load_config(config_file))
+    with opened(config_file, existing=True) as (_, store):
+        agents = store.cluster.agents()
+        leases = {lease.device: lease for lease in store.leases.all()}
+    answer = [
+        {
+            "name": agent.name,
+            "user": agent.user,
+            "alive": agent.alive,
+            "draining": agent.is_draining,
+            "started_ms": agent.started_ms,
+            "heartbeat_ms": agent.heartbeat_ms,
+            "facts": agent.facts,
+        }
+        for agent in agents
+    ]
+    show({"agents": answer}, agent_lines(agents, leases), as_json=as_json)
+
+
+@command.command("drain")
+@click.argument("name", metavar="HOST")
+@click.option("--undo", is_flag=True, help="Let it take work after all, where it has not ended yet.")
+@config_option
+def drain(name: str, config_file: Path | None, *, undo: bool) -> None:
+    """Let the agent of a host finish what it has, take nothing else, and end.
+
+    What it has not begun is given to other hosts.
+    """
+    _require_shared(load_config(config_file))
+    with opened(config_file, existing=True) as (_, store):
+        if not store.cluster.drain(name, on=not undo):
+            known = [agent.name for agent in store.cluster.agents()]
+            raise UnknownNameError("agent", name, known, "('farm agent list' shows them)")
+    echo(f"{name} takes work again" if undo else f"{name} ends as soon as it has finished what it runs")
+
+
+def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease]) -> Iterator[str]:
+    """Yield what is shown of agents and their devices. Pure."""
+    from farm.report.model.format import short_age
+
+    if not agents:
+        yield "no agent: 'farm agent' on a host with devices starts one"
+    for agent in agents:
+        facts = agent.facts
+        state = f"silent for {short_age(agent.heartbeat_ms)}" if not agent.alive else ""
+        state = state or ("ends when it is done" if agent.is_draining or facts.draining else "there")
+        yield one_line(f"{agent.name}  {state}, for {agent.user}, farm {facts.version}, process {facts.pid}")
+        for device in facts.devices:
+            lease = leases.get(device.id)
+            holder = f"with {lease.user}: {lease.purpose}" if lease is not None and lease.token else "free"
+            what = " ".join(filter(None, (device.soc, device.kind, *device.labels)))
+            yield one_line(f"{_INDENT}{device.called}  {what}  {device.refused or holder}")
+        for one in facts.offered:
+            yield one_line(f"{_INDENT}compiles {one.backend} with {one.name}")
+
+
+def _require_shared(config: Config) -> None:
+    from farm.cluster.client.devices import require_shared
+
+    require_shared(config.is_shared)
+
+
+def _note(line: str) -> None:
+    echo(f"{time.strftime('%H:%M:%S')} {one_line(line)}", err=True)
