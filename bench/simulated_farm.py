@@ -29,8 +29,8 @@ HAND_OVER_EVERY_S = 1.0
 HEARTBEAT_S, TTL_S = 3.0, 10.0
 # Results of an agent that come within this time are one transaction.
 COALESCED_S = 0.05
-# Seconds that a job takes on a device: median and spread of a lognormal distribution; and what history knows of it.
-JOB_MEDIAN_S, JOB_SPREAD, HISTORY_SPREAD = 6.0, 1.0, 0.2
+# Seconds that a job takes on a device: median, spread of a lognormal distribution, the most; how well history knows it.
+JOB_MEDIAN_S, JOB_SPREAD, HISTORY_SPREAD, JOB_MOST_S = 6.0, 1.0, 0.2, 120.0
 # One job of so many is tried again on another device.
 TRIED_AGAIN = 200
 # Nightly runs, and the part of all jobs that each has.
@@ -128,13 +128,16 @@ class Farm:
     living: dict[str, LivingDevice]
     free: set[str]
     held: dict[str, Held] = field(default_factory=dict)
+    holdings: Counter[str] = field(default_factory=Counter)
     orders: dict[str, Order] = field(default_factory=dict)
     decided_s: float = -1e9
     is_woken: bool = False
     is_looking: bool = False
     idle_s: float = 0.0
-    """Device-seconds without work while a shard waited."""
+    """Device-seconds without work while a shard waited that could have had them."""
     looked_s: float = 0.0
+    work_s: float = 0.0
+    """Device-seconds that all jobs take."""
 
     @property
     def waiting(self) -> list[Order]:
@@ -147,6 +150,8 @@ class Found:
     """What came of a night."""
 
     ended_s: float = 0.0
+    ideal_s: float = 0.0
+    """The least in which the devices of each SoC could run its jobs, however they came."""
     busy_s: float = 0.0
     idle_while_work_waits_s: float = 0.0
     waits_s: dict[Priority, list[float]] = field(default_factory=lambda: {one: [] for one in Priority})
@@ -176,11 +181,12 @@ class Night:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._runs: list[Run] = []
+        self.submissions: list[tuple[Run, dict[str, int]]] = []
+        """Runs, with the jobs that they have of each SoC."""
         self._unfinished = 0
-        self._host_of: dict[str, str] = {}
-        self._holdings: Counter[str] = Counter()
+        self.host_of: dict[str, str] = {}
         self._recorded: set[tuple[str, int]] = set()
-        self._farms = self._make_farms()
+        self.farms = self._make_farms()
         self._submit_all()
 
     def run(self) -> Found:
@@ -189,9 +195,10 @@ class Night:
             self._now_s, _, happen = heapq.heappop(self._events)
             happen()
         self.found.ended_s = max(run.ended_s for run in self._runs)
-        for farm in self._farms.values():
+        for farm in self.farms.values():
             self._look(farm)
-        self.found.idle_while_work_waits_s = sum(farm.idle_s for farm in self._farms.values())
+        self.found.ideal_s = max(farm.work_s / len(farm.living) for farm in self.farms.values())
+        self.found.idle_while_work_waits_s = sum(farm.idle_s for farm in self.farms.values())
         for run in self._runs:
             self.found.waits_s[run.priority].append((run.first_s or 0.0) - run.submitted_s)
         for _, bucket in self._recorded:
@@ -207,7 +214,7 @@ class Night:
         names = [(soc, f"{soc}-{n:05}") for soc, count in zip(socs, counts, strict=True) for n in range(count)]
         mixed = list(names)
         self._draw.shuffle(mixed)
-        self._host_of = {name: f"host{n * size.hosts // len(mixed):04}" for n, (_, name) in enumerate(mixed)}
+        self.host_of = {name: f"host{n * size.hosts // len(mixed):04}" for n, (_, name) in enumerate(mixed)}
         living: dict[str, dict[str, LivingDevice]] = {soc: {} for soc in socs}
         for soc, name in names:
             living[soc][name] = LivingDevice(name, ("camera",) * (self._draw.random() < 0.1))
@@ -215,11 +222,11 @@ class Night:
 
     def _submit_all(self) -> None:
         size, draw = self._size, self._draw
-        total = sum(len(farm.living) for farm in self._farms.values())
+        total = sum(len(farm.living) for farm in self.farms.values())
         for night, part in enumerate(NIGHTS):
             jobs = {
                 soc: round(size.jobs * part * len(farm.living) / total * draw.uniform(0.97, 1.03))
-                for soc, farm in self._farms.items()
+                for soc, farm in self.farms.items()
             }
             run = Run(f"night{night}", f"user{night}", Priority.NIGHTLY, 2.0 * night)
             self._at(run.submitted_s, self._submission(run, jobs))
@@ -232,17 +239,16 @@ class Night:
             run = Run(f"run{number:04}", user, Priority.PERSON, draw.uniform(5.0, ideal_s), labels)
             count = draw.choices([jobs for jobs, _ in PERSON_JOBS], weights)[0]
             # What many have at hand many want.
-            chosen = draw.choices(
-                sorted(self._farms), [len(farm.living) for _, farm in sorted(self._farms.items())], k=2
-            )
+            chosen = draw.choices(sorted(self.farms), [len(farm.living) for _, farm in sorted(self.farms.items())], k=2)
             self._at(run.submitted_s, self._submission(run, dict.fromkeys(chosen[: draw.choice([1, 1, 2])], count)))
-        for host in draw.sample(sorted(set(self._host_of.values())), size.deaths):
+        for host in draw.sample(sorted(set(self.host_of.values())), size.deaths):
             self._at(draw.uniform(5.0, ideal_s), self._death(host))
 
     def _submission(self, run: Run, jobs: dict[str, int]) -> Callable[[], None]:
         run.unfinished = sum(jobs.values())
         self._unfinished += run.unfinished
         self._runs.append(run)
+        self.submissions.append((run, jobs))
         return lambda: self._submit(run, jobs)
 
     def _submit(self, run: Run, jobs: dict[str, int]) -> None:
@@ -251,24 +257,25 @@ class Night:
         for soc, count in sorted(jobs.items()):
             target = Target(soc, "htp", "8a8w")
             for number in range(count):
-                job = Job(_case(number), target)
-                truth[job.id] = draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S
+                job = Job(case(number), target)
+                truth[job.id] = min(JOB_MOST_S, draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S)
                 expected_s = truth[job.id] * draw.lognormvariate(0.0, HISTORY_SPREAD)
                 wanted.append(ShardJob(job, job.id, expected_s))
         devices = {
-            soc: sum(set(run.labels) <= set(one.labels) for one in self._farms[soc].living.values()) for soc in jobs
+            soc: sum(set(run.labels) <= set(one.labels) for one in self.farms[soc].living.values()) for soc in jobs
         }
         for shard in divide(wanted, devices=devices, cached=truth, sessions={}):
-            farm = self._farms[shard.soc]
+            farm = self.farms[shard.soc]
+            farm.work_s += sum(truth[job.job.id] for job in shard.jobs)
             order = farm.orders.setdefault(run.id, Order(run, shard.soc))
             order.ready.append(Shard(order, [truth[job.job.id] for job in shard.jobs], shard.expected_s))
         for soc in jobs:
-            self._work_came(self._farms[soc])
+            self._work_came(self.farms[soc])
 
     def _death(self, host: str) -> Callable[[], None]:
         def die() -> None:
-            for farm in self._farms.values():
-                mine = [name for name in farm.living if self._host_of[name] == host]
+            for farm in self.farms.values():
+                mine = [name for name in farm.living if self.host_of[name] == host]
                 self._look(farm)
                 for name in mine:
                     del farm.living[name]
@@ -300,7 +307,7 @@ class Night:
     def _wake(self, farm: Farm) -> None:
         farm.is_woken = False
         if farm.free and farm.waiting:
-            for host in {self._host_of[name] for name in farm.free}:
+            for host in {self.host_of[name] for name in farm.free}:
                 self._count_claim(farm, host)
             self._claim(farm, sorted(farm.free))
 
@@ -323,7 +330,7 @@ class Night:
             devices=[farm.living[name] for name in farm.free],
             leases=(),
             orders=[order.as_open() for order in orders],
-            elsewhere=self._holdings,
+            here=farm.holdings,
             asking=asking,
         )
         shares, ours = share_out(situation), set(asking)
@@ -347,7 +354,7 @@ class Night:
         lease = Lease(name, self._count, name, run.user, "", 0, "", run.priority, 0, _FOREVER_MS)
         held = farm.held[name] = Held(shard, began_s, lease, self._count)
         shard.order.held += 1
-        self._holdings[run.user] += 1
+        farm.holdings[run.user] += 1
         self.found.shards += 1
         if run.first_s is None:
             run.first_s = began_s
@@ -364,7 +371,7 @@ class Night:
             if left is not None:
                 self._put_back(farm, held.shard, done)
             if farm.waiting:
-                self._count_claim(farm, self._host_of[name])
+                self._count_claim(farm, self.host_of[name])
                 self._claim(farm, [name])
 
         return end
@@ -374,7 +381,7 @@ class Night:
         shard, at_s, done = held.shard, held.began_s, 0
         order = shard.order
         device = held.lease.device
-        host = self._host_of[device]
+        host = self.host_of[device]
         for took_s in shard.jobs_s:
             if at_s + took_s > until_s:
                 break
@@ -395,7 +402,7 @@ class Night:
     def _let_go(self, farm: Farm, name: str, held: Held) -> None:
         del farm.held[name]
         held.shard.order.held -= 1
-        self._holdings[held.lease.user] -= 1
+        farm.holdings[held.lease.user] -= 1
         if held.shard.order.retries and farm.free:
             self._work_came(farm)
 
@@ -420,14 +427,12 @@ class Night:
         if not orders:
             return
         self.found.hand_overs[int(self._now_s)] += 1
-        here = Counter(held.lease.user for held in farm.held.values())
         situation = Situation(
             soc=farm.soc,
             now_ms=round(self._now_s * 1000),
             devices=list(farm.living.values()),
-            leases=[held.lease for name, held in farm.held.items() if name in farm.living],
+            leases=[held.lease for held in farm.held.values()],
             orders=[order.as_open() for order in orders],
-            elsewhere=self._holdings - here,
             running=farm.held,
         )
         for name in sorted(hand_over(situation)):
@@ -445,8 +450,13 @@ class Night:
 
     def _look(self, farm: Farm) -> None:
         """Count what was idle since the last look."""
-        if farm.waiting:
-            farm.idle_s += len(farm.free) * (self._now_s - farm.looked_s)
+        waiting = farm.waiting
+        if waiting:
+            shards = sum(len(order.ready) + len(order.retries) for order in waiting)
+            free = farm.free
+            if all(order.run.labels for order in waiting):
+                free = {name for name in farm.free if farm.living[name].labels}
+            farm.idle_s += min(shards, len(free)) * (self._now_s - farm.looked_s)
         farm.looked_s = self._now_s
 
     def _at(self, when_s: float, happen: Callable[[], None]) -> None:
@@ -457,7 +467,8 @@ class Night:
 _CASES: dict[int, Case] = {}
 
 
-def _case(number: int) -> Case:
+def case(number: int) -> Case:
+    """Return the case that jobs of all nights have."""
     if number not in _CASES:
         _CASES[number] = Case("s", f"c{number}", "torch.nn:ReLU", (InputSpec((1,)),))
     return _CASES[number]

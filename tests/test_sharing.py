@@ -67,8 +67,13 @@ def line_of(world: Situation, share: Share) -> str:
     return f"{share.run_id} {[retry.shard for retry in retries].index(share.shard):02}"
 
 
-def has_more_elsewhere(world: Situation) -> list[Lease]:
-    return [held(f"far {user} {n}", user) for user, count in world.elsewhere.items() for n in range(count)]
+def more(counts: Mapping[str, int], where: str) -> list[Lease]:
+    return [held(f"{where} {user} {n}", user) for user, count in counts.items() for n in range(count)]
+
+
+def leases_of(world: Situation) -> list[Lease]:
+    """All that count among equals: of this SoC."""
+    return [*world.leases, *more(world.here, "here")]
 
 
 def reference_fill(world: Situation) -> Counter[str]:
@@ -76,11 +81,12 @@ def reference_fill(world: Situation) -> Counter[str]:
     lines = lines_of(world)
     run_of = {line.id: line.id.rsplit(" ", 1)[0] if line.id.startswith("run") else "" for line in lines}
     left = {one.run_id: one.most_devices - one.held for one in world.orders if one.most_devices is not None}
-    leases = [*world.leases, *has_more_elsewhere(world)]
+    leases = leases_of(world)
     live = {lease.device: lease for lease in leases if lease.is_held(NOW)}
     owners = {lease.device: lease.reserved_by(NOW) for lease in leases if lease.reserved_by(NOW)}
-    used = Counter(lease.user for lease in live.values())
-    holdings = used + Counter(owner for device, owner in owners.items() if device not in live)
+    holdings = Counter(lease.user for lease in live.values())
+    used = holdings + Counter(world.elsewhere)
+    holdings += Counter(owner for device, owner in owners.items() if device not in live)
     ids = [device.id for device in world.devices if device.id not in live]
 
     def fits(placed: Sequence[Request]) -> bool:
@@ -154,7 +160,8 @@ def worlds(draw: st.DrawFn, *, bounded: bool) -> Situation:
         leases=leases,
         requests=requests,
         asking=draw(st.lists(st.sampled_from(names))),
-        elsewhere={"b": draw(st.integers(0, 2))},
+        here={"b": draw(st.integers(0, 2))},
+        elsewhere={"c": draw(st.integers(0, 2))},
         quotas={f"user:{draw(users)}": draw(st.integers(0, 3))} if bounded else {},
         running=names,
     )
@@ -181,7 +188,7 @@ def check_allowed(world: Situation, shares: Mapping[str, Share]) -> None:
 def test_devices_go_to_those_that_the_rules_of_processes_name(world: Situation) -> None:
     shares = share_out(world)
     ids = [device.id for device in world.devices]
-    leases = [*world.leases, *has_more_elsewhere(world)]
+    leases = leases_of(world)
     check_allowed(world, shares)
     expected = Counter(one.request for one in grant(lines_of(world), ids, leases, NOW))
     assert served_of(world, shares) == expected
@@ -191,7 +198,7 @@ def test_devices_go_to_those_that_the_rules_of_processes_name(world: Situation) 
 @given(worlds(bounded=False))
 def test_the_same_devices_are_handed_over_that_the_rules_of_processes_name(world: Situation) -> None:
     ids = [device.id for device in world.devices]
-    leases = [*world.leases, *has_more_elsewhere(world)]
+    leases = leases_of(world)
     assert set(hand_over(world)) == to_yield(lines_of(world), ids, leases, NOW)
 
 
@@ -203,7 +210,7 @@ def test_with_quotas_and_bounds_as_the_rules_spelled_out_say(world: Situation) -
     assert served_of(world, shares) == reference_fill(world)
     # Nobody asks for more than he may have.
     wanted = Counter(hand_over(world).values()) + Counter(share.user for share in shares.values())
-    used = Counter(lease.user for lease in [*world.leases, *has_more_elsewhere(world)] if lease.is_held(NOW))
+    used = Counter(lease.user for lease in leases_of(world) if lease.is_held(NOW)) + Counter(world.elsewhere)
     for subject, most in world.quotas.items():
         user = subject.removeprefix("user:")
         assert wanted[user] <= max(0, most - used[user])
@@ -254,9 +261,11 @@ def test_users_share_at_each_moment_whoever_came_first() -> None:
     assert Counter(all_waiting_get(world)) == {"run1": 4, "run2": 1, "run3": 3}
 
 
-def test_who_has_devices_of_other_socs_gets_fewer() -> None:
-    world = situation(devices(2), [order(1, "ada", 9), order(2, "bob", 9)], elsewhere={"ada": 3})
+def test_what_users_have_of_this_soc_counts_and_what_they_have_of_others_does_not() -> None:
+    world = situation(devices(2), [order(1, "ada", 9), order(2, "bob", 9)], here={"ada": 3})
     assert Counter(all_waiting_get(world)) == {"run2": 2}
+    world = msgspec.structs.replace(world, here={}, elsewhere={"ada": 3})
+    assert Counter(all_waiting_get(world)) == {"run1": 1, "run2": 1}
 
 
 def test_a_shard_to_be_tried_again_goes_first_and_not_to_a_device_that_tried_it() -> None:

@@ -39,7 +39,7 @@ class _World:
         self._situation = situation
         now_ms = situation.now_ms
         holder = {lease.device: lease.user for lease in situation.leases if lease.is_held(now_ms)} | given
-        self._used = Counter(holder.values()) + Counter(situation.elsewhere)
+        self._used = Counter(holder.values()) + Counter(situation.here) + Counter(situation.elsewhere)
         self._owner = {lease.device: owner for lease in situation.leases if (owner := lease.reserved_by(now_ms))}
         self._labelled = Counter(situation.elsewhere_labelled)
         for device in situation.devices:

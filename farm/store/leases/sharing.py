@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def share_out(situation: Situation) -> dict[str, Share]:
     """Return whom each free device is for, by id; what nobody may have now is not in it.
 
-    The order: higher priority, then the user with the fewest devices (held, reserved and given so far), then who waits
-    longest; of one run, what is tried again goes first. Nobody goes without because of a later one, and no device stays
-    free that somebody who waits may have. Quotas and `most_devices` are never exceeded.
+    The order: higher priority, then the user with the fewest devices of this SoC (held, reserved and given so far),
+    then who waits longest; of one run, what is tried again goes first. Nobody goes without because of a later one, and
+    no device stays free that somebody who waits may have. Quotas and `most_devices` are never exceeded.
     """
     sharing = _Sharing(situation)
     sharing.fill()
@@ -79,9 +79,10 @@ class _Sharing:
         self._ids = sorted(device.id for device in situation.devices)
         self._bit = {device: 1 << n for n, device in enumerate(self._ids)}
         self._quotas = {name.removeprefix(USER): n for name, n in situation.quotas.items() if name.startswith(USER)}
-        self._holdings: Counter[str] = Counter(situation.elsewhere)
+        # What somebody has of another SoC takes nothing from those who wait for this one.
+        self._holdings: Counter[str] = Counter(situation.here)
         # What is only reserved is not used: it counts among equals, not against a quota.
-        self._used: Counter[str] = Counter(situation.elsewhere)
+        self._used: Counter[str] = self._holdings + Counter(situation.elsewhere)
         self._reserved: dict[str, int] = {}
         self._held: dict[tuple[Priority, str], int] = {}
         busy = self._count_leases()

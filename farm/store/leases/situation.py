@@ -63,16 +63,18 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     devices: Sequence[LivingDevice]
     leases: Sequence[Lease]
-    """Of these devices, as far as they are held or reserved; leases of others only count for their users."""
+    """Of these devices, as far as they are held or reserved; those of other devices only count for their users."""
     orders: Sequence[OpenOrder]
     requests: Sequence[Request] = ()
     """Of processes that wait."""
     quotas: Mapping[str, int] = {}
     """The most devices that a user has at once (`user:ada`), and that any one user has of a label (`label:camera`)."""
+    here: Mapping[str, int] = {}
+    """By user: how many more devices of this SoC they have, beside `leases`."""
     elsewhere: Mapping[str, int] = {}
-    """By user: how many devices of other SoCs they have."""
+    """By user: how many devices of other SoCs they have; only quotas ask."""
     elsewhere_labelled: Mapping[tuple[str, str], int] = {}
-    """The same by user and label, for labels with a quota."""
+    """By user and label: how many devices with a label that has a quota they have, beside `leases`."""
     asking: Collection[str] = ()
     """Ids of devices whose agent asks: they are given away before others."""
     running: Collection[str] = ()

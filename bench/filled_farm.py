@@ -1,0 +1,262 @@
+"""A real PostgreSQL with the rows of a large farm at work, and what the calls of agents and clients cost in it.
+
+Agents register, runs are submitted and shards are claimed by the calls that a real farm makes, one after the other, by
+one client. What a call costs is what PostgreSQL's own statistics say (pg_stat_statements): planning and executing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chaos_store import Cluster, PostgresStore, postgres_cluster
+from simulated_farm import JOB_MEDIAN_S, Night, Run, Size, case
+
+from farm.cluster.divide import divide
+from farm.devices.device import AdbAddress, Device
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.cluster.records import AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
+from farm.store.leases.rules import Priority
+from farm.store.records import RunRecord
+from farm.store.store import Store, open_store
+from farm.suites.suite import Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.store.cluster.records import AgentId, HeldShard
+
+SETTINGS = (
+    "shared_preload_libraries=pg_stat_statements",
+    "pg_stat_statements.track_planning=on",
+    "max_connections=200",
+    "shared_buffers=512MB",
+)
+TTL_S = 3600.0
+CALLS = 200
+# Runs of people that are there at once, beside all nightly ones.
+PERSON_RUNS = 40
+KIND, OS = "hardware", "android"
+ARCHIVE = "a" * 64
+
+_STATEMENTS = """
+    SELECT coalesce(sum(calls), 0), coalesce(sum(total_exec_time + total_plan_time), 0) FROM pg_stat_statements
+    WHERE query NOT IN ('BEGIN', 'COMMIT', 'ROLLBACK') AND query NOT LIKE '%pg_stat_statements%'
+"""
+
+
+@dataclass
+class Costs:
+    """What one call of each kind costs."""
+
+    cost_ms: dict[str, float] = field(default_factory=dict)
+    """In PostgreSQL."""
+    wall_ms: dict[str, float] = field(default_factory=dict)
+    """For the caller, its own processor time included; a SoC is locked for about so long by a claim."""
+    statements: dict[str, float] = field(default_factory=dict)
+    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+    connections: int = 5_000
+    """That a server holds with little memory for each; a pooler in front of it holds more."""
+
+
+def measure(size: Size) -> Costs:
+    """Fill a database as a night of this size does, and return what calls cost in it then."""
+    with postgres_cluster(*SETTINGS) as cluster:
+        if not isinstance(cluster, Cluster):
+            raise SystemExit(cluster)
+        with open_store(PostgresStore(cluster, "farm").url) as store:
+            filled = Filled(store, size)
+            filled.fill()
+            return filled.costs()
+
+
+class Filled:
+    """The rows of a farm at work."""
+
+    def __init__(self, store: Store, size: Size) -> None:
+        self._store, self._size = store, size
+        self._night = Night(size)
+        self._draw = random.Random(size.seed)
+        self._agents: dict[str, AgentId] = {}
+        self._facts: dict[str, AgentFacts] = {}
+        self._held: list[tuple[str, HeldShard]] = []
+        """With the host."""
+        self._measured = Costs()
+
+    def fill(self) -> None:
+        """Register all hosts, submit the nights and some runs of people, and let every device run something."""
+        with self._timed("registering"):
+            self._register()
+        with self._timed("submitting"):
+            for run, jobs in self._chosen():
+                self._submit(run, jobs)
+        with self._timed("the first claims"):
+            for host, agent in self._agents.items():
+                for soc, names in self._devices_of(host).items():
+                    self._claim(host, agent, soc, names)
+        self._sql("ANALYZE")
+        shards = self._sql("SELECT count(*) FROM shard")
+        megabytes = self._sql("SELECT pg_database_size(current_database()) / 1000000")
+        print(
+            f"{len(self._agents)} agents; {len(self._held)} devices run shards, of {shards}; {megabytes} MB", flush=True
+        )
+
+    def costs(self) -> Costs:
+        """Return what calls cost, each made many times."""
+        cluster, draw = self._store.cluster, self._draw
+        # What the first calls pay once: the connection, its prepared statements, pages that are read.
+        for host in list(self._agents)[:20]:
+            cluster.heartbeat(self._agents[host], None, TTL_S)
+        hosts = draw.choices(list(self._agents), k=CALLS)
+        self._cost(
+            "heartbeat", [lambda host=host: cluster.heartbeat(self._agents[host], None, TTL_S) for host in hosts]
+        )
+        for held in {shard.run_id: shard for _, shard in self._held}.values():
+            for device in {one.lease.device for _, one in self._held if one.run_id == held.run_id}:
+                self._store.record_device(held.run_id, _device(device))
+        chosen = draw.sample(self._held, min(CALLS, len(self._held)))
+        self._cost(
+            "record",
+            [lambda host=host, held=held: self._record(host, held, held.jobs[:1]) for host, held in chosen],
+        )
+        for host, held in chosen:
+            self._record(host, held, held.jobs[1:])
+        self._cost("claim", [lambda host=host, held=held: self._go_on(host, held) for host, held in chosen])
+        self._cost("queue", [cluster.queue] * 5)
+        runs = sorted({held.run_id for _, held in self._held})
+        self._cost("progress", [lambda run=run: cluster.progress(run, 2**40) for run in draw.choices(runs, k=20)])
+        self._cost("mend", [cluster.mend] * 5)
+        person = Run("late", "user9", Priority.PERSON, 0.0)
+        largest = max(self._night.farms.values(), key=lambda farm: len(farm.living))
+        self._cost("submit 400 jobs", [lambda: self._submit(person, {largest.soc: 400})] * 3)
+        return self._measured
+
+    def _register(self) -> None:
+        hosts: dict[str, list[AgentDevice]] = {}
+        for farm in self._night.farms.values():
+            for name, device in farm.living.items():
+                host = self._night.host_of[name]
+                hosts.setdefault(host, []).append(AgentDevice(name, name, farm.soc, KIND, OS, device.labels))
+        for host, devices in sorted(hosts.items()):
+            facts = AgentFacts(host=host, pid=1, version="bench", protocol=1, devices=tuple(devices))
+            self._facts[host] = facts
+            self._agents[host] = self._store.cluster.register(host, facts, TTL_S, user="farm")
+
+    def _chosen(self) -> Iterator[tuple[Run, dict[str, int]]]:
+        people = 0
+        for run, jobs in self._night.submissions:
+            people += run.priority == Priority.PERSON
+            if run.priority == Priority.NIGHTLY or people <= PERSON_RUNS:
+                yield run, jobs
+
+    def _submit(self, run: Run, jobs: dict[str, int]) -> None:
+        run_id = self._store.begin_run(RunRecord("farm run", run.user, "bench", {"runner": "stub"}))
+        planned = [Job(case(number), Target(soc, "htp", "8a8w")) for soc, n in jobs.items() for number in range(n)]
+        # Jobs of all runs have the bundles of one case: what is looked up is as many rows.
+        work = [ShardJob(job, _key(job), self._draw.lognormvariate(0.0, 1.0) * JOB_MEDIAN_S) for job in planned]
+        devices = {soc: len(self._night.farms[soc].living) for soc in jobs}
+        shards = divide(work, devices=devices, cached={one.key for one in work}, sessions={})
+        order = NewOrder(
+            run_id=run_id,
+            user=run.user,
+            priority=run.priority,
+            purpose="farm run",
+            terms=b"{}",
+            labels=run.labels,
+        )
+        built = [Build(key, "built", ARCHIVE, 1) for key in sorted({one.key for one in work})]
+        self._store.cluster.submit(order, shards, (), built, jobs=planned)
+
+    def _devices_of(self, host: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for device in self._facts[host].devices:
+            found.setdefault(device.soc, []).append(device.id)
+        return found
+
+    def _claim(self, host: str, agent: AgentId, soc: str, names: Sequence[str]) -> None:
+        for held in self._store.cluster.claim(agent, soc, names, ttl_s=TTL_S):
+            self._held.append((host, held))
+
+    def _record(self, host: str, held: HeldShard, jobs: Sequence[ShardJob]) -> None:
+        results = [
+            ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (_attempt(one, held.lease.device),))
+            for one in jobs
+        ]
+        if results:
+            refused = self._store.cluster.record(self._agents[host], results, ttl_s=TTL_S)
+            assert not refused, refused
+
+    def _go_on(self, host: str, held: HeldShard) -> None:
+        soc = held.jobs[0].job.target.soc
+        keep = {held.lease.device: held.lease}
+        self._store.cluster.claim(self._agents[host], soc, (), ttl_s=TTL_S, keep=keep)
+
+    def _cost(self, name: str, calls: Sequence[object]) -> None:
+        calls_before, ms_before = self._statistics()
+        began = time.perf_counter()
+        for call in calls:
+            call()  # type: ignore[operator]
+        wall_s = time.perf_counter() - began
+        calls_after, ms_after = self._statistics()
+        self._measured.cost_ms[name] = round((ms_after - ms_before) / len(calls), 3)
+        self._measured.wall_ms[name] = round(wall_s / len(calls) * 1000, 3)
+        self._measured.statements[name] = round((calls_after - calls_before) / len(calls), 1)
+        now = {kind: getattr(self._measured, kind)[name] for kind in ("cost_ms", "wall_ms", "statements")}
+        print(json.dumps({name: now}), flush=True)
+
+    def _statistics(self) -> tuple[int, float]:
+        import psycopg
+
+        with psycopg.connect(**self._store.connection_arguments(), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+            row = connection.execute(_STATEMENTS).fetchone()
+            assert row is not None
+            return int(row[0]), float(row[1])
+
+    def _sql(self, statement: str) -> object:
+        import psycopg
+
+        with psycopg.connect(**self._store.connection_arguments(), autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[arg-type]
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        print(f"{what}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def _key(job: Job) -> str:
+    return f"{job.case.name}-{job.target.soc}".ljust(64, "0")
+
+
+def _device(name: str) -> Device:
+    return Device(
+        serial=name,
+        soc=name.split("-", maxsplit=1)[0],
+        kind=KIND,
+        build="bench",
+        address=AdbAddress(5037),
+        product="phone",
+    )
+
+
+def _attempt(one: ShardJob, device: str) -> Attempt:
+    return Attempt(
+        job_id=one.job.id,
+        verdict=Verdict.PASSED,
+        stage=Stage.DONE,
+        reason="",
+        device=device,
+        started_ms=1_790_000_000_123,
+        seconds=one.expected_s,
+        bundle_key=one.key,
+        measurements=tuple(Measurement(f"metric{n}", "ns", Direction.LOWER, (1.0, 2.0, 3.0)) for n in range(8)),
+    )
