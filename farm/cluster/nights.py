@@ -28,7 +28,7 @@ from farm.system.processes import Supervisor
 from farm.system.publish import make_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from farm.cluster.delivery.app import Periodic
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # As farm.nightly.plan has it.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+NIGHTLY = (sys.executable, "-m", "farm.cli.main", "nightly")
 _EVERY_HALF_MINUTE = "* * * * * */30"
 _AGAIN_S = 3.0
 # What `farm nightly` let finish when it was asked to end.
@@ -92,9 +93,11 @@ def night_lines(starts: Iterable[NightStart]) -> list[str]:
 class NightStarter:
     """The nights of one agent. Any thread may call."""
 
-    def __init__(self, config: Config, store: Store, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, store: Store, note: Callable[[str], None], command: Sequence[str] = NIGHTLY
+    ) -> None:
         """Read what the nights are called. Raises UsageError for a file that has no name, or for a name twice."""
-        self._config, self._store, self._note = config, store, note
+        self._config, self._store, self._note, self._command = config, store, note, tuple(command)
         self._nights: dict[str, NightConfig] = {}
         for night in config.agent.nights:
             name = name_of(night.file)
@@ -167,7 +170,7 @@ class NightStarter:
         night = self._nights[name]
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
-        words = [sys.executable, "-m", "farm.cli.main", "nightly", str(night.file), *(["--resume"] if resume else [])]
+        words = [*self._command, str(night.file), *(["--resume"] if resume else [])]
         env = {**os.environ, **({"FARM_CONFIG": str(self._config.file)} if self._config.file else {})}
         try:
             make_folders(folder)

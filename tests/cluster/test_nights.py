@@ -1,0 +1,306 @@
+"""Nights that agents start: each once, by one of them, in time or not at all. A real PostgreSQL, real processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psycopg
+import pytest
+from build_farm import await_true
+from postgresql_server import running_cluster
+
+from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
+from farm.cluster.terms import PROTOCOL
+from farm.config.settings import load_config
+from farm.config.shared import NightConfig
+from farm.errors import ConfigError, UsageError
+from farm.store.cluster.records import AgentFacts, NightStart
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.config.settings import Config
+    from farm.store.cluster.records import AgentId
+    from farm.store.store import Store
+
+_HOUR_MS = 3_600_000
+# Stands for `farm nightly`, which takes a while to do nothing: it notes how it was called, and lasts as long as told.
+STUB = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (open(LOG, "a").write("stopped\\n"), os._exit(130)))
+LOG, seconds = sys.argv[1], float(sys.argv[2])
+open(LOG, "a").write(" ".join(["night", *sys.argv[4:]]) + "\\n")
+time.sleep(seconds)
+print("all is well", file=sys.stderr)
+"""
+_names = (f"night-{number}" for number in itertools.count())
+
+
+def ms(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def night(hour: int, minute: int = 0, timezone: str = "UTC", days: tuple[int, ...] = tuple(range(7))) -> NightConfig:
+    return NightConfig(Path("nightly.toml"), hour, minute, timezone, days, 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "now", "due"),
+    [
+        (night(22), "2026-11-23T22:00:00+00:00", "2026-11-23T22:00:00+00:00"),
+        (night(22), "2026-11-23T21:59:59+00:00", "2026-11-22T22:00:00+00:00"),
+        (night(1, 30, "Europe/Berlin"), "2026-07-02T00:00:00+00:00", "2026-07-02T01:30:00+02:00"),
+        (night(22, days=(0,)), "2026-11-29T12:00:00+00:00", "2026-11-23T22:00:00+00:00"),
+        (night(22, days=(0,)), "2026-11-30T21:00:00+00:00", "2026-11-23T22:00:00+00:00"),
+        # The clock is put forward over 2:30, and back over it: each time one night.
+        (night(2, 30, "Europe/Berlin"), "2026-03-29T12:00:00+00:00", "2026-03-29T03:30:00+02:00"),
+        (night(2, 30, "Europe/Berlin"), "2026-10-25T12:00:00+00:00", "2026-10-25T02:30:00+02:00"),
+    ],
+)
+def test_a_night_is_due_at_its_time_in_its_zone(one: NightConfig, now: str, due: str) -> None:
+    assert due_before(one, ms(now)) == ms(due)
+
+
+def test_farm_toml_says_when(tmp_path: Path) -> None:
+    file = tmp_path / "farm.toml"
+    shared = 'store = "postgresql://farm@db/farm"\nartifacts = "file:///mnt/farm"\n[agent]\n'
+    file.write_text(
+        f'{shared}nights = [{{file = "nights/phones.toml", at = "22:30", timezone = "Europe/Berlin", days = ["mon"]}}]'
+    )
+    [one] = load_config(file).agent.nights
+    assert one == NightConfig(tmp_path / "nights/phones.toml", 22, 30, "Europe/Berlin", (0,), 3600.0)
+    for wrong, key in (
+        ('at = "25:00"', "at"),
+        ('at = "22:00", timezone = "Mars"', "timezone"),
+        ('at = "22:00", days = ["someday"]', "days"),
+        ('at = "22:00", late = "2d"', "late"),
+    ):
+        file.write_text(f'{shared}nights = [{{file = "nightly.toml", {wrong}}}]')
+        with pytest.raises(ConfigError, match=rf"agent\.nights\[0\]\.{key}"):
+            load_config(file)
+
+
+def test_a_night_without_a_name_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.toml"
+    with pytest.raises(UsageError, match="No such file"):
+        name_of(file)
+    for text in ("[nightly", "[nightly]\n", '[nightly]\nname = "../x"\n', "nightly = 3\n"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=r"nightly\.toml"):
+            name_of(file)
+
+
+def test_what_became_of_nights_is_a_line_each() -> None:
+    ended = NightStart("phones", ms("2026-11-23T22:00:00+00:00"), "ended", "lab-1", 0, 1, 2, "no such suite")
+    missed = msgspec.structs.replace(ended, state="missed", exit_code=None, why="nobody was there")
+    first, second = night_lines([ended, missed])
+    assert "phones: ended on lab-1 exit code 2 (no such suite)" in first
+    assert "phones: missed on lab-1 (nobody was there)" in second
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_cluster() as folder:
+        yield f"postgresql://farm@/postgres?host={folder}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with open_store(url) as opened:
+        yield opened
+
+
+class Host:
+    """An agent that has one night, which is due now or was some time ago."""
+
+    def __init__(
+        self, store: Store, folder: Path, url: str, name: str, night_name: str, *, ago_s: float, seconds: float = 0.5
+    ) -> None:
+        self.store, self.name, self.night = store, name, night_name
+        self.folder = folder / name
+        self.folder.mkdir(exist_ok=True)
+        (folder / "stub_night.py").write_text(STUB)
+        self.log = folder / "log"
+        self.file = self.folder / "farm.toml"
+        (self.folder / "nightly.toml").write_text(f'[nightly]\nname = "{night_name}"\n')
+        due = datetime.fromtimestamp(store.cluster.nights.now_ms() / 1000 - ago_s, UTC)
+        self.file.write_text(
+            f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n[paths]\nstate = "state"\n[agent]\n'
+            f'nights = [{{file = "nightly.toml", at = "{due:%H:%M}"}}]\n'
+        )
+        command = [sys.executable, str(folder / "stub_night.py"), str(self.log), str(seconds)]
+        self.notes: list[str] = []
+        self.starter = NightStarter(self.config(), store, self.notes.append, command)
+        self.agent: AgentId | None = None
+
+    def config(self) -> Config:
+        return msgspec.structs.replace(load_config(self.file), state_dir=self.folder / "state")
+
+    def register(self, replaces: str = "", ttl_s: float = 600.0) -> AgentId:
+        facts = AgentFacts(host=self.name, pid=os.getpid(), version="1", protocol=PROTOCOL)
+        self.agent = self.store.cluster.register(self.name, facts, ttl_s, user="farm", replaces=replaces)
+        self.starter.begin(self.agent)
+        return self.agent
+
+    def said(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def starts(self) -> list[NightStart]:
+        return [one for one in self.store.cluster.nights.recent(1000) if one.name == self.night]
+
+
+@pytest.fixture
+def hosts(store: Store, url: str, tmp_path: Path) -> Iterator[list[Host]]:
+    """Two agents that have the same night, which was due a moment ago."""
+    name = next(_names)
+    made = [Host(store, tmp_path, url, f"{name}-host-{n}", name, ago_s=0.0) for n in range(2)]
+    for one in made:
+        one.register()
+    yield made
+    for one in made:
+        one.starter.stop()
+
+
+def test_two_schedulers_start_a_night_once(hosts: list[Host]) -> None:
+    ready = threading.Barrier(8)
+
+    def ask(host: Host) -> None:
+        ready.wait()
+        for _ in range(5):
+            host.starter.check(host.night)
+
+    threads = [threading.Thread(target=ask, args=(hosts[n % 2],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    await_true(lambda: not any(host.starter.running for host in hosts))
+    for host in hosts:
+        host.starter.check(host.night)
+    assert hosts[0].said() == ["night"]
+    [start] = hosts[0].starts()
+    assert (start.state, start.exit_code) == ("ended", 0)
+    assert start.agent in {host.name for host in hosts}
+
+
+def test_a_host_that_was_away_does_not_start_last_night_s(store: Store, url: str, tmp_path: Path) -> None:
+    name = next(_names)
+    host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=2 * 3600.0)
+    host.register()
+    host.starter.check(name)
+    assert (host.said(), host.starts()) == ([], []), "a night that is new was not missed"
+    due_ms = due_before(host.config().agent.nights[0], store.cluster.nights.now_ms())
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        before = "INSERT INTO night_start VALUES (%s, %s, 'ended', 'x', 't', 0, 0, 0, '')"
+        connection.execute(before, (name, due_ms - 24 * _HOUR_MS))
+    host.starter.check(name)
+    host.starter.check(name)
+    assert host.said() == []
+    assert [start.state for start in host.starts()] == ["missed", "ended"]
+    assert [note for note in host.notes if "missed" in note] != []
+
+
+def test_a_clock_that_is_wrong_starts_nothing(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    # This machine is a day behind, or ahead: what is due is told by the database.
+    for wrong_s in (-86_400, 86_400):
+        monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: 1.8e9 + wrong_s)
+        hosts[0].starter.check(hosts[0].night)
+    await_true(lambda: not hosts[0].starter.running)
+    assert [start.state for start in hosts[0].starts()] == ["ended"]
+
+
+def test_a_night_is_not_started_beside_the_one_before(store: Store, url: str, tmp_path: Path) -> None:
+    name = next(_names)
+    first = Host(store, tmp_path, url, f"{name}-host", name, ago_s=120.0, seconds=60.0)
+    first.register()
+    first.starter.check(name)
+    await_true(lambda: first.said() or None)
+    second = Host(store, tmp_path, url, f"{name}-other", name, ago_s=0.0)
+    second.register()
+    second.starter.check(name)
+    assert second.said() == ["night"]
+    assert [start.state for start in first.starts()] == ["skipped", "running"]
+    first.starter.stop()
+    second.starter.stop()
+
+
+def test_the_next_life_of_an_agent_goes_on_with_its_night(store: Store, url: str, tmp_path: Path) -> None:
+    name = next(_names)
+    host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=60.0)
+    agent = host.register()
+    host.starter.check(name)
+    await_true(lambda: host.said() or None)
+    host.starter.stop()
+    assert [start.state for start in host.starts()] == ["stopped"]
+    again = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=0.1)
+    again.register(replaces=agent.token)
+    await_true(lambda: not again.starter.running)
+    assert again.said() == ["night", "stopped", "night --resume"]
+    [start] = again.starts()
+    assert (start.state, start.exit_code) == ("ended", 0)
+    again.starter.stop()
+
+
+def test_a_night_whose_host_is_gone_is_lost_and_the_next_one_runs(store: Store, url: str, tmp_path: Path) -> None:
+    name = next(_names)
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        due_ms = store.cluster.nights.now_ms() - 24 * _HOUR_MS
+        left = "INSERT INTO night_start VALUES (%s, %s, 'running', 'no-such-host', 't', 0, NULL, NULL, '')"
+        connection.execute(left, (name, due_ms))
+    host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=0.1)
+    host.register()
+    host.starter.check(name)
+    await_true(lambda: not host.starter.running)
+    store.cluster.nights.lose()
+    assert [start.state for start in host.starts()] == ["ended", "lost"]
+    host.starter.stop()
+
+
+def test_how_a_night_fails_is_seen(store: Store, url: str, tmp_path: Path) -> None:
+    name = next(_names)
+    host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0)
+    # The real thing, which has nothing to run in that file.
+    host.starter = NightStarter(host.config(), store, host.notes.append)
+    host.register()
+    host.starter.check(name)
+    await_true(lambda: not host.starter.running)
+    [start] = host.starts()
+    assert (start.state, start.exit_code) == ("ended", 2)
+    assert "[[run]] is missing" in start.why
+    assert any("exit code 2" in note for note in host.notes)
+    host.starter.stop()
+
+
+def test_a_killed_agent_takes_its_night_with_it(tmp_path: Path) -> None:
+    # So that its next life can go on with it: two of one night would not know of each other.
+    mark = tmp_path / "pid"
+    code = (
+        "import sys, time\n"
+        "from farm.system.processes import Supervisor\n"
+        "child = Supervisor().spawn([sys.executable, '-c', 'import time; time.sleep(60)'], name='night')\n"
+        f"open({str(mark)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", code])
+    child = await_true(lambda: int(mark.read_text() or 0) or None if mark.exists() else None)
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    await_true(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
