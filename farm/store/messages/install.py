@@ -57,7 +57,9 @@ def require_messages(connection: Connection) -> None:
 
 def installed_version(connection: Connection) -> str | None:
     """Return what `needed_version` was when the tables were made or changed last; None where there are none."""
-    if connection.scalar(text("SELECT to_regclass('farm_messages')")) is None:
+    # Not to_regclass: within a transaction it goes on not to see what it has not seen before, though others made it.
+    is_there = text("SELECT 1 FROM pg_class WHERE relname = 'farm_messages' AND pg_table_is_visible(oid)")
+    if connection.scalar(is_there) is None:
         return None
     version: str | None = connection.scalar(text(_VERSIONS))
     return version
