@@ -76,7 +76,8 @@ class Wanted:
     """The devices of a run on a shared farm."""
 
     def __init__(self, store: Store, socs: Sequence[str], choice: Choice, note: Callable[[str], None]) -> None:
-        self._store, self._socs, self._choice, self._note = store, list(dict.fromkeys(socs)), choice, note
+        self._store, self._choice, self._note = store, choice, note
+        self.socs = list(dict.fromkeys(socs))
         self.devices: list[AgentDevice] = []
         """Those of living hosts."""
         self.expected: list[AgentDevice] = []
@@ -112,7 +113,7 @@ class Wanted:
                 return []
             left = end_s - time.monotonic()
             if left <= 0:
-                if wait_s is not None and len(lacking) < len(self._socs):
+                if wait_s is not None and len(lacking) < len(self.socs):
                     names = " and no ".join(lacking)
                     self._note(f"no {names} came within {duration(wait_s)}: their jobs are left out")
                     return lacking
@@ -126,8 +127,8 @@ class Wanted:
         agents = self._store.cluster.agents()
         registered = {one.id: one for one in self._store.devices.all()}
         self._require_known(agents, registered)
-        self.devices, refused = choose(agents, registered, self._socs, self._choice)
-        return [soc for soc in self._socs if all(device.soc != soc for device in self.devices)], refused
+        self.devices, refused = choose(agents, registered, self.socs, self._choice)
+        return [soc for soc in self.socs if all(device.soc != soc for device in self.devices)], refused
 
     def _require_known(self, agents: Sequence[Agent], registered: Mapping[str, Registered]) -> None:
         """Raise UnknownNameError for a device or label that nobody ever heard of."""
@@ -137,7 +138,8 @@ class Wanted:
         for name in self._choice.devices:
             if name not in names:
                 raise UnknownNameError("device", name, names - {""})
-        labels = {label for one in (*devices, *registered.values()) for label in one.labels}
+        labels = {label for one in devices for label in one.labels}
+        labels |= {label for known in registered.values() for label in known.labels}
         for label in self._choice.labels:
             if label not in labels:
                 raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")

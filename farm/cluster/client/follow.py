@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from farm.run.progress import ProgressListener
-    from farm.store.cluster.records import Progress
+    from farm.store.cluster.records import RunProgress
     from farm.store.store import Store
     from farm.system.interrupts import InterruptHandler
 
@@ -129,18 +129,19 @@ class Follower:
         self._away_s: float | None = None
         self._said, self._said_s = "", time.monotonic()
 
-    def follow(self, after: int = 0) -> Ending:
-        """Show what was recorded after the attempt of this id, and return why there is no more to show.
+    def follow(self, first: RunProgress) -> Ending:
+        """Show the run as it is at `first` and from then on, and return why there is no more to show.
 
         Raises StoreError when the store is lost, not while it is only away.
         """
+        self._shown.show(first)
         with Hints(self._store) as hints:
             if self._interrupts is not None:
                 with _within(self._interrupts) as asked:
-                    return self._loop(hints, after, None, asked)
+                    return self._loop(hints, first.last, None, asked)
             with Signals() as signals:
                 try:
-                    return self._loop(hints, after, signals, None)
+                    return self._loop(hints, first.last, signals, None)
                 except KeyboardInterrupt:
                     self._listener.note(self._words_of_leaving())
                     return Ending.LEFT
@@ -214,7 +215,7 @@ class Follower:
             f"run {self._run_id} goes on: 'farm attach {self._run_id}' follows it, 'farm cancel {self._run_id}' ends it"
         )
 
-    def _look(self, after: int) -> Progress | None:
+    def _look(self, after: int) -> RunProgress | None:
         """Return what is new; None while the store does not answer."""
         try:
             progress = self._store.cluster.progress(self._run_id, after)
@@ -230,7 +231,7 @@ class Follower:
             self._listener.note("the store answers again")
         return progress
 
-    def _say_why(self, progress: Progress) -> None:
+    def _say_why(self, progress: RunProgress) -> None:
         """Say for what a run waits of which nothing runs."""
         if progress.running or progress.building or self._cancelled_s is not None:
             self._said_s = time.monotonic()
@@ -254,7 +255,7 @@ def follower_of(
     run_id: str,
     listener: ProgressListener,
     *,
-    first: Progress,
+    first: RunProgress,
     ask: Callable[[], Answer] | None = None,
     interrupts: InterruptHandler | None = None,
 ) -> Follower:
@@ -276,7 +277,7 @@ class Shown:
         self._building: set[str] = set()
         self._built = built
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Tell what is new."""
         self._show_builds(progress)
         last = {attempt["job_id"]: index for index, attempt in enumerate(progress.attempts)}
@@ -293,7 +294,7 @@ class Shown:
             self._listener.job_ended(self._open.pop(job_id))
         self._listener.devices(progress.running)
 
-    def _show_builds(self, progress: Progress) -> None:
+    def _show_builds(self, progress: RunProgress) -> None:
         from farm.compile.protocol import BuildReply
 
         building = set(progress.building)

@@ -16,7 +16,7 @@ import msgspec
 from farm.bundles.cache import BundleCache
 from farm.cluster.client.devices import Wanted
 from farm.cluster.client.follow import Ending, follower_of
-from farm.cluster.client.work import Work, upload_runtimes
+from farm.cluster.client.work import Work, manifests_of, upload_runtimes
 from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
 from farm.errors import FarmError, StoreError, UsageError
 from farm.report.model.format import plural
@@ -186,9 +186,14 @@ class _SharedRun(RunSteps):
         order = self._order_of(run_id, work)
         stale = {**dict.fromkeys(was_stale), **work.stale}
         if was_submitted:
-            self._store.cluster.add(run_id, work.shards, work.to_build, work.built, order=order, jobs=jobs, stale=stale)
+            self._store.cluster.add(
+                run_id, work.shards, work.to_build, work.built,
+                order=order, jobs=jobs, stale=stale, manifests=work.manifests,
+            )  # fmt: skip
         else:
-            self._store.cluster.submit(order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale)
+            self._store.cluster.submit(
+                order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale, manifests=work.manifests
+            )
         begun(run_id)
         self._wake(work)
         self._say_stale(len(work.stale), len(jobs))
@@ -214,16 +219,20 @@ class _SharedRun(RunSteps):
         lacking = [one for one in lacking if one.key in keys]
         sources = upload_sources(objects, [one.job for one in lacking])
         anew = self._rebuild.keys if self._rebuild is not None else frozenset()
+        shards = divide(
+            [self._shard_job(one) for one in planned],
+            devices=devices,
+            cached=built.keys(),
+            sessions={one.job.id: tuple(runtime_flags(one.job.target).items()) for one in planned},
+            first=self._first,
+        )
+        needs = {soc: tuple(one.key for one in canaries if one.job.target.soc == soc) for soc in self._wanted.socs}
         return Work(
-            shards=divide(
-                [self._shard_job(one) for one in planned],
-                devices=devices,
-                cached=built.keys(),
-                sessions={one.job.id: tuple(runtime_flags(one.job.target).items()) for one in planned},
-                first=self._first,
-            ),
+            # No device begins before its canary is there.
+            shards=[msgspec.structs.replace(shard, needs=needs.get(shard.soc, ())) for shard in shards],
             to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
             built=[one for key, one in built.items() if key in keys],
+            manifests=manifests_of(BundleCache(self._config.cache_dir), built),
             stale=stale,
             jobs=len(planned),
             terms=self._terms(jobs, tools, runtimes, [self._shard_job(one) for one in canaries]),
@@ -338,7 +347,7 @@ class _SharedRun(RunSteps):
             self._store, run_id, self._listener, ask=self._manner.ask, interrupts=self._interrupts, first=first
         )
         with self._building(run_id, work, tools, objects):
-            ending = follower.follow(after)
+            ending = follower.follow(first)
         return self._ended(run_id, ending)
 
     @contextmanager

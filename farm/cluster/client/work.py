@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.bundles.bundle import load_bundle
+from farm.errors import BundleError
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from farm.bundles.bundle import Manifest
+    from farm.bundles.cache import BundleCache
     from farm.cluster.terms import RemoteRuntime, WorkTerms
     from farm.config.settings import Config
     from farm.request.request import RunRequest
@@ -25,11 +30,23 @@ class Work(NamedTuple):
     to_build: Sequence[NewBuild]
     built: Sequence[Build]
     """Bundles that are there already."""
+    manifests: Mapping[str, Manifest]
+    """Of those that were made here, by key."""
     stale: Mapping[str, Stale]
     """Why jobs are left out, by their ids."""
     jobs: int
     """That are to run."""
     terms: WorkTerms
+
+
+def manifests_of(cache: BundleCache, keys: Iterable[str]) -> dict[str, Manifest]:
+    """Return the manifests of the bundles that are in the cache of this machine, by key."""
+    found = {}
+    for key in keys:
+        # Their files are verified where they are used.
+        with contextlib.suppress(BundleError):
+            found[key] = load_bundle(cache.folder(key)).manifest
+    return found
 
 
 def upload_runtimes(
