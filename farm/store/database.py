@@ -20,7 +20,7 @@ from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.postgresql import WRITER, create_postgresql_engine, how_to_install, psycopg_arguments, user_of
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
-from farm.store.store_file import StoreFile, identity
+from farm.store.store_file import StoreFile, identity, require_local
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Database:
 
     def _check_file(self, *, existing: bool) -> None:
         path = Path(self.name)
+        require_local(path)
         if existing and not path.is_file():
             raise NoStoreError(f"{path.absolute()}: {_NO_STORE}")
         if self.readonly:

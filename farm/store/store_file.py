@@ -1,8 +1,12 @@
-"""Whether the file of an SQLite store is still the one that was opened: SQLite itself goes on with one that is not."""
+"""Whether the file of an SQLite store is on a disk of this machine, and still the one that was opened.
+
+SQLite itself goes on with one that is not.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 from contextlib import closing, suppress
@@ -10,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from farm.errors import StoreLostError
+from farm.errors import NoStoreError, StoreLostError
 
 # https://www.sqlite.org/fileformat2.html, "The Database Header"
 _HEADER_BYTES = 100
@@ -26,6 +30,48 @@ _OVERWRITTEN = (
     "was overwritten or cut off while it was in use: restore it from a backup, or move it away and start a new one "
     "(sqlite3 STORE .recover saves what can be read)"
 )
+
+
+# Their locks, and the memory that SQLite's processes share, do not reach from one machine to the next:
+# https://www.sqlite.org/useovernet.html
+_NETWORKED = frozenset({
+    "nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ncpfs", "coda", "ceph", "glusterfs", "lustre",
+    "beegfs", "gpfs", "pvfs2", "orangefs", "davfs", "moosefs", "juicefs",
+})  # fmt: skip
+_NETWORKED_BY_FUSE = frozenset({"sshfs", "s3fs", "rclone", "gcsfuse", "goofys", "curlftpfs", "cephfs", "mfs"})
+_MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def network_kind(mountinfo: str, path: str) -> str:
+    """Return the kind of the network file system that `path` is on, "" for one of this machine. Pure.
+
+    `mountinfo` is what /proc/self/mountinfo says (proc_pid_mountinfo(5)), `path` is absolute and without links.
+    """
+    at, kind = "", ""
+    for line in mountinfo.splitlines():
+        before, mark, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not mark or len(fields) < 5:
+            continue
+        place = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4]).rstrip("/")
+        # Of several at one place the last one covers the others.
+        if (path == place or path.startswith(f"{place}/")) and len(place) >= len(at):
+            at, kind = place, after.split(" ")[0]
+    return kind if kind.removeprefix("fuse.") in _NETWORKED | _NETWORKED_BY_FUSE else ""
+
+
+def require_local(path: Path) -> None:
+    """Raise NoStoreError where the file of a store is, or would be, on a network file system."""
+    try:
+        mountinfo = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return  # macOS has none
+    if kind := network_kind(mountinfo, os.path.realpath(path)):
+        raise NoStoreError(
+            f"{path}: is on a network file system ({kind}), where SQLite loses what several processes write: put it on "
+            "a disk of this machine, or share a PostgreSQL: store = 'postgresql://user@host/database' (docs/leases.md)"
+        )
 
 
 class Identity(NamedTuple):
