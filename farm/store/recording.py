@@ -71,24 +71,7 @@ class Recording:
         """
         versions = case_versions(jobs)
 
-        def insert(connection: Connection) -> None:
-            rows.require_run(connection, run_id)
-            job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
-            planned = [
-                {
-                    "run_id": run_id,
-                    "job_id": job_ids[job.id],
-                    "case_id": case_ids[job.id],
-                    "position": position,
-                    "judged_by": values.judged_by(job),
-                }
-                for position, job in enumerate(jobs)
-            ]
-            rows.insert_missing(connection, schema.run_job, planned)
-            run = schema.run.c
-            connection.execute(update(schema.run).where(run.id == run_id, ~run.run_began).values(run_began=True))
-
-        self._database.write(insert)
+        self._database.write(lambda connection: plan_rows(connection, run_id, jobs, versions))
 
     def record_device(self, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> None:
         """Record that a device has a part in a run, with what it runs programs with: `Runtime.versions`."""
@@ -117,15 +100,7 @@ class Recording:
         built, with how often; None where it is not known. `program` is the hash of what the program is, as its
         manifest has it; empty where it has none.
         """
-        row: dict[str, Any] = {
-            "build_seconds": seconds,
-            "cached": cached,
-            "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
-            "program_hash": values.clean(program, values.SOC_LIMIT) or None,
-        }
-        for column, counts in (("fallback_ops", fallback_ops), ("operators", operators)):
-            if counts is not None:
-                row[column] = {values.clean(name): count for name, count in counts.items()}
+        row = build_columns(seconds, bundle_key, fallback_ops, operators, program) | {"cached": cached}
 
         def change(connection: Connection) -> None:
             run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
@@ -162,14 +137,7 @@ class Recording:
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
         """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
 
-        def mark(connection: Connection) -> None:
-            for job_id, why in stale.items():
-                run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
-                kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
-                row = update(schema.run_job).where(schema.run_job.c.id == run_job_id)
-                connection.execute(row.values(stale=msgspec.to_builtins(kept)))
-
-        self._database.write(mark)
+        self._database.write(lambda connection: mark_stale_rows(connection, run_id, stale))
 
     def finish_run(self, run_id: str, exit_code: int) -> None:
         """Record that a run ended, and how; one that ended early without an attempt never began."""
@@ -181,6 +149,53 @@ class Recording:
             connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
 
         self._database.write(change)
+
+
+def plan_rows(connection: Connection, run_id: str, jobs: Sequence[Job], versions: Mapping[str, str]) -> None:
+    """Write what `Recording.plan_jobs` says; `versions` are those of the cases, by job id."""
+    rows.require_run(connection, run_id)
+    job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
+    planned = [
+        {
+            "run_id": run_id,
+            "job_id": job_ids[job.id],
+            "case_id": case_ids[job.id],
+            "position": position,
+            "judged_by": values.judged_by(job),
+        }
+        for position, job in enumerate(jobs)
+    ]
+    rows.insert_missing(connection, schema.run_job, planned)
+    run = schema.run.c
+    connection.execute(update(schema.run).where(run.id == run_id, ~run.run_began).values(run_began=True))
+
+
+def mark_stale_rows(connection: Connection, run_id: str, stale: Mapping[str, Stale | None]) -> None:
+    """Write what `Recording.mark_stale` says."""
+    for job_id, why in stale.items():
+        run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
+        kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
+        row = update(schema.run_job).where(schema.run_job.c.id == run_job_id)
+        connection.execute(row.values(stale=msgspec.to_builtins(kept)))
+
+
+def build_columns(
+    seconds: float,
+    bundle_key: str,
+    fallback_ops: Mapping[str, int] | None,
+    operators: Mapping[str, int] | None,
+    program: str,
+) -> dict[str, Any]:
+    """Return the columns of a planned job that say how its bundle came to be; what is not known is left out."""
+    row: dict[str, Any] = {
+        "build_seconds": seconds,
+        "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
+        "program_hash": values.clean(program, values.SOC_LIMIT) or None,
+    }
+    for column, counts in (("fallback_ops", fallback_ops), ("operators", operators)):
+        if counts is not None:
+            row[column] = {values.clean(name): count for name, count in counts.items()}
+    return row
 
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:

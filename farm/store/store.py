@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from farm.store.clock import Clock
+    from farm.store.cluster.cluster import Cluster
     from farm.store.leases.leasing import Leases
     from farm.store.leases.quarantines import Quarantines
     from farm.store.leases.registry import Registry
@@ -165,6 +166,13 @@ class Store(Recording):
         from farm.store.messages.messages import Messages
 
         return Messages(self._database)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """A farm of many hosts: what is submitted, and who works on it. Raises UsageError where it is no PostgreSQL."""
+        from farm.store.cluster.cluster import Cluster
+
+        return Cluster(self._database, self._clock)
 
     @cached_property
     def pruning(self) -> Pruning:

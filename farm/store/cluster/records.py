@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,12 +10,14 @@ from farm.compile.protocol import BuildReply
 from farm.results.attempt import Attempt
 from farm.results.blame import Tried
 from farm.store.leases.rules import Lease, Priority
+from farm.store.leases.situation import Situation
 from farm.store.records import ArtifactRecord
 from farm.suites.suite import Job
 
 OrderState = Literal["open", "cancelled", "ended"]
 ShardState = Literal["waiting", "held", "ended"]
 BuildState = Literal["waiting", "held", "built", "failed"]
+NightState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
 class ShardJob(msgspec.Struct, frozen=True):
@@ -41,6 +43,8 @@ class NewShard(msgspec.Struct, frozen=True):
     """Among the shards of its run: the smaller goes first."""
     avoid: tuple[str, ...] = ()
     """Ids of devices that do not get it: they have tried it."""
+    needs: tuple[str, ...] = ()
+    """Keys of bundles that it waits for besides those of its jobs: the canary of its SoC."""
 
 
 class NewBuild(msgspec.Struct, frozen=True):
@@ -264,3 +268,70 @@ class Mended(msgspec.Struct, frozen=True):
     """What was done, for people."""
     unfinished: tuple[str, ...] = ()
     """Runs that are over and have no end yet."""
+
+
+class NightStart(msgspec.Struct, frozen=True):
+    """A night that was due once."""
+
+    name: str
+    due_ms: int
+    state: NightState
+    agent: str
+    """Who started it, or found that it was not to be started."""
+    started_ms: int
+    ended_ms: int | None
+    exit_code: int | None
+    """Of `farm nightly`."""
+    why: str
+    """Why it was left out, or what it said at its end."""
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """What who follows a submitted run has not seen yet, and what goes on."""
+
+    last: int
+    """What to look from the next time."""
+    attempts: tuple[dict[str, Any], ...]
+    """Oldest first, as listeners of a run are told of them."""
+    retried: frozenset[str]
+    """Jobs that another device is to try."""
+    running: dict[str, str]
+    """The job that each device runs, by what the device is called."""
+    building: tuple[str, ...]
+    """Jobs whose bundles are being made."""
+    built: int
+    """Bundles that were made, or cannot be."""
+    to_build: int
+    """Of so many that were not there."""
+    order: Order
+    finished: bool
+    exit_code: int | None
+
+
+class ShardSum(msgspec.Struct, frozen=True):
+    """The shards of a submitted run for one SoC, in sums."""
+
+    run_id: str
+    soc: str
+    waiting: int
+    waiting_s: float
+    held: int
+    held_s: float
+    """What they still take, as expected."""
+    lacking: int
+    """Bundles that they wait for."""
+
+
+class QueueView(msgspec.Struct, frozen=True):
+    """All that is said of who waits for what."""
+
+    now_ms: int
+    orders: tuple[Order, ...]
+    """Those that have not ended, the most urgent first."""
+    situations: dict[str, Situation]
+    """By SoC, where something waits or is held."""
+    sums: tuple[ShardSum, ...]
+    quotas: dict[str, int]
+    builds_waiting: dict[str, int]
+    """By the id of the toolchain."""
+    agents: tuple[Agent, ...]

@@ -11,6 +11,7 @@ from sqlalchemy import bindparam, delete, func, or_, select, text, update
 from farm.errors import LeaseLostError
 from farm.store import schema, values
 from farm.store.leases.rules import Lease, Priority, Request, Waiting, grant, to_yield
+from farm.store.rows import insert_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -45,15 +46,17 @@ _WAITING = select(
 _LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
 # SQLite has no such clause, nor needs it in a transaction that writes.
 _LIVE = _LEASE.with_for_update(read=True)
+# Agents take devices under a lock of the SoC alone.
+_OWN = _LEASE.with_for_update()
 _TAKE = (
     update(schema.lease)
     .where(_lease_row.device == bindparam("of"))
-    .values({name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS})
+    .values({**{name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS}, "wanted_by": ""})
 )
 GIVE_BACK = (
     update(schema.lease)
     .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
-    .values(token="", expires_ms=0)
+    .values(token="", expires_ms=0, wanted_by="")
 )
 KEEP_PLACE = update(schema.waiter).where(_waiter_row.id == bindparam("of")).values(expires_ms=bindparam("alive_ms"))
 SERVED = KEEP_PLACE.values(wanted=bindparam("left"))
@@ -101,7 +104,8 @@ def encode_devices(devices: Iterable[str]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _decode(devices: str) -> tuple[str, ...]:
+def decode_devices(devices: str) -> tuple[str, ...]:
+    """Return the ids that the column of a waiter holds."""
     return msgspec.json.decode(devices, type=tuple[str, ...])
 
 
@@ -137,7 +141,7 @@ def waiting_now(connection: Connection, now_ms: int) -> list[Waiting]:
     query = select(schema.waiter).where(row.expires_ms > now_ms, row.wanted > 0)
     return [
         Waiting(
-            devices=_decode(found.devices),
+            devices=decode_devices(found.devices),
             count=found.wanted,
             user=found.user_name,
             host=found.host,
@@ -153,7 +157,7 @@ def waiting_now(connection: Connection, now_ms: int) -> list[Waiting]:
 def _requests(connection: Connection, now_ms: int) -> list[Request]:
     """Return what is waited for by processes that are alive."""
     return [
-        Request(token, _decode(devices), wanted, user, Priority(priority), since_ms)
+        Request(token, decode_devices(devices), wanted, user, Priority(priority), since_ms)
         for token, devices, wanted, user, priority, since_ms in connection.execute(_WAITING, {"now_ms": now_ms})
     ]
 
@@ -173,7 +177,7 @@ def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[st
     """Return the devices that a waiter, who has to be counted, may have now."""
     # The others that wait are many, and only matter when there is something to share that those before leave.
     taken = connection.scalars(_TAKEN, {"now_ms": now_ms})
-    free = len(set(_decode(waiter.devices)).difference(taken))
+    free = len(set(decode_devices(waiter.devices)).difference(taken))
     if waiter.wanted <= 0 or not free:
         return []
     ahead = connection.scalar(_AHEAD, {**waiter._mapping, "now_ms": now_ms}) or 0  # noqa: SLF001 - public in SQLAlchemy
@@ -197,13 +201,13 @@ def still_ours(connection: Connection, leases: Sequence[Lease]) -> tuple[tuple[L
 
 
 def lease_row(connection: Connection, device: str) -> Lease:
-    """Return the row of a device, which is made when it has none."""
-    row = connection.execute(_LEASE, {"of": device}).first()
+    """Return the row of a device, which is made when it has none; nobody else changes it until the transaction ends."""
+    row = connection.execute(_OWN, {"of": device}).first()
     if row is None:
         free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}
         free |= dict.fromkeys(("priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0) | {"reserved_for": ""}
-        connection.execute(schema.lease.insert(), free)
-        row = connection.execute(_LEASE, {"of": device}).one()
+        insert_missing(connection, schema.lease, [free])
+        row = connection.execute(_OWN, {"of": device}).one()
     return lease_of(row)
 
 

@@ -24,7 +24,17 @@ from farm.store.schema.recorded import (
     suite_case,
     triage,
 )
-from farm.store.schema.sharing import agent, agent_device, build, build_wanted, quota, run_order, shard, shard_jobs
+from farm.store.schema.sharing import (
+    agent,
+    agent_device,
+    build,
+    build_wanted,
+    night_start,
+    quota,
+    run_order,
+    shard,
+    shard_jobs,
+)
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
 REVISION = "0012"
@@ -52,6 +62,7 @@ __all__ = [
     "lease",
     "measurement",
     "metadata",
+    "night_start",
     "op_profile",
     "quota",
     "run",

@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -37,6 +38,8 @@ run_order = Table(
     Column("most_devices", Integer),
     Column("most_failures", Integer),
     Column("failures", Integer, nullable=False),
+    # That were not there when it was submitted.
+    Column("bundles", Integer, nullable=False),
     Column("until_ms", BigInteger),
     Column("state", String(16), nullable=False, index=True),
     Column("cancelled_by", String(256), nullable=False),
@@ -78,9 +81,11 @@ shard_jobs = Table(
     "shard_jobs",
     metadata,
     Column("shard", ForeignKey(shard.c.id), primary_key=True),
-    # JSON, as text: names of the jobs that have their result; all jobs, with the keys of their bundles.
+    # JSON: names of the jobs that have their result, the first that has none, and all jobs, with the keys of their
+    # bundles, by zlib: a job has kilobytes of tolerances.
     Column("done", Text, nullable=False),
-    Column("jobs", Text, nullable=False),
+    Column("next_job", String(512), nullable=False),
+    Column("jobs", LargeBinary, nullable=False),
 )
 
 # One for each bundle that a build host was asked for, by whatever run.
@@ -90,6 +95,9 @@ build = Table(
     Column("key", String(128), primary_key=True),
     Column("toolchain", String(128), nullable=False),
     Column("task", Text, nullable=False),
+    # Of the most urgent run that wants it, and its place there.
+    Column("user_name", String(256), nullable=False),
+    Column("priority", Integer, nullable=False),
     Column("position", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("agent", String(256), nullable=False),
@@ -107,7 +115,7 @@ build = Table(
     Column("reply", Text),
     Column("log", Text, nullable=False),
     Column("asked_ms", BigInteger, nullable=False),
-    Index("ix_build_toolchain_state", "toolchain", "state"),
+    Index("ix_build_waiting", "toolchain", "state", "user_name", "priority", "position"),
     Index("ix_build_token", "token"),
 )
 
@@ -162,4 +170,20 @@ quota = Table(
     Column("most", Integer, nullable=False),
     Column("set_by", String(256), nullable=False),
     Column("set_ms", BigInteger, nullable=False),
+)
+
+# A night that one of the agents which have it began: the row decides which, once for each time that it is due.
+night_start = Table(
+    "night_start",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("due_ms", BigInteger, primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("agent", String(256), nullable=False),
+    Column("token", String(64), nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+    Column("exit_code", Integer),
+    # Why it was left out, or what it said at its end.
+    Column("why", Text, nullable=False),
 )

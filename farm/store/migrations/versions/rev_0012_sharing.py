@@ -30,6 +30,7 @@ def upgrade() -> None:
         Column("most_devices", sa.Integer(), nullable=True),
         Column("most_failures", sa.Integer(), nullable=True),
         Column("failures", sa.Integer(), nullable=False),
+        Column("bundles", sa.Integer(), nullable=False),
         Column("until_ms", sa.BigInteger(), nullable=True),
         Column("state", sa.String(length=16), nullable=False),
         Column("cancelled_by", sa.String(length=256), nullable=False),
@@ -68,7 +69,8 @@ def upgrade() -> None:
         "shard_jobs",
         Column("shard", _ROW_ID, nullable=False),
         Column("done", sa.Text(), nullable=False),
-        Column("jobs", sa.Text(), nullable=False),
+        Column("next_job", sa.String(length=512), nullable=False),
+        Column("jobs", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["shard"], ["shard.id"], name="fk_shard_jobs_shard"),
         sa.PrimaryKeyConstraint("shard", name="pk_shard_jobs"),
     )
@@ -77,6 +79,8 @@ def upgrade() -> None:
         Column("key", sa.String(length=128), nullable=False),
         Column("toolchain", sa.String(length=128), nullable=False),
         Column("task", sa.Text(), nullable=False),
+        Column("user_name", sa.String(length=256), nullable=False),
+        Column("priority", sa.Integer(), nullable=False),
         Column("position", sa.Integer(), nullable=False),
         Column("state", sa.String(length=16), nullable=False),
         Column("agent", sa.String(length=256), nullable=False),
@@ -94,7 +98,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key", name="pk_build"),
     )
     op.create_index("ix_build_token", "build", ["token"])
-    op.create_index("ix_build_toolchain_state", "build", ["toolchain", "state"])
+    op.create_index("ix_build_waiting", "build", ["toolchain", "state", "user_name", "priority", "position"])
     op.create_table(
         "build_wanted",
         Column("shard", _ROW_ID, nullable=False),
@@ -143,4 +147,17 @@ def upgrade() -> None:
         Column("set_by", sa.String(length=256), nullable=False),
         Column("set_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("subject", name="pk_quota"),
+    )
+    op.create_table(
+        "night_start",
+        Column("name", sa.String(length=128), nullable=False),
+        Column("due_ms", sa.BigInteger(), nullable=False),
+        Column("state", sa.String(length=16), nullable=False),
+        Column("agent", sa.String(length=256), nullable=False),
+        Column("token", sa.String(length=64), nullable=False),
+        Column("started_ms", sa.BigInteger(), nullable=False),
+        Column("ended_ms", sa.BigInteger(), nullable=True),
+        Column("exit_code", sa.Integer(), nullable=True),
+        Column("why", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("name", "due_ms", name="pk_night_start"),
     )

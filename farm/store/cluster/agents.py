@@ -1,0 +1,289 @@
+"""Agents: who lives, on which hosts, with which devices, and what they learn with a heartbeat."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import text
+
+from farm.errors import AgentRefusedError
+from farm.store import values
+from farm.store.cluster.part import ClusterPart, notify
+from farm.store.cluster.records import Agent, AgentFacts, AgentId, Minded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy import Connection, Row
+
+    from farm.store.leases.rules import Lease
+
+# Of the database, in milliseconds: nobody who could not reach it is dead for that.
+UP_MS = text("SELECT CAST(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000 AS bigint)")
+
+_OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
+_OTHER_PROTOCOL = text("""
+    SELECT 'agent ' || name AS who, CAST(facts AS jsonb) ->> 'protocol' AS protocol FROM agent
+    WHERE NOT has_left AND expires_ms > :now_ms AND name <> :name
+      AND CAST(CAST(facts AS jsonb) ->> 'protocol' AS integer) <> :protocol
+    UNION ALL
+    SELECT 'run ' || run_id, CAST(protocol AS text) FROM run_order WHERE state = 'open' AND protocol <> :protocol
+    LIMIT 1
+""")
+_REGISTER = text("""
+    INSERT INTO agent (name, token, user_name, facts, started_ms, heartbeat_ms, expires_ms, has_left, is_draining)
+    VALUES (:name, :token, :user, :facts, :now_ms, :now_ms, :expires_ms, false, false)
+    ON CONFLICT (name) DO UPDATE SET
+        token = excluded.token, user_name = excluded.user_name, facts = excluded.facts,
+        started_ms = excluded.started_ms, heartbeat_ms = excluded.heartbeat_ms, expires_ms = excluded.expires_ms,
+        has_left = false, is_draining = false
+""")
+_TAKE_OVER = (
+    text("UPDATE lease SET token = :token, expires_ms = :expires_ms WHERE token = :before"),
+    text("UPDATE shard SET token = :token WHERE token = :before"),
+    text("UPDATE build SET token = :token WHERE token = :before"),
+)
+_FACTS = text("UPDATE agent SET facts = :facts WHERE name = :name AND token = :token RETURNING name")
+_GONE_DEVICES = text("DELETE FROM agent_device WHERE agent = :agent AND device <> ALL(:devices)")
+# A device that hangs on a host that lives stays there.
+_DEVICE = text("""
+    INSERT INTO agent_device (device, agent, soc, kind, os, serial, name, labels, refused)
+    VALUES (:device, :agent, :soc, :kind, :os, :serial, :name, CAST(:labels AS json), :refused)
+    ON CONFLICT (device) DO UPDATE SET
+        agent = excluded.agent, soc = excluded.soc, kind = excluded.kind, os = excluded.os, serial = excluded.serial,
+        name = excluded.name, labels = excluded.labels, refused = excluded.refused
+    WHERE agent_device.agent = excluded.agent OR NOT EXISTS (
+        SELECT 1 FROM agent WHERE agent.name = agent_device.agent AND NOT has_left AND expires_ms > :now_ms
+    )
+""")
+# Whoever takes a device locks its row.
+_LEASE_ROW = text("""
+    INSERT INTO lease (device, fence, token, user_name, host, pid, purpose, priority, acquired_ms, expires_ms,
+                       reserved_for, reserved_until_ms)
+    VALUES (:device, 0, '', '', '', 0, '', 0, 0, 0, '', 0) ON CONFLICT (device) DO NOTHING
+""")
+# One statement, as hundreds of agents have it done every few seconds.
+_HEARTBEAT = text("""
+    WITH now AS (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS ms),
+    me AS (
+        UPDATE agent SET heartbeat_ms = now.ms, expires_ms = now.ms + :ttl_ms FROM now
+        WHERE name = :name AND token = :token AND NOT has_left RETURNING name, is_draining
+    ),
+    kept AS (
+        UPDATE lease SET expires_ms = now.ms + :ttl_ms FROM now, me WHERE lease.token = :token
+        RETURNING lease.device, lease.fence, lease.wanted_by
+    )
+    SELECT
+        (SELECT is_draining FROM me) AS is_draining,
+        (SELECT json_object_agg(device, fence) FROM kept) AS kept,
+        (SELECT json_object_agg(device, wanted_by) FROM kept WHERE wanted_by <> '') AS wanted,
+        (SELECT json_agg(DISTINCT device) FROM shard WHERE token = :token AND state = 'held') AS used,
+        (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
+         WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,
+        (SELECT json_agg(key) FROM build WHERE token = :token AND state = 'held' AND NOT EXISTS (
+            SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+            WHERE build_wanted.key = build.key AND run_order.state = 'open'
+        )) AS unwanted,
+        (SELECT json_agg(soc) FROM (
+            SELECT DISTINCT soc FROM agent_device, now WHERE agent = :name AND refused = '' AND NOT EXISTS (
+                SELECT 1 FROM lease WHERE lease.device = agent_device.device AND token <> '' AND expires_ms > now.ms
+            )
+        ) AS idle WHERE EXISTS (
+            SELECT 1 FROM shard JOIN run_order USING (run_id), now
+            WHERE shard.soc = idle.soc AND shard.state = 'waiting' AND shard.lacking = 0
+              AND run_order.state = 'open' AND (until_ms IS NULL OR until_ms > now.ms)
+        )) AS claimable
+""")
+_PUT_BACK_ALL = text("""
+    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
+                     token = '', agent = '', why = :why
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.token = :token AND shard.state = 'held'
+    RETURNING shard.soc
+""")
+_GIVE_BACK_ALL = text("UPDATE lease SET token = '', expires_ms = 0, wanted_by = '' WHERE token = :token")
+_PUT_BACK_BUILDS = text("""
+    UPDATE build SET state = 'waiting', agent = '', token = '' WHERE token = :token AND state = 'held'
+    RETURNING toolchain
+""")
+_LEAVE = text("UPDATE agent SET has_left = true, expires_ms = 0 WHERE name = :name AND token = :token RETURNING name")
+AGENTS = text("SELECT * FROM agent WHERE NOT has_left ORDER BY name")
+_DRAIN = text("UPDATE agent SET is_draining = :on WHERE name = :name AND NOT has_left RETURNING name")
+
+
+class Agents(ClusterPart):
+    """What agents say of themselves, and what others see of them."""
+
+    def register(self, name: str, facts: AgentFacts, ttl_s: float, *, user: str, replaces: str = "") -> AgentId:
+        """Begin the life of an agent, and return who it is; it is alive for `ttl_s`, again with every heartbeat.
+
+        What a former life of this name held is the new one's: it records what that one found out, and then says
+        `begun`. `replaces` is the token of that life where the agent knows that it is over; else the new one is
+        refused until it expires. Raises AgentRefusedError while another agent of this name lives, and where the
+        farm's agents or its open runs are of another version.
+        """
+        key = values.clean(name, values.NAME_LIMIT)
+
+        def insert(connection: Connection) -> AgentId:
+            before = connection.execute(_OF_NAME, {"name": key}).first()
+            now_ms = self._clock(connection)
+            if before is not None and before.token != replaces and not before.has_left:
+                left_ms = max(before.expires_ms - now_ms, _ms(ttl_s) - connection.scalar(UP_MS))
+                if left_ms > 0:
+                    raise AgentRefusedError(_taken(before, left_ms))
+            self._require_protocol(connection, key, facts.protocol, now_ms)
+            agent = AgentId(key, secrets.token_hex(16))
+            expires_ms = now_ms + _ms(ttl_s)
+            row = {"name": key, "token": agent.token, "user": values.clean(user, values.NAME_LIMIT), "now_ms": now_ms}
+            connection.execute(_REGISTER, {**row, "facts": _encode(facts), "expires_ms": expires_ms})
+            if before is not None and before.token:
+                moved = {"token": agent.token, "before": before.token}
+                for number, statement in enumerate(_TAKE_OVER):
+                    connection.execute(statement, moved | ({} if number else {"expires_ms": expires_ms}))
+            self._write_devices(connection, key, facts, now_ms)
+            return agent
+
+        return self._database.write(insert)
+
+    def begun(self, agent: AgentId) -> None:
+        """Give back what a former life of the agent held, after the new one has recorded what that found out."""
+        self.put_back_all(agent, "its agent was started again")
+
+    def put_back_all(self, agent: AgentId, why: str) -> None:
+        """Let others have all shards, builds and devices of an agent."""
+        self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
+
+    def heartbeat(self, agent: AgentId, facts: AgentFacts | None, ttl_s: float, leases: Iterable[Lease] = ()) -> Minded:
+        """Keep an agent and all its leases alive for `ttl_s`, and return what it should know.
+
+        `facts`: only where they are others than it said before. `leases` are those that it takes for its own: what is
+        not is in `Minded.lost`. A lease that expired and that nobody took is renewed.
+        """
+        us = {"name": agent.name, "token": agent.token, "ttl_ms": _ms(ttl_s)}
+
+        def mind(connection: Connection) -> Minded:
+            if facts is not None:
+                self._write_facts(connection, agent, facts)
+            row = connection.execute(_HEARTBEAT, us).one()
+            return _minded(row, leases)
+
+        return self._database.write(mind)
+
+    def leave(self, agent: AgentId) -> None:
+        """End the life of an agent: what it held is others'."""
+
+        def change(connection: Connection) -> None:
+            put_back_held(connection, agent.token, "its agent left")
+            if connection.scalar(_LEAVE, {"name": agent.name, "token": agent.token}) is not None:
+                connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": []})
+
+        self._database.write(change)
+
+    def agents(self) -> list[Agent]:
+        """Return the agents that have not left, dead ones among them, by name."""
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            return [agent_of(row, now_ms) for row in connection.execute(AGENTS)]
+
+    def drain(self, name: str, *, on: bool = True) -> bool:
+        """Tell an agent to take no more work and to end when it is done, or not to; False where there is none."""
+
+        def change(connection: Connection) -> bool:
+            found = connection.scalar(_DRAIN, {"name": name, "on": on}) is not None
+            if found:
+                notify(connection, [f"drain {name}"])
+            return found
+
+        return self._database.write(change)
+
+    def _require_protocol(self, connection: Connection, name: str, protocol: int, now_ms: int) -> None:
+        asked = {"name": name, "protocol": protocol, "now_ms": now_ms}
+        other = connection.execute(_OTHER_PROTOCOL, asked).first()
+        if other is not None:
+            older = int(other.protocol) > protocol
+            remedy = (
+                "update farm on this host"
+                if older
+                else "update farm there; runs that are open have to end, or be cancelled, first"
+            )
+            raise AgentRefusedError(
+                f"this farm speaks protocol {protocol} of the shared farm, and {other.who} {other.protocol}: {remedy}"
+            )
+
+    def _write_facts(self, connection: Connection, agent: AgentId, facts: AgentFacts) -> None:
+        row = {"name": agent.name, "token": agent.token, "facts": _encode(facts)}
+        if connection.scalar(_FACTS, row) is not None:
+            self._write_devices(connection, agent.name, facts, self._clock(connection))
+
+    def _write_devices(self, connection: Connection, name: str, facts: AgentFacts, now_ms: int) -> None:
+        def clean(value: str, limit: int = values.NAME_LIMIT) -> str:
+            return values.clean(value, limit)
+
+        devices = sorted(facts.devices, key=lambda device: device.id)
+        rows = [
+            {
+                "device": clean(device.id),
+                "agent": name,
+                "soc": clean(device.soc, values.SOC_LIMIT),
+                "kind": clean(device.kind, values.KIND_LIMIT),
+                "os": clean(device.os, values.KIND_LIMIT),
+                "serial": clean(device.serial),
+                "name": clean(device.name),
+                "labels": msgspec.json.encode([clean(label) for label in device.labels]).decode(),
+                "refused": clean(device.refused),
+                "now_ms": now_ms,
+            }
+            for device in devices
+        ]
+        connection.execute(_GONE_DEVICES, {"agent": name, "devices": [row["device"] for row in rows]})
+        if rows:
+            connection.execute(_DEVICE, rows)
+            connection.execute(_LEASE_ROW, [{"device": row["device"]} for row in rows])
+
+
+def agent_of(row: Row[Any], now_ms: int) -> Agent:
+    """Return an agent as others see it."""
+    facts = msgspec.json.decode(row.facts, type=AgentFacts)
+    is_alive = not row.has_left and row.expires_ms > now_ms
+    return Agent(row.name, row.user_name, row.started_ms, row.heartbeat_ms, is_alive, facts, row.is_draining)
+
+
+def put_back_held(connection: Connection, token: str, why: str) -> int:
+    """Let others have all that was held under a token, and return how many shards these were."""
+    socs = connection.scalars(_PUT_BACK_ALL, {"token": token, "why": why}).all()
+    hints = {f"work {soc}" for soc in socs}
+    connection.execute(_GIVE_BACK_ALL, {"token": token})
+    hints |= {f"build {toolchain}" for toolchain in connection.scalars(_PUT_BACK_BUILDS, {"token": token})}
+    notify(connection, hints)
+    return len(socs)
+
+
+def _minded(row: Row[Any], leases: Iterable[Lease]) -> Minded:
+    kept = row.kept or {}
+    lost = {lease.device for lease in leases if kept.get(lease.device) != lease.fence}
+    return Minded(
+        lost=tuple(sorted(lost | (set(row.used or ()) - kept.keys()))),
+        wanted=row.wanted or {},
+        cancelled=tuple(sorted(row.cancelled or ())),
+        unwanted=tuple(sorted(row.unwanted or ())),
+        claimable=tuple(sorted(row.claimable or ())),
+        replaced=row.is_draining is None,
+        drain=bool(row.is_draining),
+    )
+
+
+def _taken(before: Row[Any], left_ms: int) -> str:
+    facts = msgspec.json.decode(before.facts, type=AgentFacts)
+    return (
+        f"an agent {before.name!r} lives on {facts.host} (process {facts.pid}): give this one another name "
+        f"(--name), or end that one; if it is dead, try again in {left_ms / 1000:.0f} s"
+    )
+
+
+def _encode(facts: AgentFacts) -> str:
+    return msgspec.json.encode(facts).decode()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,41 @@
+"""The rows of a farm of many hosts: `store.cluster`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+from farm.store.cluster.agents import Agents
+from farm.store.cluster.builds import Builds
+from farm.store.cluster.claims import Claims
+from farm.store.cluster.mend import Mending
+from farm.store.cluster.nights import Nights
+from farm.store.cluster.orders import Orders
+from farm.store.cluster.quotas import Quotas
+from farm.store.cluster.results import Results
+from farm.store.cluster.views import Views
+
+if TYPE_CHECKING:
+    from farm.store.clock import Clock
+    from farm.store.cluster.nights import Nights
+    from farm.store.database import Database
+
+
+class Cluster(Orders, Claims, Results, Builds, Agents, Mending, Quotas, Views):
+    """What clients and agents of a shared farm say and ask. Raises UsageError for a store that is no PostgreSQL.
+
+    Times are on the database's clock; every method is one transaction and raises StoreError when the database refuses.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        if database.is_sqlite:
+            raise UsageError(f"{database.name}: several hosts share a store on PostgreSQL (docs/shared_farm.md)")
+        super().__init__(database, clock)
+
+    @cached_property
+    def nights(self) -> Nights:
+        """The starts of nights."""
+        from farm.store.cluster.nights import Nights
+
+        return Nights(self._database, self._clock)

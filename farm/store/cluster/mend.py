@@ -1,0 +1,150 @@
+"""What nobody else does any more: work of the dead is others', what is over ends, and messages wake who could work."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from farm.store.cluster.agents import UP_MS, put_back_held
+from farm.store.cluster.claims import mark_wanted
+from farm.store.cluster.part import ClusterPart, lock_soc, notify
+from farm.store.cluster.records import Mended
+from farm.store.cluster.situations import read_situation
+from farm.store.leases.situation import usable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Row
+
+DEAD_MS = 10_000
+"""Of the database: who could not reach it for as long is not dead yet."""
+# A device of its kind may be back within so long: a host that is started again, a cable.
+_ABANDONED_MS = 60_000
+# Of a SoC or a toolchain: more than that would be woken at once.
+_MOST_MESSAGES = 64
+
+_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('farm mend'))")
+_LOOK = text("""
+    WITH now AS (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS ms)
+    SELECT now.ms AS now_ms,
+        (SELECT json_agg(json_build_array(name, token)) FROM agent
+         WHERE NOT has_left AND expires_ms <= now.ms AND (
+             EXISTS (SELECT 1 FROM shard WHERE shard.token = agent.token AND shard.state = 'held')
+             OR EXISTS (SELECT 1 FROM lease WHERE lease.token = agent.token)
+             OR EXISTS (SELECT 1 FROM build WHERE build.token = agent.token AND build.state = 'held'))) AS dead,
+        (SELECT json_agg(id) FROM shard WHERE state = 'held' AND NOT EXISTS (
+             SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
+             AND lease.token = shard.token)) AS orphans,
+        (SELECT json_agg(run_id) FROM run_order
+         WHERE state = 'cancelled' OR (state = 'open' AND (until_ms <= now.ms OR failures >= most_failures))) AS ending,
+        (SELECT json_agg(run_id) FROM run_order WHERE state <> 'ended' AND NOT EXISTS (
+             SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held'))) AS over,
+        (SELECT json_object_agg(soc, n) FROM (
+             SELECT soc, count(*) AS n FROM shard JOIN run_order USING (run_id)
+             WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open' GROUP BY soc) AS one) AS ready,
+        (SELECT json_object_agg(toolchain, n) FROM (
+             SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain) AS one) AS builds,
+        (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries
+    FROM now
+""")
+_STILL_DEAD = text("""
+    SELECT name FROM agent WHERE name = :name AND token = :token AND NOT has_left AND expires_ms <= :now_ms FOR UPDATE
+""")
+_TRIED = text("UPDATE shard SET tries = tries + 1 WHERE token = :token AND state = 'held'")
+_ORPHANS = text("""
+    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
+                     agent = '', token = '', why = 'the lease of its device ended'
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.id = ANY(:shards) AND shard.state = 'held'
+      AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
+                      AND lease.token = shard.token)
+    RETURNING shard.id
+""")
+_END_WAITING = text("""
+    UPDATE shard SET state = 'ended', why = CASE
+        WHEN run_order.state = 'cancelled' THEN 'cancelled by ' || cancelled_by
+        WHEN run_order.until_ms <= :now_ms THEN 'its time was over'
+        ELSE failures || ' jobs failed' END
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.run_id = ANY(:runs) AND shard.state = 'waiting'
+      AND (run_order.state = 'cancelled' OR until_ms <= :now_ms OR failures >= most_failures)
+    RETURNING shard.run_id
+""")
+_END = text("""
+    UPDATE run_order SET state = 'ended', ended_ms = :now_ms
+    WHERE run_id = :run AND state <> 'ended'
+      AND NOT EXISTS (SELECT 1 FROM shard WHERE run_id = :run AND state IN ('waiting', 'held'))
+    RETURNING run_id
+""")
+_LOCK_ORDER = text("SELECT 1 FROM run_order WHERE run_id = :run FOR UPDATE")
+_OLD_RETRIES = text("""
+    SELECT id, run_id, soc FROM shard WHERE retry AND state = 'waiting' AND held_ms < :before_ms
+""")
+_ABANDON = text("""
+    UPDATE shard SET state = 'ended', why = 'no other device is left to try it'
+    WHERE id = :shard AND state = 'waiting' RETURNING id
+""")
+
+
+class Mending(ClusterPart):
+    """What one of all agents does every few seconds."""
+
+    def mend(self) -> Mended:
+        """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
+
+        Nothing where somebody else is at it.
+        """
+        looked = self._database.write(self._mend)
+        if looked is None:
+            return Mended()
+        row, lines = looked
+        ready: dict[str, int] = row.ready or {}
+        for soc in sorted(ready):
+            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=bool(row.retries)))
+        messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
+        messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
+        return Mended(messages, tuple(lines))
+
+    def _mend(self, connection: Connection) -> tuple[Row[Any], list[str]] | None:
+        if not connection.scalar(_LOCK):
+            return None
+        row = connection.execute(_LOOK, {"abandoned_ms": _ABANDONED_MS}).one()
+        lines: list[str] = []
+        if row.dead and connection.scalar(UP_MS) > DEAD_MS:
+            for name, token in sorted(row.dead):
+                lines += self._bury(connection, name, token, row.now_ms)
+        if row.orphans:
+            found = connection.scalars(_ORPHANS, {"shards": sorted(row.orphans)}).all()
+            lines += [f"shard {shard} waits again: the lease of its device ended" for shard in found]
+        if row.ending:
+            runs = {"runs": sorted(row.ending), "now_ms": row.now_ms}
+            connection.execute(_END_WAITING, runs)
+        for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
+            connection.execute(_LOCK_ORDER, {"run": run_id})
+            if connection.scalar(_END, {"run": run_id, "now_ms": row.now_ms}) is not None:
+                notify(connection, [f"ended {run_id}"])
+        return row, lines
+
+    def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:
+        if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:
+            return []
+        connection.execute(_TRIED, {"token": token})
+        count = put_back_held(connection, token, f"agent {name} was not heard of")
+        return [f"agent {name} is not heard of: {count} of its shards wait again"]
+
+    def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
+        """Mark what is to be handed over, and end what no device is left to try."""
+        lock_soc(connection, soc)
+        now_ms = self._clock(connection)
+        known = read_situation(connection, soc, now_ms)
+        mark_wanted(connection, known)
+        if not has_old_retries:
+            return []
+        old = {row.id for row in connection.execute(_OLD_RETRIES, {"before_ms": now_ms - _ABANDONED_MS})}
+        lines = []
+        for order in known.situation.orders:
+            may = set(usable(order, known.situation.devices))
+            for retry in order.retries:
+                if retry.shard in old and may and may <= set(retry.avoid):
+                    connection.execute(_ABANDON, {"shard": retry.shard})
+                    lines.append(f"run {order.run_id}: no other device of {soc} is left to try shard {retry.shard}")
+        return lines

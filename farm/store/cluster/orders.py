@@ -1,0 +1,256 @@
+"""Runs that were submitted: orders, their shards and the bundles that these lack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select, text, update
+
+from farm.errors import StoreError
+from farm.store import rows, schema, values
+from farm.store.cluster.build_rows import want_builds
+from farm.store.cluster.part import ClusterPart, notify
+from farm.store.cluster.records import NewOrder, Order
+from farm.store.cluster.shard_rows import END_WAITING, insert_shards, keys_of
+from farm.store.leases.rules import Priority
+from farm.store.recording import case_versions, mark_stale_rows, plan_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from farm.bundles.bundle import Manifest
+    from farm.store.cluster.records import Build, NewBuild, NewShard
+    from farm.store.view import Stale
+    from farm.suites.suite import Job
+
+_COUNTS = """
+    SELECT run_id, count(*) FILTER (WHERE state = 'waiting') AS waiting, count(*) FILTER (WHERE state = 'held') AS held,
+           count(*) FILTER (WHERE state = 'ended') AS ended, coalesce(sum(lacking), 0) AS lacking
+    FROM shard GROUP BY run_id
+"""
+ORDERS = text(f"""
+    SELECT run_order.*, coalesce(waiting, 0) AS waiting, coalesce(held, 0) AS held, coalesce(ended, 0) AS ended,
+           coalesce(lacking, 0) AS lacking
+    FROM run_order LEFT JOIN ({_COUNTS}) AS counts USING (run_id)
+    WHERE (:run = '' OR run_id = :run) AND (NOT :open_only OR state <> 'ended')
+    ORDER BY priority DESC, submitted_ms, run_id
+""")  # noqa: S608 - constants
+_BUNDLES = text("UPDATE run_order SET bundles = bundles + :n WHERE run_id = :run")
+_CANCEL = text("""
+    UPDATE run_order SET state = 'cancelled', cancelled_by = :user
+    WHERE run_id = :run AND state = 'open' AND (:may_others OR user_name = :user)
+    RETURNING run_id
+""")
+_END = text("""
+    UPDATE run_order SET state = 'ended', ended_ms = :now_ms
+    WHERE run_id = :run AND state <> 'ended'
+      AND NOT EXISTS (SELECT 1 FROM shard WHERE run_id = :run AND state IN ('waiting', 'held'))
+    RETURNING run_id
+""")
+_UNFINISHED = text("""
+    SELECT run_id FROM run_order JOIN run ON run.id = run_order.run_id
+    WHERE finished_ms IS NULL AND state <> 'open'
+      AND NOT EXISTS (SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held'))
+    ORDER BY run_id
+""")
+
+
+class Orders(ClusterPart):
+    """What clients submit, cancel and look after."""
+
+    def submit(
+        self,
+        order: NewOrder,
+        shards: Sequence[NewShard],
+        builds: Sequence[NewBuild] = (),
+        built: Sequence[Build] = (),
+        *,
+        jobs: Sequence[Job] = (),
+        stale: Mapping[str, Stale | None] | None = None,
+        manifests: Mapping[str, Manifest] | None = None,
+    ) -> None:
+        """Submit a run that was begun: all of its jobs, its shards and the bundles that they lack, or nothing of it.
+
+        `jobs` are planned as `Recording.plan_jobs` does, `stale` are marked as `Recording.mark_stale` does. `builds`
+        are made by build hosts where they are not there; `built` are in the artifacts' store, with `manifests` of those
+        that nobody else knew. Raises StoreError where it was submitted before.
+        """
+        versions = case_versions(jobs)
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, order.run_id)
+            self._plan(connection, order.run_id, jobs, versions, stale)
+            if rows.insert_new(connection, schema.run_order, self._row(connection, order)) is None:
+                raise StoreError(f"run {order.run_id} was submitted before")
+            self._insert_shards(connection, order.run_id, shards, builds, built, manifests or {})
+
+        self._database.write(insert)
+
+    def add(
+        self,
+        run_id: str,
+        shards: Sequence[NewShard],
+        builds: Sequence[NewBuild] = (),
+        built: Sequence[Build] = (),
+        *,
+        order: NewOrder | None = None,
+        jobs: Sequence[Job] = (),
+        stale: Mapping[str, Stale | None] | None = None,
+        manifests: Mapping[str, Manifest] | None = None,
+    ) -> None:
+        """Let a run that was submitted go on with more shards, as `submit`; its order is open again.
+
+        `order` has what is another now: terms, devices, limits. Raises StoreError where it was never submitted.
+        """
+        versions = case_versions(jobs)
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            self._plan(connection, run_id, jobs, versions, stale)
+            again: dict[str, Any] = {"state": "open", "cancelled_by": "", "ended_ms": None, "failures": 0}
+            if order is not None:
+                again |= self._row(connection, order)
+            of_run = schema.run_order.c.run_id == run_id
+            changed = update(schema.run_order).where(of_run).values(again).returning(schema.run_order.c.run_id)
+            if connection.scalar(changed) is None:
+                raise StoreError(f"run {run_id} was never submitted")
+            anew = update(schema.run).where(schema.run.c.id == run_id).values(finished_ms=None, exit_code=None)
+            connection.execute(anew)
+            self._insert_shards(connection, run_id, shards, builds, built, manifests or {})
+
+        self._database.write(insert)
+
+    def order(self, run_id: str) -> Order | None:
+        """Return a submitted run as it is now, None where it never was."""
+        with self._database.reading() as connection:
+            row = connection.execute(ORDERS, {"run": run_id, "open_only": False}).first()
+            return None if row is None else order_of(row, self._clock(connection))
+
+    def orders(self, *, open_only: bool = True) -> list[Order]:
+        """Return the submitted runs that have not ended, the most urgent first, then the oldest; or all."""
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            return [order_of(row, now_ms) for row in connection.execute(ORDERS, {"run": "", "open_only": open_only})]
+
+    def cancel(self, run_id: str, user: str, *, may_others: bool = False) -> bool:
+        """Let nothing more of a run begin, and what runs end at once; tell whether that was anything new.
+
+        False as well for a run of somebody else, unless `may_others`.
+        """
+        who = values.clean(user, values.NAME_LIMIT)
+
+        def change(connection: Connection) -> bool:
+            if connection.scalar(_CANCEL, {"run": run_id, "user": who, "may_others": may_others}) is None:
+                return False
+            connection.execute(END_WAITING, {"run": run_id, "why": f"cancelled by {who}"})
+            notify(connection, [f"cancel {run_id}"])
+            return True
+
+        return self._database.write(change)
+
+    def end_if_over(self, run_id: str) -> bool:
+        """End an order of which no shard waits or runs; True for the one who did."""
+
+        def change(connection: Connection) -> bool:
+            # Whoever adds a shard to it holds another one, or this row.
+            row = schema.run_order.c
+            connection.execute(select(row.run_id).where(row.run_id == run_id).with_for_update())
+            over = connection.scalar(_END, {"run": run_id, "now_ms": self._clock(connection)}) is not None
+            if over:
+                notify(connection, [f"ended {run_id}"])
+            return over
+
+        return self._database.write(change)
+
+    def unfinished(self) -> list[str]:
+        """Return the submitted runs of which nothing waits or runs any more, and that have no end in the store yet."""
+        with self._database.reading() as connection:
+            return list(connection.scalars(_UNFINISHED))
+
+    def _plan(
+        self,
+        connection: Connection,
+        run_id: str,
+        jobs: Sequence[Job],
+        versions: Mapping[str, str],
+        stale: Mapping[str, Stale | None] | None,
+    ) -> None:
+        if jobs:
+            plan_rows(connection, run_id, jobs, versions)
+        if stale:
+            mark_stale_rows(connection, run_id, stale)
+
+    def _row(self, connection: Connection, order: NewOrder) -> dict[str, Any]:
+        now_ms = self._clock(connection)
+        late_ms = None if order.budget_s is None else now_ms + round(order.budget_s * 1000)
+        return {
+            "run_id": order.run_id,
+            "user_name": values.clean(order.user, values.NAME_LIMIT),
+            "priority": int(order.priority),
+            "purpose": values.clean(order.purpose),
+            "protocol": order.protocol,
+            "terms": order.terms.decode(),
+            "devices": [values.clean(name, values.NAME_LIMIT) for name in order.devices],
+            "labels": [values.clean(name, values.NAME_LIMIT) for name in order.labels],
+            "classes": [values.clean(name, values.NAME_LIMIT) for name in order.classes],
+            "most_devices": order.most_devices,
+            "most_failures": order.most_failures,
+            "failures": 0,
+            "bundles": 0,
+            "until_ms": order.until_ms if late_ms is None else late_ms,
+            "state": "open",
+            "cancelled_by": "",
+            "submitted_ms": now_ms,
+        }
+
+    def _insert_shards(
+        self,
+        connection: Connection,
+        run_id: str,
+        shards: Sequence[NewShard],
+        builds: Sequence[NewBuild],
+        built: Sequence[Build],
+        manifests: Mapping[str, Manifest],
+    ) -> None:
+        lacking = want_builds(connection, run_id, shards, builds, built, self._clock(connection), manifests)
+        if lacking:
+            connection.execute(_BUNDLES, {"run": run_id, "n": len(lacking)})
+        ids = insert_shards(connection, run_id, shards, lacking)
+        wanted = [
+            {"shard": shard_id, "job": job, "key": key, "run_id": run_id}
+            for shard_id, new in zip(ids, shards, strict=True)
+            for job, key in keys_of(new)
+            if key in lacking
+        ]
+        if wanted:
+            connection.execute(schema.build_wanted.insert(), wanted)
+        ready = {f"work {new.soc}" for new in shards if not lacking.intersection(key for _, key in keys_of(new))}
+        notify(connection, ready | {f"build {new.toolchain}" for new in builds if new.key in lacking})
+
+
+def order_of(row: Row[Any], now_ms: int) -> Order:
+    """Return an order with the counts of its shards."""
+    return Order(
+        run_id=row.run_id,
+        user=row.user_name,
+        priority=Priority(row.priority),
+        purpose=row.purpose,
+        state=row.state,
+        submitted_ms=row.submitted_ms,
+        cancelled_by=row.cancelled_by,
+        terms=row.terms.encode(),
+        devices=tuple(row.devices),
+        labels=tuple(row.labels),
+        most_devices=row.most_devices,
+        until_ms=row.until_ms,
+        waiting=row.waiting,
+        held=row.held,
+        ended=row.ended,
+        lacking=int(row.lacking),
+        classes=tuple(row.classes),
+        most_failures=row.most_failures,
+        failures=row.failures,
+        is_late=row.until_ms is not None and row.until_ms <= (row.ended_ms or now_ms),
+    )

@@ -1,0 +1,43 @@
+"""What the groups of the shared farm's rows have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sqlalchemy import Connection
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+CHANNEL = "farm"
+"""Of PostgreSQL, on which agents and clients hear that it may be worth looking: a hint, never the truth."""
+
+# Any number, as long as every farm takes the same one: the first half of the lock of a SoC.
+_SOC_LOCK = 0x736F63
+
+_NOTIFY = text("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
+# The time is asked for once the lock is held.
+_LOCK = text("SELECT pg_advisory_xact_lock(:key, hashtext(:soc))")
+
+
+class ClusterPart:
+    """Every public method of its subclasses is one transaction and raises StoreError when the database refuses."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+
+def notify(connection: Connection, hints: Iterable[str]) -> None:
+    """Tell everybody who listens, once the transaction is committed: `work SM8650`, `cancel RUN`."""
+    if listed := sorted(set(hints)):
+        connection.execute(_NOTIFY, {"channel": CHANNEL, "hints": listed})
+
+
+def lock_soc(connection: Connection, soc: str) -> None:
+    """Keep every other decision about the devices of a SoC waiting until the transaction ends."""
+    connection.execute(_LOCK, {"key": _SOC_LOCK, "soc": soc})

@@ -1,0 +1,100 @@
+"""Rows of shards: written, and their jobs read back."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import text
+
+from farm.store import schema, values
+from farm.store.cluster.records import ShardJob
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from farm.store.cluster.records import NewShard
+
+# A job is kilobytes of tolerances that all jobs of its suite have: so it is a twentieth of that, in a millisecond.
+_LEVEL = 1
+
+END_WAITING = text("UPDATE shard SET state = 'ended', why = :why WHERE run_id = :run AND state = 'waiting'")
+"""Parameters: run, why."""
+
+
+def insert_shards(
+    connection: Connection, run_id: str, shards: Sequence[NewShard], lacking: Collection[str] = (), now_ms: int = 0
+) -> list[int]:
+    """Insert shards that wait, and return their ids; `lacking` are the keys of bundles that are not there yet."""
+    if not shards:
+        return []
+    shard = schema.shard
+    rows = [
+        {
+            "run_id": run_id,
+            "soc": values.clean(new.soc, values.SOC_LIMIT),
+            "position": new.position,
+            "expected_s": new.expected_s,
+            "lacking": sum(key in lacking for _, key in keys_of(new)),
+            "avoid": [values.clean(device, values.NAME_LIMIT) for device in new.avoid],
+            "retry": bool(new.avoid),
+            "state": "waiting",
+            "device": "",
+            "fence": 0,
+            "agent": "",
+            "token": "",
+            "held_ms": now_ms,
+            "tries": 0,
+            "why": "",
+            "remaining": len(new.jobs),
+        }
+        for new in shards
+    ]
+    inserted = shard.insert().returning(shard.c.id, sort_by_parameter_order=True)
+    ids = list(connection.scalars(inserted, rows))
+    contents = [
+        {"shard": shard_id, "done": "[]", "next_job": next_job(new.jobs), "jobs": encode_jobs(new.jobs)}
+        for shard_id, new in zip(ids, shards, strict=True)
+    ]
+    connection.execute(schema.shard_jobs.insert(), contents)
+    return ids
+
+
+def keys_of(new: NewShard) -> list[tuple[str, str]]:
+    """Return what a shard wants, and the key of the bundle: its jobs by name, then what it needs beside them."""
+    jobs = [(one.job.id, one.key) for one in new.jobs]
+    return jobs + [(f"needs {n}", key) for n, key in enumerate(new.needs)]
+
+
+def encode_jobs(jobs: Iterable[ShardJob]) -> bytes:
+    """Return jobs as their column holds them."""
+    return zlib.compress(msgspec.json.encode(list(jobs)), _LEVEL)
+
+
+def decode_jobs(jobs: bytes) -> tuple[ShardJob, ...]:
+    """Return the jobs that the column holds."""
+    return msgspec.json.decode(zlib.decompress(jobs), type=tuple[ShardJob, ...])
+
+
+def encode_names(names: Iterable[str]) -> str:
+    """Return names of jobs as the column of those that are done holds them."""
+    return msgspec.json.encode(list(names)).decode()
+
+
+def decode_names(names: str) -> list[str]:
+    """Return the names of the jobs that are done."""
+    return msgspec.json.decode(names, type=list[str])
+
+
+def jobs_left(jobs: bytes, done: str) -> tuple[ShardJob, ...]:
+    """Return the jobs of a shard that have no result yet."""
+    ended = set(decode_names(done))
+    return tuple(one for one in decode_jobs(jobs) if one.job.id not in ended)
+
+
+def next_job(left: Sequence[ShardJob]) -> str:
+    """Return the name of the first job, empty where there is none."""
+    return values.clean(left[0].job.id, values.JOB_LIMIT) if left else ""

@@ -1,0 +1,130 @@
+"""What people see of the shared farm: how a run goes, who waits for what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from farm.errors import StoreLostError
+from farm.store.cluster.agents import AGENTS, agent_of
+from farm.store.cluster.orders import ORDERS, order_of
+from farm.store.cluster.part import ClusterPart
+from farm.store.cluster.quotas import read_quotas
+from farm.store.cluster.records import QueueView, RunProgress, ShardSum
+from farm.store.cluster.shard_rows import decode_jobs
+from farm.store.cluster.situations import read_situation
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Row
+
+# Numbers are given before rows can be seen: one that is smaller may come later, from a transaction that took longer.
+_OVERLAP = 2000
+
+_ATTEMPTS = text("""
+    SELECT attempt.id, job.name AS job_id, attempt.verdict, attempt.stage, attempt.reason, device.serial AS device,
+           attempt.seconds, attempt.known_issue
+    FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id JOIN job ON job.id = run_job.job_id
+    LEFT JOIN device ON device.id = attempt.device_id
+    WHERE run_job.run_id = :run AND attempt.id > :after ORDER BY attempt.id
+""")
+_SHARDS = text("""
+    SELECT shard.state, shard.retry, shard.device, shard_jobs.next_job, agent_device.name, agent_device.serial,
+           CASE WHEN retry THEN shard_jobs.jobs END AS jobs
+    FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
+    LEFT JOIN agent_device ON agent_device.device = shard.device
+    WHERE run_id = :run AND (state = 'held' OR (retry AND state = 'waiting'))
+""")
+_BUILDS = text("""
+    SELECT job, build_wanted.key, build.state = 'held' AS is_made FROM build_wanted JOIN build USING (key)
+    WHERE run_id = :run AND failure IS NULL
+""")
+_RUN = text("""
+    SELECT finished_ms, exit_code, bundles FROM run JOIN run_order ON run_order.run_id = run.id WHERE run.id = :run
+""")
+_SUMS = text("""
+    SELECT run_id, soc, count(*) FILTER (WHERE shard.state = 'waiting') AS waiting,
+           coalesce(sum(expected_s) FILTER (WHERE shard.state = 'waiting'), 0) AS waiting_s,
+           count(*) FILTER (WHERE shard.state = 'held') AS held,
+           coalesce(sum(greatest(expected_s - (:now_ms - held_ms) / 1000.0, 0)) FILTER (WHERE shard.state = 'held'), 0)
+               AS held_s,
+           coalesce(sum(lacking), 0) AS lacking
+    FROM shard JOIN run_order USING (run_id)
+    WHERE shard.state IN ('waiting', 'held') AND run_order.state <> 'ended' GROUP BY run_id, soc ORDER BY run_id, soc
+""")
+_BUILDS_WAITING = text("SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain")
+
+
+class Views(ClusterPart):
+    """What is only looked at."""
+
+    def progress(self, run_id: str, after: int) -> RunProgress:
+        """Return what is new of a submitted run since `after`, the `last` of the look before; 0 for everything.
+
+        Raises StoreLostError where there is no such run.
+        """
+        seen: set[int] = self.__dict__.setdefault("_seen", {}).setdefault(run_id, set()) if after else set()
+        with self._database.reading() as connection:
+            row = connection.execute(_RUN, {"run": run_id}).first()
+            found = connection.execute(ORDERS, {"run": run_id, "open_only": False}).first()
+            if row is None or found is None:
+                raise StoreLostError(f"run {run_id} was never submitted to this farm, or is not in the store any more")
+            attempts = connection.execute(_ATTEMPTS, {"run": run_id, "after": max(after - _OVERLAP, 0)}).all()
+            shards = connection.execute(_SHARDS, {"run": run_id}).all()
+            wanted = connection.execute(_BUILDS, {"run": run_id}).all()
+            order = order_of(found, self._clock(connection))
+        news = [one for one in attempts if one.id not in seen]
+        last = max([after, *(one.id for one in attempts)])
+        self.__dict__.setdefault("_seen", {})[run_id] = {one.id for one in attempts if one.id > last - _OVERLAP}
+        return RunProgress(
+            last=last,
+            attempts=tuple(_shown(one) for one in news),
+            retried=frozenset(one.job.id for row in shards if row.retry for one in decode_jobs(row.jobs)),
+            running={row.name or row.serial or row.device: row.next_job for row in shards if row.state == "held"},
+            building=tuple(sorted({one.job for one in wanted if one.is_made})),
+            built=max(row.bundles - len({one.key for one in wanted}), 0),
+            to_build=row.bundles,
+            order=order,
+            finished=row.finished_ms is not None,
+            exit_code=row.exit_code,
+        )
+
+    def queue(self) -> QueueView:
+        """Return who waits for what."""
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            sums = tuple(_sum(row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
+            return QueueView(
+                now_ms=now_ms,
+                orders=tuple(order_of(row, now_ms) for row in _open_orders(connection)),
+                situations={
+                    soc: read_situation(connection, soc, now_ms).situation for soc in sorted({one.soc for one in sums})
+                },
+                sums=sums,
+                quotas=read_quotas(connection),
+                builds_waiting={row.toolchain: int(row.n) for row in connection.execute(_BUILDS_WAITING)},
+                agents=tuple(agent_of(row, now_ms) for row in connection.execute(AGENTS)),
+            )
+
+
+def _open_orders(connection: Connection) -> list[Row[Any]]:
+    return list(connection.execute(ORDERS, {"run": "", "open_only": True}))
+
+
+def _shown(row: Row[Any]) -> dict[str, Any]:
+    """Return an attempt as listeners of a run are told of it."""
+    return {
+        "job_id": row.job_id,
+        "verdict": row.verdict,
+        "stage": row.stage,
+        "reason": row.reason,
+        "device": row.device or "",
+        "seconds": row.seconds,
+        "known_issue": row.known_issue,
+    }
+
+
+def _sum(row: Row[Any]) -> ShardSum:
+    return ShardSum(
+        row.run_id, row.soc, row.waiting, float(row.waiting_s), row.held, float(row.held_s), int(row.lacking)
+    )

@@ -1,0 +1,88 @@
+"""A small shared farm for tests: agents with devices, and runs that are submitted to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
+from farm.store.leases.rules import Priority
+from farm.store.records import RunRecord
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.store.cluster.records import AgentId, HeldShard, NewBuild
+    from farm.store.store import Store
+
+SOC = "SM8650"
+TTL_S = 10.0
+
+
+def job(number: int = 0, soc: str = SOC) -> Job:
+    """Return one of many jobs."""
+    case = Case(suite="ops", name=f"case_{number}", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
+    return Job(case, Target(soc, "htp", "8a8w"))
+
+
+def key(number: int) -> str:
+    """Return the key of the bundle of that job."""
+    return f"{number:064x}"
+
+
+def shards(count: int, jobs: int = 2, soc: str = SOC, first: int = 0) -> list[NewShard]:
+    """Return shards of so many jobs each."""
+    numbers = [range(first + n * jobs, first + (n + 1) * jobs) for n in range(count)]
+    return [
+        NewShard(soc, tuple(ShardJob(job(n, soc), key(n), 1.0) for n in part), float(jobs), position)
+        for position, part in enumerate(numbers)
+    ]
+
+
+def submit(
+    store: Store,
+    parts: Sequence[NewShard],
+    user: str = "ada",
+    priority: Priority = Priority.PERSON,
+    builds: Sequence[NewBuild] = (),
+    **changes: object,
+) -> str:
+    """Submit a run of shards, and return its id."""
+    run_id = store.begin_run(RunRecord("farm run", user, "bench", {"executorch": "1.5.1"}))
+    facts: dict[str, object] = {"user": user, "priority": priority, "purpose": "farm run", "terms": b"{}", **changes}
+    order = NewOrder(run_id=run_id, **facts)  # type: ignore[arg-type]
+    jobs = {one.job.id: one.job for part in parts for one in part.jobs}
+    store.cluster.submit(order, parts, builds, jobs=list(jobs.values()))
+    return run_id
+
+
+def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> AgentFacts:
+    """Return what an agent says that has so many devices."""
+    there = tuple(
+        AgentDevice(f"{host}-{n}", f"serial-{host}-{n}", soc, "virtual", "android", name=f"{host}.{n}")
+        for n in range(devices)
+    )
+    said = AgentFacts(host=host, pid=1, version="1", protocol=1, devices=there)
+    return msgspec.structs.replace(said, **changes)
+
+
+def agent(store: Store, host: str = "h1", devices: int = 1, ttl_s: float = TTL_S, soc: str = SOC) -> AgentId:
+    """Return an agent that lives, on a host with devices `h1-0`, `h1-1` ..."""
+    return store.cluster.register(host, facts(host, devices, soc), ttl_s, user="farm")
+
+
+def attempt(of: Job, verdict: Verdict = Verdict.PASSED, device: str = "", started_ms: int = 1_790_000_000_000) -> Attempt:
+    """Return how a job ended."""
+    stage = Stage.DONE if verdict is Verdict.PASSED else Stage.EXECUTE
+    reason = "" if verdict is Verdict.PASSED else "it did not work"
+    return Attempt(of.id, verdict, stage, reason, device=device, started_ms=started_ms, seconds=0.2)
+
+
+def result(held: HeldShard, one: ShardJob, verdict: Verdict = Verdict.PASSED, **changes: object) -> ShardResult:
+    """Return what a device found out about a job of the shard that it has."""
+    done = attempt(one.job, verdict, f"serial-{held.lease.device}")
+    said = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))
+    return msgspec.structs.replace(said, **changes)
