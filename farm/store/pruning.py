@@ -114,6 +114,7 @@ class Pruning:
             connection.execute(delete(schema.attempt).where(attempt.run_job_id.in_(planned)))
             for table in _OF_RUN:
                 connection.execute(delete(table).where(table.c.run_id == run_id))
+            _remove_order(connection, run_id)
             # Steps stay, also those that somebody accepted: levels after them are judged by them.
             alert = schema.alert.c
             looks = alert.state.not_in(STEPS) & not_remarked()
@@ -205,7 +206,19 @@ def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> 
         .where(run_job.run_id.in_(run_ids), attempt.recorded_ms > since)
         .distinct()
     )
-    return {*connection.scalars(unfinished), *connection.scalars(recorded)}
+    order = schema.run_order.c
+    # However long it waits for a device.
+    waiting = select(order.run_id).where(order.run_id.in_(run_ids), order.state == "open")
+    return {*connection.scalars(unfinished), *connection.scalars(recorded), *connection.scalars(waiting)}
+
+
+def _remove_order(connection: Connection, run_id: str) -> None:
+    """Remove what a shared farm kept to execute a run."""
+    shards = select(schema.shard.c.id).where(schema.shard.c.run_id == run_id)
+    connection.execute(delete(schema.build_wanted).where(schema.build_wanted.c.shard.in_(shards)))
+    connection.execute(delete(schema.shard_jobs).where(schema.shard_jobs.c.shard.in_(shards)))
+    connection.execute(delete(schema.shard).where(schema.shard.c.run_id == run_id))
+    connection.execute(delete(schema.run_order).where(schema.run_order.c.run_id == run_id))
 
 
 def _of_runs(table: Table, run_ids: Collection[str], *columns: ColumnElement[Any]) -> Select[Any]:

@@ -143,7 +143,9 @@ class Agent:
 
         ttl_s, folder = self._timing.ttl_s, self._life.folder
         objects = open_objects(self._config)
-        self._preparer = Preparer(self._config, objects, self._store.cluster.build_of, folder / "runs")
+        self._preparer = Preparer(
+            self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.cluster.lose_bundle
+        )
         self._stack.callback(self._preparer.close)
         self._fetchers = ThreadPoolExecutor(4, "prepare")
         self._spool = Spool(folder / "spool")

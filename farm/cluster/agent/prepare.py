@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
 
     BuildsOf = Callable[[Sequence[str]], Mapping[str, Build]]
+    LoseBundle = Callable[[str, str, str], None]
 
 # As many bundles at once as an SFTP server takes; more of them are no faster.
 _AT_ONCE = 4
@@ -56,12 +57,19 @@ class PreparedRun(NamedTuple):
 class Preparer:
     """Fetches what shards need; for any number of threads. What is here already is not asked for."""
 
-    def __init__(self, config: Config, objects: Objects, build_of: BuildsOf, folder: Path | None = None) -> None:
-        """`build_of` is the store's, for what a shard does not bring: the canaries of its run.
+    def __init__(
+        self,
+        config: Config,
+        objects: Objects,
+        build_of: BuildsOf,
+        folder: Path | None = None,
+        lose: LoseBundle | None = None,
+    ) -> None:
+        """`build_of` and `lose` are the store's: for what a shard does not bring, and to have made anew what is lost.
 
         `folder` holds the plans of this agent alone; what a former life left in it is removed.
         """
-        self._config, self._objects, self._build_of = config, objects, build_of
+        self._config, self._objects, self._build_of, self._lose = config, objects, build_of, lose
         self._folder = folder or config.state_dir / "agent" / "runs"
         self._cache = BundleCache(config.cache_dir)
         self._artifacts = ArtifactStore(config.state_dir / "artifacts")
@@ -159,6 +167,8 @@ class Preparer:
                 future.result()
             except ArtifactLostError as error:
                 lost[key] = str(error)
+                if self._lose is not None:
+                    self._lose(key, builds[key].archive, str(error))
             finally:
                 with self._lock:
                     self._bundles.pop(key, None)

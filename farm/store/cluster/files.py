@@ -1,0 +1,102 @@
+"""Which files of a shared farm the store names, and which bundles nobody has any more."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import delete, select, update
+
+from farm.compile.protocol import BuildReply
+from farm.store import schema
+from farm.store.cluster.part import ClusterPart
+from farm.store.statements import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy import Connection
+
+# An hour would do: between asking whether a bundle is there and submitting a run that has it.
+_QUIET_MS = 86_400_000
+_SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+class FarmFiles(ClusterPart):
+    """What keeps a file in the place where the farm keeps its files."""
+
+    def named_files(self, sha256s: Collection[str]) -> set[str]:
+        """Return those of the files that a row names.
+
+        Files of attempts, archives of bundles, the code that builds need which are not over, the runtimes of open runs.
+        """
+        build, order, artifact = schema.build.c, schema.run_order.c, schema.artifact.c
+        wanted, found = set(sha256s), set[str]()
+        with self._database.reading() as connection:
+            for part in chunks(sorted(wanted)):
+                found.update(connection.scalars(select(artifact.sha256).where(artifact.sha256.in_(part)).distinct()))
+            found.update(connection.scalars(select(build.archive).where(build.state == "built")))
+            going_on = (
+                select(build.task).where(build.state.in_(("waiting", "held"))),
+                select(order.terms).where(order.state == "open"),
+            )
+            for query in going_on:
+                for text in connection.scalars(query):
+                    # Whatever looks like one may be one.
+                    found.update(_SHA256.findall(text))
+        return found & wanted
+
+    def forget_builds(self) -> int:
+        """Remove the bundles that no run has and none asked for today; return how many. Their files stay."""
+
+        def change(connection: Connection) -> int:
+            keys = _unused_builds(connection, self._clock(connection))
+            build = schema.build.c
+            for part in chunks(keys):
+                connection.execute(
+                    delete(schema.build).where(build.key.in_(part), build.state.in_(("built", "failed")))
+                )
+            return len(keys)
+
+        return self._database.write(change)
+
+    def unused_archives(self) -> set[str]:
+        """Return the files of the bundles that `forget_builds` would remove."""
+        with self._database.reading() as connection:
+            keys, found = _unused_builds(connection, self._clock(connection)), set[str]()
+            for part in chunks(keys):
+                query = select(schema.build.c.archive).where(schema.build.c.key.in_(part))
+                found.update(connection.scalars(query))
+        return found
+
+    def lose_bundle(self, key: str, archive: str, why: str) -> None:
+        """Note that the file of a bundle is lost or damaged, so that the next run that wants the bundle has it made."""
+        reply = BuildReply(key, ok=False, seconds=0.0, reason=f"the bundle is lost: {why}", infra=True)
+
+        def change(connection: Connection) -> None:
+            build = schema.build.c
+            connection.execute(
+                update(schema.build)
+                .where(build.key == key, build.state == "built", build.archive == archive)
+                .values(state="failed", archive="", nbytes=0, reply=msgspec.json.encode(reply).decode())
+            )
+
+        self._database.write(change)
+
+
+def _unused_builds(connection: Connection, now_ms: int) -> list[str]:
+    """Return the keys of the bundles that are made, or could not be, and that no job of a run has."""
+    build, run_job, attempt, wanted = (
+        schema.build.c,
+        schema.run_job.c,
+        schema.attempt.c,
+        schema.build_wanted.c,
+    )
+    query = select(build.key).where(build.state.in_(("built", "failed")), build.asked_ms < now_ms - _QUIET_MS)
+    query_of_rows = query.except_(
+        select(run_job.bundle_key).where(run_job.bundle_key.is_not(None)),
+        select(attempt.bundle_key),
+        select(wanted.key),
+    )
+    return sorted(connection.scalars(query_of_rows))
