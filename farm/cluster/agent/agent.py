@@ -211,8 +211,11 @@ class Agent:
 
     def _wake_for(self, soc: str) -> bool:
         # Whoever is free claims at once, whoever is not when it is: nothing is bound to the message.
-        self._claimer.wake(soc)
+        self._claimer.wake(soc, also_busy=self._has(soc))
         return True
+
+    def _has(self, soc: str) -> bool:
+        return any(work.device.soc == soc for work in list(self._works.values()))
 
     def _wake_builds(self, toolchain: str) -> bool:
         del toolchain
@@ -295,8 +298,7 @@ class Agent:
         for hint in hints:
             word, _, name = hint.partition(" ")
             if word == "work":
-                is_ours = any(work.device.soc == name for work in works)
-                self._claimer.wake(name, also_busy=is_ours)
+                self._claimer.wake(name, also_busy=self._has(name))
             elif word == "build" and self._build_host is not None:
                 self._build_host.wake()
             elif word == "cancel":

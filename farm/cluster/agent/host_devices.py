@@ -32,6 +32,9 @@ _BUSY_SCAN_SECONDS = 300.0
 """The same while something runs, which a scan would disturb; what comes or goes at the adb server is seen sooner."""
 
 _SEEN_SECONDS = 60.0
+_REGISTRY_SECONDS = 20.0
+"""Between two looks at what people and runs say of the devices; who decides about leases looks each time."""
+
 _EVENTS = 20
 
 
@@ -63,6 +66,9 @@ class HostDevices:
         self._scan: Scan | None = None
         self._scanned_s = self._seen_s = float("-inf")
         self._listing: object = None
+        self._known: dict[str, Registered] = {}
+        self._found: Scan | None = None
+        self._asked_s = float("-inf")
         self._counted_ms: dict[str, int] = {}
         """When a device was outvoted last, as far as that was told."""
         self._reasons: dict[str, str] = {}
@@ -73,7 +79,10 @@ class HostDevices:
         if time.monotonic() > self._seen_s + _SEEN_SECONDS:
             self._store.devices.see([Seen(device, "device", None) for device in found.devices])
             self._seen_s = time.monotonic()
-        known = {one.id: one for one in self._store.devices.all()}
+        if found != self._found or time.monotonic() > self._asked_s + _REGISTRY_SECONDS:
+            self._known = {one.id: one for one in self._store.devices.all()}
+            self._asked_s, self._found = time.monotonic(), found
+        known = self._known
         devices = tuple(described(device, known.get(device.id), load_socs()) for device in found.devices)
         return Look(devices, tuple(map(_refused, found.unusable)), self._outvoted(devices, known))
 
