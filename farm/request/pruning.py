@@ -39,6 +39,9 @@ class Freed(msgspec.Struct):
     folder_bytes: int = 0
     artifacts: int = 0
     artifact_bytes: int = 0
+    shared: int = 0
+    """Files that the hosts of a shared farm have in common."""
+    shared_bytes: int = 0
 
 
 def require_deletable(config: Config, store: Store, run: RunView) -> None:
@@ -48,6 +51,9 @@ def require_deletable(config: Config, store: Store, run: RunView) -> None:
         raise UsageError(
             f"run {run.id} is named by alert {numbers}: accept it or call it fixed with 'farm triage' first"
         )
+    order = store.cluster.order(run.id) if config.is_shared else None
+    if order is not None and (order.state == "open" or order.held):
+        raise UsageError(f"run {run.id} is going on: 'farm cancel {run.id}' ends it, then it can be deleted")
     is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
     # What is here tells by its lock whether anybody works at it.
     if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:

@@ -110,6 +110,7 @@ def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: 
 
 def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
     from farm.request.pruning import Freed, Remains
+    from farm.request.shared_pruning import SharedRemains
 
     remains, freed = Remains(config, store.pruning), Freed()
     decided = store.pruning.decide(rules) if rules else {}
@@ -122,11 +123,14 @@ def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -
         remains.measure(*remains.orphans(), freed)
     if rules:
         remains.measure_folders(remains.evidence(rules.keep_ms), freed)
+    if config.is_shared:
+        SharedRemains(config, store).measure(holding.artifacts, freed)
     return answer
 
 
 def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
     from farm.request.pruning import Freed, Remains
+    from farm.request.shared_pruning import SharedRemains
 
     remains, freed = Remains(config, store.pruning), Freed()
     answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
@@ -141,6 +145,8 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
             folders, artifacts = remains.orphans()
             remains.remove_folders(folders, freed)
             remains.discard(artifacts, freed)
+        if config.is_shared:
+            SharedRemains(config, store).remove(freed)
         try:
             answer.not_shrunk = store.pruning.shrink()
         except StoreError as error:
@@ -162,12 +168,14 @@ def _lines(answer: PruneAnswer, again: str) -> list[str]:
         f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
         f"  folders      {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
     ]
+    if freed.shared:
+        lines.append(f"  shared       {freed.shared:,} files that no run has, of all hosts, {size(freed.shared_bytes)}")
     for why, count in Counter(why for why in answer.runs.values() if why is not None).items():
         lines.append(f"kept {count}: {_WHY[why]}")
     if answer.not_shrunk:
         lines.append(f"the database keeps its size, and uses the room again: {answer.not_shrunk}")
     if answer.stopped:
         lines.append("stopped: every run is there whole, or gone; the same command goes on")
-    if again and (freed.runs or freed.artifacts or freed.folders):
+    if again and (freed.runs or freed.artifacts or freed.folders or freed.shared):
         lines.append(f"nothing was deleted; to delete it: {again}")
     return lines
