@@ -1,0 +1,361 @@
+"""A run on a shared farm as its user sees it: handed in, followed, left, attached to, cancelled, resumed.
+
+Agents are stand-ins (stub_host.py) that claim and record through the store: nothing is compiled and nothing executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from postgresql_server import running_cluster
+from stub_host import PASSED, StubHost, virtual_device, waits_for, write_config
+
+from farm.cluster.toolchain_id import offered
+from farm.config.settings import load_config
+from farm.results.attempt import Cause, Stage, Verdict
+from farm.results.blame import Tried
+from farm.store.objects.objects import open_objects
+from farm.store.store import open_store
+from farm.toolchains.prepare import prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+    from farm.config.settings import Config
+    from farm.store.cluster.records import AgentDevice
+    from farm.store.store import Store
+
+SUITE = """
+[suite]
+name = "mine"
+description = "Of a test"
+precisions = ["8a8w"]
+
+[suite.tolerance.8a8w]
+fp32 = { sqnr_db = 10.0 }
+"""
+CASE = """
+[case.{name}]
+module = "torch.nn:ReLU"
+inputs = [{{ shape = [1, {size}] }}]
+"""
+RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with running_cluster() as socket:
+        yield socket
+
+
+class Shared:
+    """A shared farm of this test alone: a database, a folder of artifacts, a farm.toml and a suite of four jobs."""
+
+    def __init__(self, home: FarmHome, url: str, folder: Path) -> None:
+        self.home, self.url = home, url
+        artifacts = folder / "artifacts"
+        artifacts.mkdir()
+        self.file = write_config(home.cwd, url, artifacts)
+        suite = home.cwd / "mine"
+        suite.mkdir()
+        cases = "".join(CASE.format(name=f"c{number}", size=3 + number) for number in range(4))
+        (suite / "suite.toml").write_text(SUITE + cases)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.file)
+
+    def host(self, name: str = "lab1", devices: Sequence[AgentDevice] = (), *, builds: bool = True, **more) -> StubHost:  # type: ignore[no-untyped-def]
+        tools = prepare(self.config, lambda _: None, virtual=True)
+        return StubHost(
+            self.url,
+            name,
+            devices or [virtual_device("v1", name)],
+            objects=open_objects(self.config),
+            offered=offered("", tools.versions) if builds else (),
+            **more,
+        )
+
+    def store(self) -> Store:
+        return open_store(self.url)
+
+
+@pytest.fixture
+def shared(home: FarmHome, server: str, tmp_path: Path) -> Iterator[Shared]:
+    name = f"farm_{time.time_ns()}"
+    subprocess.run(["createdb", "-h", server, "-U", "farm", name], check=True)
+    yield Shared(home, f"postgresql://farm@/{name}?host={server}", tmp_path)
+    subprocess.run(["dropdb", "-f", "-h", server, "-U", "farm", name], check=True)
+
+
+def run_of(text: str) -> str:
+    """Return the run that a command handed in."""
+    return next(word for line in text.splitlines() if "is handed in" in line for word in line.split() if "-" in word)
+
+
+def test_a_run_is_handed_in_followed_and_ends_as_one_on_this_machine_does(shared: Shared) -> None:
+    def answer(job_id: str, _device: str) -> tuple[Verdict, Stage, str]:
+        return (Verdict.FAILED, Stage.NUMERICS, "SQNR 3 dB < 10 dB") if "/c2" in job_id else PASSED
+
+    with shared.host(answer=answer) as host:
+        done = shared.home.farm(*RUN, "--json", "--junitxml", "out.xml")
+    print(done.stderr)
+    assert done.returncode == 1, done.stderr
+    view = json.loads(done.stdout)
+    assert [job["attempts"][-1]["verdict"] for job in view["jobs"]].count("passed") == 3
+    assert len(host.ran) == 4
+    assert "4 jobs, 5 to compile, 1 device: v1" in done.stderr
+    assert "[4/4]" in done.stderr
+    assert "FAILED mine/c2[SM8650-htp-8a8w] (0.20 s): SQNR 3 dB < 10 dB" in done.stderr
+    assert (shared.home.cwd / "out.xml").is_file()
+    assert view["exit_code"] == 1
+    assert view["finished_ms"]
+    assert (shared.home.state / "runs" / view["id"] / "report.html").is_file()
+
+
+def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(shared: Shared) -> None:
+    with shared.host(seconds=0.3) as host:
+        detached = shared.home.farm(*RUN, "--detach")
+        assert detached.returncode == 0, detached.stderr
+        run_id = detached.stdout.strip()
+        attached = shared.home.farm("attach", run_id, "--json")
+        assert attached.returncode == 0, attached.stderr
+        assert json.loads(attached.stdout)["id"] == run_id
+        assert "[4/4]" in attached.stderr
+        assert len(host.ran) == 4
+        # Another who comes late sees how it ended.
+        assert shared.home.farm("attach").returncode == 0
+    with shared.store() as store:
+        view = store.runs.view(run_id)
+        assert (view.exit_code, len(view.jobs)) == (0, 4)
+        assert store.cluster.unfinished() == []
+
+
+def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Shared) -> None:
+    with shared.host(seconds=0.5) as host:
+        run_id = shared.home.farm(*RUN, "--detach").stdout.strip()
+        waits_for(lambda: host.ran)
+        cancelled = shared.home.farm("cancel", run_id)
+        assert cancelled.returncode == 0, cancelled.stderr
+        assert cancelled.stdout == f"run {run_id} is cancelled\n"
+        assert 0 < len(host.ran) < 4
+        again = shared.home.farm("cancel", run_id)
+        assert again.returncode == 2
+        assert "is cancelled already" in again.stderr
+        attached = shared.home.farm("attach", run_id)
+        assert attached.returncode == 130, attached.stderr
+        assert f"farm run --resume {run_id}" in attached.stderr
+        had = len(host.ran)
+        resumed = shared.home.farm("run", "--resume", run_id)
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"run {run_id}: {had} of 4 jobs are finished" in resumed.stderr
+        assert sorted(job for job, _ in host.ran) == sorted({job for job, _ in host.ran})
+        assert f"[{4 - had}/{4 - had}]" in resumed.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_without_a_terminal_a_signal_cancels(shared: Shared, number: int) -> None:
+    with shared.host(seconds=0.5) as host:
+        with shared.home.running(*RUN) as process:
+            waits_for(lambda: host.ran)
+            process.send_signal(number)
+            output, _ = process.communicate(timeout=30)
+        assert process.returncode == 130, output
+        assert "the run is cancelled" in output
+        assert len(host.ran) < 4
+    with shared.store() as store:
+        assert store.leases.all() == [] or not any(lease.token for lease in store.leases.all())
+        assert store.runs.view(run_of(output)).exit_code == 130
+
+
+class Terminal:
+    """`farm` at a terminal of 80 columns."""
+
+    def __init__(self, shared: Shared, *arguments: str) -> None:
+        self._main, child = pty.openpty()
+        env = {**shared.home.env, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        argv = [sys.executable, "-m", "farm.cli.main", *arguments]
+        self.process = subprocess.Popen(
+            argv, stdin=child, stdout=child, stderr=child, env=env, cwd=shared.home.cwd, start_new_session=True
+        )
+        os.close(child)
+        self.text = ""
+
+    def wait_for(self, words: str, seconds: float = 40) -> None:
+        end_s = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < end_s, self.text
+            if select.select([self._main], [], [], 0.2)[0]:
+                try:
+                    self.text += os.read(self._main, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        assert words in self.text, self.text
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def ended(self) -> int:
+        code = self.process.wait(30)
+        while select.select([self._main], [], [], 0.1)[0]:
+            try:
+                self.text += os.read(self._main, 65536).decode(errors="replace")
+            except OSError:
+                break
+        os.close(self._main)
+        return code
+
+
+@pytest.mark.parametrize("answer", ["leave", "cancel", "follow", "twice"])
+def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared, answer: str) -> None:
+    with shared.host(seconds=0.5) as host:
+        terminal = Terminal(shared, *RUN)
+        try:
+            waits_for(lambda: host.ran)
+            terminal.process.send_signal(signal.SIGINT)
+            terminal.wait_for("[l]eave it running")
+            if answer == "twice":
+                terminal.process.send_signal(signal.SIGINT)
+            else:
+                terminal.type(f"{answer[0]}\n")
+            code = terminal.ended()
+        finally:
+            if terminal.process.poll() is None:
+                terminal.process.kill()
+        run_id = run_of(terminal.text)
+        if answer in ("leave", "twice"):
+            assert code == 130
+            assert f"run {run_id} goes on" in terminal.text
+            waits_for(lambda: len(host.ran) == 4)
+        elif answer == "cancel":
+            assert code == 130
+            assert len(host.ran) < 4
+        else:
+            assert code == 0, terminal.text
+            assert len(host.ran) == 4
+
+
+def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Shared) -> None:
+    refused = shared.home.farm(*RUN)
+    assert refused.returncode == 4
+    assert "no living host has a SM8650" in refused.stderr
+    assert "--wait" in refused.stderr
+    with shared.store() as store:
+        assert store.cluster.orders(open_only=False) == []
+    with shared.host("lab9", [virtual_device("v9", "lab9")]), shared.store() as store:
+        # Seen once, so that it is known what to prepare for.
+        assert shared.home.farm(*RUN, "-k", "c0").returncode == 0
+    with shared.home.running(*RUN, "--wait") as process:
+        with shared.store() as store:
+            waits_for(lambda: store.cluster.orders())
+            queue = shared.home.farm("queue")
+            assert "no living host has" in queue.stdout
+        with shared.host("lab9", [virtual_device("v9", "lab9")]):
+            output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+
+
+def test_a_job_that_another_device_tries_is_shown_once(shared: Shared) -> None:
+    def answer(job_id: str, device: str) -> tuple[Verdict, Stage, str]:
+        return (Verdict.INFRA, Stage.EXECUTE, "crashed") if "/c1" in job_id and device.startswith("v1") else PASSED
+
+    def repeat(job_id: str, device: str) -> tuple[Tried, ...]:
+        if "/c1" not in job_id or not device.startswith("v1"):
+            return ()
+        return (Tried(device, Verdict.INFRA, Cause.CRASH, Stage.EXECUTE, "crashed"),)
+
+    with shared.host("lab1", answer=answer, repeat=repeat) as first, shared.home.running(*RUN) as process:
+        waits_for(lambda: any("/c1" in job for job, _ in first.ran))
+        with shared.host("lab2", [virtual_device("v2", "lab2")]) as second:
+            output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "mine/c1[SM8650-htp-8a8w] goes to another device: v1: crashed" in output
+    assert output.count("ok mine/c1") == 1
+    assert ("mine/c1[SM8650-htp-8a8w]", "v2@lab2") in second.ran
+
+
+def test_exitfirst_and_a_budget_end_a_run_early(shared: Shared) -> None:
+    with shared.host(answer=lambda *_: (Verdict.FAILED, Stage.NUMERICS, "wrong")) as host:
+        done = shared.home.farm(*RUN, "-x", "--json")
+        assert done.returncode == 1, done.stderr
+        assert len(host.ran) == 1
+    with shared.host(seconds=3.0):
+        done = shared.home.farm(*RUN, "--budget", "4s", "--json")
+    view = json.loads(done.stdout)
+    stale = [job for job in view["jobs"] if job["stale"]]
+    assert stale, done.stderr
+    assert done.returncode in (0, 5), done.stderr
+
+
+def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> None:
+    for arguments, words in (
+        (("--profile", "optrace"), "--virtual"),
+        (("--detach", "--build", "here"), "leave one of them out"),
+        (("--detach", "--html", "a.html"), "farm attach"),
+        (("--", "-p", "mine"), "no session of pytest's"),
+        (("--virtual", "1", "--detach"), "--detach is of a shared farm"),
+        (("--device", "nobody"), "unknown device"),
+    ):
+        refused = shared.home.farm(*RUN, *arguments)
+        assert refused.returncode == 2, refused.stderr
+        assert words in refused.stderr
+
+
+def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) -> None:
+    for arguments in (("queue",), ("quota",), ("attach",), ("cancel", "latest")):
+        refused = home.farm(*arguments, env={"FARM_STORE": str(home.state / "farm.db")})
+        assert refused.returncode == 2, (arguments, refused.stderr)
+    refused = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--detach")
+    assert refused.returncode == 2
+    assert "--detach is of a shared farm" in refused.stderr
+
+
+def test_quotas_bound_users_and_the_queue_says_so(shared: Shared) -> None:
+    farm = shared.home.farm
+    assert farm("quota").stdout == "no quota is set\n"
+    with shared.store() as store:
+        user = store.user
+    assert farm("quota", f"user:{user}", "0").returncode == 0
+    assert json.loads(farm("quota", "--json").stdout)["quotas"] == {f"user:{user}": 0}
+    assert farm("quota", "ada", "3").returncode == 2
+    with shared.host() as host:
+        run_id = farm(*RUN, "--detach").stdout.strip()
+        time.sleep(1.0)
+        assert host.ran == []
+        queue = farm("queue")
+        assert run_id in queue.stdout
+        assert "quota" in queue.stdout
+        assert max(map(len, queue.stdout.splitlines())) <= 80
+        row = json.loads(farm("queue", "--json").stdout)["runs"][0]
+        assert (row["run_id"], row["running"]) == (run_id, 0)
+        assert farm("quota", f"user:{user}", "--remove").returncode == 0
+        assert farm("attach", run_id).returncode == 0
+    assert farm("queue").stdout == "nothing waits and nothing runs\n"
+
+
+def test_a_client_that_is_killed_in_the_middle_leaves_nothing_half(shared: Shared) -> None:
+    with shared.host(seconds=0.2) as host:
+        for wait_s in (0.5, 1.5, 2.5, 3.5):
+            with shared.home.running(*RUN) as process:
+                time.sleep(wait_s)
+                process.kill()
+                process.communicate()
+        with shared.store() as store:
+            waits_for(lambda: not store.cluster.orders())
+            runs = {order.run_id for order in store.cluster.orders(open_only=False)}
+            for run_id in runs:
+                assert store.runs.view(run_id).exit_code == 0
+            # What was not handed in never began.
+            assert len(host.ran) == 4 * len(runs)

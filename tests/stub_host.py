@@ -1,0 +1,164 @@
+"""A stand-in for an agent: it claims and records through the store alone, and has no device to run anything on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from farm.bundles.bundle import Manifest
+from farm.cluster.ending import finish
+from farm.cluster.terms import PROTOCOL
+from farm.compile.protocol import BuildReply
+from farm.devices.device import AdbAddress, Device
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import AgentDevice, AgentFacts, Build, OfferedToolchain, ShardResult
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from farm.results.blame import Tried
+    from farm.store.cluster.records import AgentId, HeldShard, ShardJob
+    from farm.store.objects.objects import Objects
+    from farm.store.store import Store
+
+TTL_S = 5.0
+Answer = tuple[Verdict, Stage, str]
+PASSED: Answer = (Verdict.PASSED, Stage.DONE, "")
+
+
+def virtual_device(serial: str, host: str, soc: str = "SM8650", labels: tuple[str, ...] = ()) -> AgentDevice:
+    """Return what an agent says of one of its devices."""
+    return AgentDevice(
+        id=f"{serial}@{host}", serial=serial, soc=soc, kind="virtual", os="android", labels=labels, name=""
+    )
+
+
+class StubHost(threading.Thread):
+    """Claims what `store.cluster` gives it, and says of every job what `answer` says, `seconds` later."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        devices: Sequence[AgentDevice],
+        *,
+        objects: Objects | None = None,
+        offered: Sequence[OfferedToolchain] = (),
+        answer: Callable[[str, str], Answer] = lambda *_: PASSED,
+        repeat: Callable[[str, str], tuple[Tried, ...]] = lambda *_: (),
+        seconds: float = 0.0,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._url, self._devices, self._objects, self._offered = url, list(devices), objects, tuple(offered)
+        self._answer, self._repeat, self.seconds = answer, repeat, seconds
+        self._over = threading.Event()
+        self._registered = threading.Event()
+        self.ran: list[tuple[str, str]] = []
+        """Job and device."""
+        self.built: list[str] = []
+
+    def __enter__(self) -> StubHost:
+        self.start()
+        assert self._registered.wait(30)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.join(30)
+
+    def run(self) -> None:
+        with open_store(self._url) as store:
+            facts = AgentFacts(
+                host=self.name,
+                pid=1,
+                version="test",
+                protocol=PROTOCOL,
+                devices=tuple(self._devices),
+                toolchains=tuple(one.id for one in self._offered),
+                offered=self._offered,
+            )
+            agent = store.cluster.register(self.name, facts, TTL_S, user="farm")
+            self._registered.set()
+            beat_s = 0.0
+            while not self._over.is_set():
+                if time.monotonic() - beat_s > 1.0:
+                    beat_s = time.monotonic()
+                    store.cluster.heartbeat(agent, None, TTL_S)
+                if not self._turn(store, agent):
+                    self._over.wait(0.05)
+            store.cluster.leave(agent)
+
+    def _turn(self, store: Store, agent: AgentId) -> bool:
+        worked = self._build(store, agent)
+        for soc in sorted({device.soc for device in self._devices}):
+            ids = [device.id for device in self._devices if device.soc == soc]
+            for held in store.cluster.claim(agent, soc, ids, ttl_s=TTL_S):
+                worked = True
+                self._run_shard(store, agent, held)
+                finish(store, held.run_id)
+        for run_id in store.cluster.mend().unfinished:
+            finish(store, run_id)
+        return worked
+
+    def _build(self, store: Store, agent: AgentId) -> bool:
+        ids = [one.id for one in self._offered]
+        held = store.cluster.claim_builds(agent, ids, 4, ttl_s=TTL_S) if ids else []
+        for build in held:
+            assert self._objects is not None
+            key = build.task.key
+            archive = self._objects.put(key.encode())
+            self.built.append(key)
+            done = Build(key, "built", archive, len(key), BuildReply(key, ok=True, seconds=0.5))
+            store.cluster.built(agent, key, build.fence, done, manifest_of(key, build.task.job.id))
+        return bool(held)
+
+    def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:
+        device = next(one for one in self._devices if one.id == held.lease.device)
+        whole = Device(
+            device.serial, device.soc, "virtual", "stub/build", AdbAddress("localhost", 1), "stub", host=self.name
+        )
+        store.record_device(held.run_id, whole, {"runner": "stub"})
+        for one in held.jobs:
+            if self._over.wait(self.seconds) or held.run_id in store.cluster.heartbeat(agent, None, TTL_S).cancelled:
+                store.cluster.end_shard(agent, held.id, held.lease.fence)
+                break
+            refused = store.cluster.record(agent, [self._result(held, one, device)], ttl_s=TTL_S)
+            assert not refused or "cancelled" in str(refused), refused
+            self.ran.append((one.job.id, device.id))
+        store.cluster.release(agent, [held.lease])
+
+    def _result(self, held: HeldShard, one: ShardJob, device: AgentDevice) -> ShardResult:
+        verdict, stage, reason = self._answer(one.job.id, device.id)
+        started_ms = time.time_ns() // 1_000_000
+        attempt = Attempt(
+            one.job.id, verdict, stage, reason, device=device.serial, seconds=0.2, started_ms=started_ms
+        )  # fmt: skip
+        return ShardResult(
+            held.id, device.id, held.lease.fence, one.job.id, (attempt,), repeat=self._repeat(one.job.id, device.id)
+        )
+
+
+def manifest_of(key: str, job_id: str) -> Manifest:
+    """Return the manifest of a bundle that nobody compiled."""
+    return Manifest(
+        key, job_id, "SM8650", "htp", "8a8w", 1, (), (), 100, {"QnnBackend": 1}, 1, {}, {"total": 0.5}, {}, {}
+    )  # fmt: skip
+
+
+def waits_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until something is so. Raises AssertionError when it is not in time."""
+    end_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def write_config(folder: Path, url: str, artifacts: Path, more: str = "") -> Path:
+    """Write the farm.toml of a shared farm."""
+    file = folder / "farm.toml"
+    file.write_text(f'store = "{url}"\nartifacts = "file://{artifacts}"\n{more}')
+    file.chmod(0o600)
+    return file
