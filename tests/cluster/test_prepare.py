@@ -1,0 +1,344 @@
+"""What a shard needs is on its host before a device begins; what is lost or away is nobody's fault but the farm's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from made_shards import made_bundle, made_device, made_job, made_key, made_shard, made_terms
+from postgresql_server import running_cluster
+from shared_rows import key as row_key
+from shared_rows import shards as row_shards
+from shared_rows import submit
+
+from farm.bundles.cache import BundleCache
+from farm.cluster.agent.prepare import Preparer
+from farm.cluster.files.runtime_files import fetch_runtime, upload_runtime
+from farm.compile.protocol import BuildReply
+from farm.config.settings import Config, load_config
+from farm.device_run.builds import has_reply, read_reply
+from farm.errors import ArtifactLostError, ArtifactsError, InfraError, NoDeviceError, UsageError
+from farm.replay.made_bundle import find_made_bundle
+from farm.request.plan import read_plan
+from farm.request.pruning import Freed, Remains, require_deletable
+from farm.request.shared_pruning import SharedRemains
+from farm.runtime.runtime import Runtime
+from farm.store.artifacts import ArtifactStore, open_artifacts
+from farm.store.cluster.records import Build, ShardJob
+from farm.store.objects.bundle_archive import upload_bundle
+from farm.store.objects.objects import GRACE_S, Objects, open_objects
+from farm.store.objects.places import path_of
+from farm.store.records import ArtifactRecord
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from farm.cluster.terms import RemoteRuntime
+    from farm.suites.suite import Job
+
+RUN = "20261123-120000-abcdef"
+
+
+class Farm:
+    """Two hosts that have nothing in common but a folder, and what a client has put into it."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch, store_url: str) -> None:
+        self.root, self._patch, self._store_url = root, patch, store_url
+        (root / "place").mkdir()
+        self.client = self.objects("client")
+        self.asked: list[str] = []
+        self.builds: dict[str, Build] = {}
+        self.lost: list[str] = []
+
+    def config(self, host: str) -> Config:
+        self._patch.setenv("FARM_STORE", self._store_url)
+        self._patch.setenv("FARM_ARTIFACTS", f"file://{self.root}/place")
+        self._patch.setenv("FARM_CACHE_DIR", str(self.root / host / "cache"))
+        self._patch.setenv("FARM_STATE_DIR", str(self.root / host / "state"))
+        return load_config()
+
+    def objects(self, host: str) -> Objects:
+        return open_objects(self.config(host), patience_s=0.0)
+
+    def preparer(self, host: str = "attic") -> Preparer:
+        def build_of(keys: Sequence[str]) -> dict[str, Build]:
+            self.asked += keys
+            return {key: self.builds[key] for key in keys if key in self.builds}
+
+        def lose(key: str, archive: str, why: str) -> None:
+            assert self.builds[key].archive == archive
+            assert why
+            self.lost.append(key)
+
+        return Preparer(self.config(host), self.objects(host), build_of, lose=lose)
+
+    def built(self, job: Job) -> Build:
+        bundle = made_bundle(BundleCache(self.root / "client/cache"), job, pte=job.id.encode())
+        build = Build(made_key(job), "built", *upload_bundle(self.client, bundle))
+        self.builds[build.key] = build
+        return build
+
+    def runtime(self, soc: str = "SM8650") -> RemoteRuntime:
+        folder = self.root / "sdk"
+        (folder / "real").mkdir(parents=True, exist_ok=True)
+        files = {"farm_runner": folder / "farm_runner", "real/libQnn.so": folder / "real/libQnn.so"}
+        for name, path in files.items():
+            path.write_bytes(f"{name} of {soc}".encode())
+        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+        runtime = Runtime(files, "d" * 64, "farm_runner", {"qnn": "2.49"}, "simulator", needs_root=True, hashes=hashes)
+        return upload_runtime(self.client, runtime, soc=soc, device_kind="virtual", os="android")
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
+    return Farm(tmp_path, monkeypatch, "postgresql://farm@127.0.0.1:1/farm")
+
+
+def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: Farm) -> None:
+    good, bad, canary = made_job("good"), made_job("bad"), made_job("canary")
+    canary_build = farm.built(canary)
+    failed = Build(
+        made_key(bad), "failed", reply=BuildReply(made_key(bad), False, 1.0, "no such operator"), log="Traceback ...\n"
+    )
+    terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [ShardJob(canary, canary_build.key)])
+    held = made_shard([good, bad], terms, [farm.built(good), failed])
+    device = made_device()
+    plan, planned = farm.preparer().prepare(held, device)
+    assert [(one.job, one.cached) for one in planned] == [(good, True), (bad, False)]
+    assert (read_reply(plan.folder, made_key(bad)).reason, has_reply(plan.folder, made_key(good))) == (
+        "no such operator",
+        False,
+    )
+    assert (plan.folder / "builds" / f"{made_key(bad)}.log").read_text() == "Traceback ...\n"
+    cache = BundleCache(plan.cache_root)
+    assert {
+        one.model.read_bytes().decode() for one in map(cache.lookup, (made_key(good), canary_build.key)) if one
+    } == {
+        good.id,
+        canary.id,
+    }
+    assert read_plan(plan.path) == plan
+    assert (plan.devices, plan.leased, [one.job for one in plan.canaries]) == ((device,), True, [canary])
+    runtime = plan.runtimes[device.serial]
+    assert {name: path.read_text() for name, path in runtime.files.items()} == {
+        "farm_runner": "farm_runner of SM8650",
+        "real/libQnn.so": "real/libQnn.so of SM8650",
+    }
+    assert (runtime.needs_root, runtime.versions, runtime.digest) == (True, {"qnn": "2.49"}, "d" * 64)
+    assert str(farm.root / "client") not in (plan.path.read_text())
+
+
+def test_one_folder_a_run_and_device_and_nothing_is_asked_for_twice(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [made_job(str(number)) for number in range(6)]
+    builds, terms = [farm.built(job) for job in jobs], made_terms([farm.runtime()])
+    preparer = farm.preparer()
+    first = preparer.prepare(made_shard(jobs, terms, builds), made_device())
+    read: list[str] = []
+    place = preparer._objects._place
+    original = place.read
+    monkeypatch.setattr(place, "read", lambda name: (read.append(name), original(name))[1])
+    farm.asked.clear()
+    second = preparer.prepare(made_shard(jobs[3:], terms, builds[3:]), made_device())
+    other = preparer.prepare(made_shard(jobs, terms), made_device("phone-2"))
+    assert (read, farm.asked) == ([], [])
+    assert first.plan is second.plan
+    assert other.plan.folder != first.plan.folder
+    assert [one.job for one in second.planned] == jobs[3:]
+    preparer.forget(RUN)
+    assert not first.plan.folder.exists()
+    again = farm.preparer()
+    assert again.prepare(made_shard(jobs, terms, builds), made_device()).plan.folder.is_dir()
+
+
+def test_many_devices_that_need_one_bundle_fetch_it_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = made_job("one")
+    held = made_shard([job], made_terms([farm.runtime()]), [farm.built(job)])
+    preparer, read = farm.preparer(), []
+    place = preparer._objects._place
+    original = place.read
+
+    def slow(name: str) -> Iterator[bytes]:
+        read.append(name)
+        time.sleep(0.05)
+        return original(name)
+
+    monkeypatch.setattr(place, "read", slow)
+    preparer.prefetch(held)
+    threads = [
+        threading.Thread(target=preparer.prepare, args=(held, made_device(f"phone-{number}"))) for number in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) == len(set(read)) == 3
+
+
+def test_a_bundle_that_is_lost_ends_its_job_alone_and_is_made_anew(farm: Farm) -> None:
+    jobs = [made_job(name) for name in ("good", "gone", "damaged", "pruned")]
+    builds = [farm.built(job) for job in jobs[:3]]
+    (farm.root / "place" / path_of(builds[1].archive)).unlink()
+    damaged = farm.root / "place" / path_of(builds[2].archive)
+    damaged.chmod(0o600)
+    damaged.write_bytes(b"rm -rf /")
+    plan, planned = farm.preparer().prepare(made_shard(jobs, made_terms([farm.runtime()]), builds), made_device())
+    assert [one.cached for one in planned] == [True, False, False, False]
+    replies = [read_reply(plan.folder, one.key) for one in planned[1:]]
+    assert [(one.ok, one.infra) for one in replies] == [(False, True)] * 3
+    says = [one.reason for one in replies]
+    assert "was it pruned" in says[0]
+    assert "is damaged" in says[1]
+    assert "not built, or was pruned" in says[2]
+    assert sorted(farm.lost) == sorted(build.key for build in builds[1:])
+
+
+def test_a_place_that_is_away_and_a_run_of_another_version_are_troubles_of_the_farm(farm: Farm) -> None:
+    job = made_job("one")
+    build, runtime = farm.built(job), farm.runtime()
+    preparer, held = farm.preparer(), made_shard([job], made_terms([runtime]), [build])
+    away = farm.root / "away"
+    (farm.root / "place").rename(away)
+    with pytest.raises(ArtifactsError, match="no device and no code is at fault"):
+        preparer.prepare(held, made_device())
+    away.rename(farm.root / "place")
+    assert preparer.prepare(held, made_device()).planned[0].cached
+    for terms in (made_terms([runtime], protocol=99), b'{"protocol": 1}', b"\xff"):
+        with pytest.raises(InfraError, match="install the same one on all hosts"):
+            farm.preparer("other").prepare(made_shard([job], terms, [build]), made_device())
+    with pytest.raises(NoDeviceError, match="brings no runtime for phone-1, a virtual SM8750 with android"):
+        preparer.prepare(held, made_device(soc="SM8750"))
+
+
+def test_a_runtime_that_leads_out_of_its_folder_is_not_used(farm: Farm) -> None:
+    remote = farm.runtime()
+    sha256 = remote.files["farm_runner"]
+    for name in ("../evil", "/etc/passwd", "a//b", "", "a/../../b", "."):
+        with pytest.raises(ArtifactLostError, match="not used"):
+            fetch_runtime(farm.client, msgspec.structs.replace(remote, files={**remote.files, name: sha256}))
+    with pytest.raises(ArtifactLostError):
+        fetch_runtime(farm.client, msgspec.structs.replace(remote, runner="other"))
+
+
+def test_a_library_that_was_replaced_meanwhile_is_not_sent_as_another(farm: Farm, tmp_path: Path) -> None:
+    path = tmp_path / "runner"
+    path.write_bytes(b"new")
+    runtime = Runtime({"r": path}, "d", "r", {}, "simulator", hashes={"r": hashlib.sha256(b"old").hexdigest()})
+    with pytest.raises(UsageError, match="was changed since"):
+        upload_runtime(farm.client, runtime, soc="SM8650", device_kind="virtual", os="android")
+
+
+def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm: Farm) -> None:
+    preparer, config = farm.preparer(), farm.config("attic")
+    here = ArtifactStore(config.state_dir / "artifacts")
+    records = [ArtifactRecord(here.put(content), len(content), "etdump") for content in (b"one", b"two")]
+    preparer.upload(records)
+    preparer.settled(records)
+    assert [here.find(one.sha256) for one in records] == [None, None]
+    preparer.upload(records)
+    with pytest.raises(ArtifactLostError, match="neither here nor there"):
+        preparer.upload([ArtifactRecord("0" * 64, 1, "etdump")])
+    reader = open_artifacts(farm.config("desk"))
+    assert reader.may_find(records[0].sha256)
+    with reader.open(records[0].sha256) as file:
+        assert file.read() == b"one"
+    found = reader.find(records[1].sha256)
+    assert found is not None
+    assert found.read_bytes() == b"two"
+    assert reader.find("0" * 64) is None
+    (farm.root / "place").rename(farm.root / "away")
+    # What was read once is here.
+    assert open_artifacts(farm.config("desk")).find(records[1].sha256) == found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with running_cluster() as folder:
+        yield f"postgresql://farm@/postgres?host={folder}"
+
+
+@pytest.fixture
+def with_store(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Farm, Store]]:
+    with open_store(server) as store:
+        yield Farm(tmp_path, monkeypatch, server), store
+
+
+def age(farm: Farm, *names: str) -> None:
+    long_ago = time.time() - GRACE_S - 60
+    for name in names:
+        os.utime(farm.root / "place" / path_of(name), (long_ago, long_ago))
+
+
+def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store], make_old: Callable[[], None]) -> None:
+    farm, store = with_store
+    names = {what: farm.client.put(what.encode()) for what in ("bundle", "unused bundle", "runtime", "orphan", "young")}
+    parts = row_shards(1, jobs=1)
+    terms = b'{"runtimes": [{"files": {"runner": "%s"}}]}' % names["runtime"].encode()
+    run = submit(store, parts, terms=terms)
+    store.cluster.add_built(Build(row_key(0), "built", names["bundle"], 6))
+    store.cluster.add_built(Build(row_key(77), "built", names["unused bundle"], 6))
+    make_old()
+    age(farm, *(name for what, name in names.items() if what != "young"))
+    remains, would, freed = SharedRemains(farm.config("desk"), store), Freed(), Freed()
+    remains.measure((), would)
+    remains.remove(freed)
+    assert (would.shared, freed.shared) == (2, 2)
+    assert would == freed
+    there = {one.name for one in farm.client.all()}
+    assert there == {names[what] for what in ("bundle", "runtime", "young")}
+    assert store.cluster.build_of([row_key(0), row_key(77)]).keys() == {row_key(0)}
+    with pytest.raises(UsageError, match=f"farm cancel {run}"):
+        require_deletable(farm.config("desk"), store, store.runs.view(run))
+    assert store.pruning.remove(run) is None
+    store.cluster.cancel(run, "ada", may_others=True)
+    store.cluster.mend()
+    Remains(farm.config("desk"), store.pruning).delete(run, freed := Freed())
+    assert freed.runs == 1
+    assert store.cluster.order(run) is None
+    remains.remove(freed)
+    assert {one.name for one in farm.client.all()} == {names["young"]}
+
+
+@pytest.fixture
+def make_old(server: str) -> Callable[[], None]:
+    def of_yesterday() -> None:
+        import psycopg
+        from sqlalchemy.engine import make_url
+
+        url = make_url(server)
+        with psycopg.connect(
+            host=str(url.query["host"]), user=url.username, dbname=url.database, autocommit=True
+        ) as connection:
+            connection.execute("UPDATE build SET asked_ms = asked_ms - 90000000")
+
+    return of_yesterday
+
+
+def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(
+    with_store: tuple[Farm, Store],
+) -> None:
+    farm, store = with_store
+    job = made_job("somewhere")
+    build = farm.built(job)
+    assert find_made_bundle(farm.config("desk"), build.key) is None
+    store.cluster.add_built(build)
+    bundle = find_made_bundle(farm.config("desk"), build.key)
+    assert bundle is not None
+    assert bundle.folder.is_relative_to(farm.root / "desk")
+    store.cluster.lose_bundle(build.key, "0" * 64, "another archive")
+    assert store.cluster.build_of([build.key])[build.key].state == "built"
+    store.cluster.lose_bundle(build.key, build.archive, "it is damaged")
+    lost = store.cluster.build_of([build.key])[build.key]
+    assert lost.state == "failed"
+    assert lost.reply is not None
+    assert (lost.reply.infra, lost.reply.reason) == (True, "the bundle is lost: it is damaged")
+    store.cluster.add_built(build)
+    assert store.cluster.build_of([build.key])[build.key].state == "built"
