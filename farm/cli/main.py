@@ -68,6 +68,7 @@ _COMMANDS = {
     "notify": ("setup.notify", "Show who hears of a quarantined device, or try it."),
     "completion": ("setup.completion", "Print what lets a shell complete commands, options and values."),
     "prune": ("setup.prune", "Delete old runs: a dry run first."),
+    "store": ("setup.store", "Say who may do what in the store of a shared farm."),
     "cache": ("setup.cache", "Show or prune compiled bundles."),
 }
 

@@ -282,6 +282,10 @@ class Database:
         self._refuse_newer(revision)
         if revision == REVISION:
             return
+        if not self.is_sqlite:
+            from farm.store.rights.rights import become_owner
+
+            become_owner(connection)
         from alembic import command
         from alembic.config import Config
         from alembic.util import CommandError
@@ -295,6 +299,10 @@ class Database:
             raise StoreError(
                 f"{self.name}: cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
             ) from error
+        if not self.is_sqlite:
+            from farm.store.rights.rights import apply_again
+
+            apply_again(connection)
         if self.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 

@@ -48,6 +48,10 @@ _REMEDIES = (
         "its password belongs into ~/.pgpass, or the file that $PGPASSFILE names (docs/leases.md)",
     ),
     (
+        re.compile("permission denied for (table|sequence|function|relation|view|type)|must be owner of"),
+        "the role that you signed in with may not do that: docs/leases.md, 'Roles', says who may",
+    ),
+    (
         re.compile("permission denied for schema"),
         "this user may make no tables: ALTER DATABASE ... OWNER TO this user, or GRANT CREATE ON SCHEMA public TO it",
     ),
@@ -91,7 +95,9 @@ def _words(text: str, secrets: Sequence[str]) -> str:
     """Return what a database says on one line, each of its lines once and no password in it."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    lines = [line.strip().removeprefix("connection failed: ") for line in text.partition("\nLINE ")[0].splitlines()]
+    # Which statement or function it was is nothing that a user knows.
+    text = text.partition("\nLINE ")[0].partition("\nCONTEXT: ")[0]
+    lines = [line.strip().removeprefix("connection failed: ") for line in text.splitlines()]
     # A server that is asked with TLS, and then without, says the same twice.
     once = {line.rpartition(" failed: ")[2]: line for line in reversed(lines)}
     return " ".join(" ".join(reversed(once.values())).split())[:400]

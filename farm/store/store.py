@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from farm.store.clock import Clock
     from farm.store.cluster.cluster import Cluster
+    from farm.store.cluster.roles import Roles
     from farm.store.leases.leasing import Leases
     from farm.store.leases.quarantines import Quarantines
     from farm.store.leases.registry import Registry
@@ -173,6 +174,13 @@ class Store(Recording):
         from farm.store.cluster.cluster import Cluster
 
         return Cluster(self._database, self._clock)
+
+    @cached_property
+    def roles(self) -> Roles:
+        """Who may do what, on PostgreSQL."""
+        from farm.store.cluster.roles import Roles
+
+        return Roles(self._database)
 
     @cached_property
     def pruning(self) -> Pruning:

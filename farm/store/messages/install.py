@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import text
 
 from farm.errors import MissingToolError, StoreError
+from farm.store.rights.rights import apply_again, become_owner, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,14 +46,16 @@ def require_messages(connection: Connection) -> None:
         raise StoreError(
             f"the store's messages are of a newer farm (Procrastinate {found}, this one has {needed}): update farm"
         )
+    become_owner(connection)
     for script in _scripts(theirs):
-        _run(connection, script)
+        run_script(connection, script)
     schema = connection.scalar(text("SELECT quote_ident(current_schema())"))
     functions = resources.files("farm.store.messages").joinpath("functions.sql").read_text(encoding="utf-8")
-    _run(connection, functions.format(schema=schema))
-    _run(connection, "CREATE TABLE IF NOT EXISTS farm_messages (version text PRIMARY KEY)")
+    run_script(connection, functions.format(schema=schema))
+    run_script(connection, "CREATE TABLE IF NOT EXISTS farm_messages (version text PRIMARY KEY)")
     connection.execute(text("DELETE FROM farm_messages"))
     connection.execute(text("INSERT INTO farm_messages VALUES (:version)"), {"version": needed})
+    apply_again(connection)
 
 
 def installed_version(connection: Connection) -> str | None:
@@ -93,10 +96,3 @@ def _scripts(installed: str) -> Iterable[str]:
     for migration in migrations:
         if migration.name[:11] > installed:
             yield migration.read_text(encoding="utf-8")
-
-
-def _run(connection: Connection, script: str) -> None:
-    # Several statements at once, in which % is a character: the driver itself, without parameters.
-    driver = connection.connection.driver_connection
-    assert driver is not None  # noqa: S101 - a connection that is open has one
-    driver.execute(script)

@@ -1,0 +1,49 @@
+"""`farm store`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import SuggestingGroup, config_option
+from farm.cli.output import echo, notice, opened
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.group("store", cls=SuggestingGroup)
+def command() -> None:
+    """Look after the store of a shared farm."""
+
+
+@command.command("roles")
+@click.option("--apply", "is_applied", is_flag=True, help="Do it, instead of printing it.")
+@click.option("--prefix", metavar="NAME", default="farm", show_default=True,
+              help="What the names of the groups begin with, where two farms share a server.")  # fmt: skip
+@config_option
+def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
+    """Print or apply the SQL that says who may do what on PostgreSQL.
+
+    \b
+    farm_owner       everything: upgrades, 'farm prune', quotas
+    farm_agent       records results and runs what is submitted; deletes nothing
+    farm_developer   submits, cancels and leases, as himself; writes no result
+    farm_viewer      reads
+
+    These are groups. A person or a host has a role that signs in, and is a
+    member of one: CREATE ROLE ada LOGIN; GRANT farm_developer TO ada. Without
+    roles everybody does everything, as the owner of the tables. Sign in as a
+    superuser, or have one run what is printed: farm store roles | psql DATABASE
+    """
+    with opened(config_file) as (_, store):
+        roles = store.roles
+        # What wakes agents is part of it.
+        store.messages.require()
+        if not is_applied:
+            echo(roles.script(prefix))
+            return
+        roles.apply(prefix)
+    groups = ", ".join(f"{prefix}_{kind}" for kind in ("owner", "agent", "developer", "viewer"))
+    notice(f"the groups are {groups}: GRANT one to each role that signs in")

@@ -1,0 +1,58 @@
+"""Roles of a store on PostgreSQL: printed for who looks after the server, or applied."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+from farm.store.rights.rights import become_owner, marked, owner_of, rights, run_script
+from farm.store.rights.rights import groups as groups_sql
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from farm.store.database import Database
+
+PREFIX = "farm"
+_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,40}")
+
+
+class Roles:
+    """The groups of a store, whose names begin with a prefix. Every method raises StoreError."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        if database.is_sqlite:
+            raise UsageError(f"{database.name}: a file has no roles: who may write it may do everything")
+
+    def script(self, prefix: str = PREFIX) -> str:
+        """Return the SQL that makes the groups and says what they may do. Raises UsageError for what is no prefix."""
+        _require_prefix(prefix)
+        with self._database.reading() as connection:
+            # Functions belong to the owner, whoever runs this.
+            become = f"SET ROLE {connection.dialect.identifier_preparer.quote_identifier(owner_of(connection))};\n"
+            granted = rights(connection, prefix)
+            return "\n".join((groups_sql(connection, prefix), become + marked(prefix), *granted, "RESET ROLE;"))
+
+    def apply(self, prefix: str = PREFIX, *, groups: bool = True) -> None:
+        """Make the groups, unless they are there, and say what they may do; again is as good as once.
+
+        Raises UsageError for what is no prefix.
+        """
+        _require_prefix(prefix)
+
+        def change(connection: Connection) -> None:
+            if groups:
+                run_script(connection, groups_sql(connection, prefix))
+            become_owner(connection)
+            run_script(connection, marked(prefix))
+            for script in rights(connection, prefix):
+                run_script(connection, script)
+
+        self._database.write(change)
+
+
+def _require_prefix(prefix: str) -> None:
+    if not _PREFIX.fullmatch(prefix):
+        raise UsageError(f"--prefix: {prefix!r}: expected small letters, digits and _")

@@ -1,0 +1,97 @@
+-- What each group may do. Run by the owner of the tables, again after each upgrade, which does it by itself.
+--
+--   owner       everything
+--   agent       records results and what it sees of devices, runs what is submitted; deletes and rewrites no history
+--   developer   submits, cancels, leases and remarks, as himself; writes no result, and nothing that is an agent's
+--   viewer      reads
+
+-- From nothing: what an earlier version granted, and this one does not, is taken back.
+DO $$
+DECLARE
+    one regclass;
+BEGIN
+    FOR one IN SELECT oid FROM pg_class
+        WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'S') AND relowner = {tables_owner_text}::regrole
+    LOOP
+        EXECUTE format(
+            CASE WHEN (SELECT relkind FROM pg_class WHERE oid = one) = 'S'
+                THEN 'REVOKE ALL ON SEQUENCE %s FROM PUBLIC, {agent}, {developer}, {viewer}'
+                ELSE 'REVOKE ALL ON TABLE %s FROM PUBLIC, {agent}, {developer}, {viewer}' END, one
+        );
+    END LOOP;
+END;
+$$;
+GRANT USAGE ON SCHEMA {schema} TO {agent}, {developer}, {viewer};
+
+-- Everybody reads everything but Procrastinate's messages, which say nothing.
+GRANT SELECT ON farm_schema, farm_messages, farm_roles,
+    agent, agent_device, alert, artifact, attempt, build, build_wanted, comparison, counter, device, device_state,
+    fingerprint, health_event, job, layer, lease, measurement, night_start, op_profile, quota, run, run_device, run_job,
+    run_order, series, shard, shard_jobs, shard_weights, suite_case, triage, waiter
+    TO {agent}, {developer}, {viewer};
+
+-- Agents. History is inserted, and only what ends or decides a run is changed.
+GRANT INSERT ON alert, artifact, attempt, comparison, counter, device, fingerprint, health_event, job, layer,
+    measurement, op_profile, run, run_device, run_job, series, suite_case, triage TO {agent};
+GRANT UPDATE (finished_ms, exit_code, run_began, fingerprint_hash, run_device_kind) ON run TO {agent};
+GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale, decisive_attempt_id,
+    decisive_verdict) ON run_job TO {agent};
+GRANT UPDATE ON alert TO {agent};
+GRANT UPDATE (reason) ON health_event TO {agent};
+GRANT INSERT, UPDATE ON agent, build, build_wanted, device_state, lease, night_start, run_order, shard, shard_jobs
+    TO {agent};
+GRANT INSERT, UPDATE, DELETE ON agent_device, shard_weights, waiter TO {agent};
+-- What waits for a bundle waits no more once that is there.
+GRANT DELETE ON build_wanted TO {agent};
+-- An earlier look at the same run: a guard keeps all others.
+GRANT DELETE ON alert TO {agent};
+
+-- Developers. Guards keep each to his own rows.
+GRANT INSERT ON fingerprint, job, run, run_job, suite_case, triage TO {developer};
+GRANT UPDATE (run_began, finished_ms, exit_code) ON run TO {developer};
+GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale) ON run_job TO {developer};
+GRANT INSERT, UPDATE ON build, build_wanted, device_state, lease, run_order, shard TO {developer};
+GRANT INSERT ON shard_jobs TO {developer};
+GRANT DELETE ON build_wanted TO {developer};
+GRANT INSERT, UPDATE, DELETE ON shard_weights, waiter TO {developer};
+
+-- Numbers of new rows.
+DO $$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT seq.oid::regclass AS name, tab.oid AS of FROM pg_class AS seq
+        JOIN pg_depend ON pg_depend.objid = seq.oid AND pg_depend.deptype IN ('a', 'i')
+        JOIN pg_class AS tab ON tab.oid = pg_depend.refobjid
+        WHERE seq.relkind = 'S' AND tab.relnamespace = '{schema}'::regnamespace
+    LOOP
+        IF has_table_privilege('{agent}', one.of, 'INSERT') THEN
+            EXECUTE format('GRANT USAGE ON SEQUENCE %s TO {agent}', one.name);
+        END IF;
+        IF has_table_privilege('{developer}', one.of, 'INSERT') THEN
+            EXECUTE format('GRANT USAGE ON SEQUENCE %s TO {developer}', one.name);
+        END IF;
+    END LOOP;
+END;
+$$;
+
+-- Messages: functions that run as the owner, so that nobody needs the right to write Procrastinate's tables.
+DO $$
+DECLARE
+    one regprocedure;
+BEGIN
+    FOR one IN
+        SELECT oid FROM pg_proc
+        WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
+        AND (proname LIKE 'procrastinate\_%' OR proname IN (
+            'farm_wake', 'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
+        ))
+    LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {agent}', one);
+    END LOOP;
+END;
+$$;
+GRANT EXECUTE ON FUNCTION farm_wake(text, integer) TO {developer};
+GRANT SELECT ON procrastinate_jobs, procrastinate_workers, procrastinate_events TO {agent};

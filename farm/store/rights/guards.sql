@@ -1,0 +1,279 @@
+-- What rows of a table a group may write, where a right to the table says too little. They stand in everybody's way
+-- but the owner's, and most in developers' alone. `session_user` is who signed in, whatever $LOGNAME or SET ROLE say.
+--
+-- Each function finds tables, functions and operators in {schema} and in PostgreSQL's own schema alone.
+
+CREATE OR REPLACE FUNCTION farm_refuse(reason text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE insufficient_privilege USING MESSAGE = format('farm: %s (you signed in as %s)', reason, session_user);
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_now_ms() RETURNS bigint LANGUAGE sql AS $$
+    SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)
+$$;
+
+-- Whether a run that is to go on is one's own.
+CREATE OR REPLACE FUNCTION farm_is_mine(run text) RETURNS boolean LANGUAGE sql STABLE
+SET search_path = {schema}, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM run WHERE run.id = $1 AND run.user_name = session_user)
+$$;
+
+-- Agents as well: a run is submitted, and a remark made, in one's own name.
+CREATE OR REPLACE FUNCTION farm_guard_name() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    PERFORM farm_refuse(format('%s is recorded in the name of %s', TG_TABLE_NAME, NEW.user_name));
+    RETURN NULL;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_alert() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF OLD.state NOT IN ('exact', 'candidate') THEN
+        PERFORM farm_refuse('an alert that was measured is history');
+    END IF;
+    RETURN OLD;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_run() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
+        PERFORM farm_refuse(format('run %s is %s''s', OLD.id, OLD.user_name));
+    END IF;
+    IF NEW.finished_ms IS NOT NULL OR NEW.exit_code IS NOT NULL THEN
+        PERFORM farm_refuse('how a run ended is recorded by agents');
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_run_job() RETURNS trigger
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'INSERT' AND (NEW.decisive_attempt_id IS NOT NULL OR NEW.decisive_verdict IS NOT NULL) THEN
+        PERFORM farm_refuse('results are recorded by agents');
+    END IF;
+    IF NOT farm_is_mine(NEW.run_id) THEN
+        -- A bundle that others wait for as well is recorded with each of their runs.
+        IF TG_OP = 'INSERT' OR OLD.bundle_key IS NOT NULL OR NEW.stale::text IS DISTINCT FROM OLD.stale::text
+            OR NOT EXISTS (SELECT 1 FROM build WHERE build.key = NEW.bundle_key AND state = 'built') THEN
+            PERFORM farm_refuse(format('run %s is not yours', NEW.run_id));
+        END IF;
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_order() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF NEW.user_name <> session_user OR NOT farm_is_mine(NEW.run_id)
+        OR (TG_OP = 'UPDATE' AND OLD.user_name <> session_user) THEN
+        PERFORM farm_refuse(format('run %s is not yours to submit or to cancel', NEW.run_id));
+    END IF;
+    IF NEW.priority NOT IN (0, 1) OR NEW.state NOT IN ('open', 'cancelled') AND
+        (TG_OP = 'INSERT' OR NEW.state <> OLD.state) THEN
+        PERFORM farm_refuse('a run is submitted or cancelled; agents end it');
+    END IF;
+    IF NEW.cancelled_by NOT IN ('', session_user) THEN
+        PERFORM farm_refuse('a run is cancelled in one''s own name');
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_shard() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    free text[] := ARRAY['lacking', 'state', 'why'];
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        IF NOT farm_is_mine(NEW.run_id) OR NEW.state <> 'waiting' OR NEW.token <> '' OR NEW.fence <> 0 THEN
+            PERFORM farm_refuse('a shard waits, and is of a run of one''s own');
+        END IF;
+        RETURN NEW;
+    END IF;
+    IF to_jsonb(NEW) - free <> to_jsonb(OLD) - free THEN
+        PERFORM farm_refuse('shards are run by agents');
+    END IF;
+    IF NEW.state <> OLD.state AND NOT (farm_is_mine(OLD.run_id) AND OLD.state = 'waiting' AND NEW.state = 'ended') THEN
+        PERFORM farm_refuse(format('shard %s is not yours to end', OLD.id));
+    END IF;
+    IF NEW.lacking > OLD.lacking OR NEW.lacking < 0 OR NEW.why <> OLD.why AND NEW.state = OLD.state THEN
+        PERFORM farm_refuse(format('shard %s is not yours to change', OLD.id));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_shard_jobs() RETURNS trigger
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM shard WHERE id = NEW.shard AND state = 'waiting' AND farm_is_mine(run_id)) THEN
+        PERFORM farm_refuse(format('shard %s is not yours', NEW.shard));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_build() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF NEW.user_name NOT IN ('', session_user) AND (TG_OP = 'INSERT' OR NEW.user_name <> OLD.user_name) THEN
+        PERFORM farm_refuse(format('a bundle is asked for in the name of %s', NEW.user_name));
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        IF NEW.state = 'held' OR NEW.token <> '' OR NEW.priority NOT IN (0, 1) THEN
+            PERFORM farm_refuse('bundles are made by agents');
+        END IF;
+        RETURN NEW;
+    END IF;
+    IF NEW.state = 'held' AND to_jsonb(NEW) - ARRAY['user_name', 'priority', 'position', 'task', 'toolchain', 'asked_ms']
+        <> to_jsonb(OLD) - ARRAY['user_name', 'priority', 'position', 'task', 'toolchain', 'asked_ms'] THEN
+        PERFORM farm_refuse('an agent makes this bundle');
+    END IF;
+    IF NEW.token NOT IN ('', OLD.token) OR NEW.priority NOT IN (0, 1) THEN
+        PERFORM farm_refuse('bundles are made by agents');
+    END IF;
+    IF OLD.state = 'built' AND NEW.state = 'built' THEN
+        -- What others run already stays what it is: whose bundle came first counts.
+        NEW.archive := OLD.archive;
+        NEW.nbytes := OLD.nbytes;
+        NEW.manifest := coalesce(OLD.manifest, NEW.manifest);
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_wanted() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    outcome text := (SELECT state FROM build WHERE build.key = CASE TG_OP WHEN 'INSERT' THEN NEW.key ELSE OLD.key END);
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        IF outcome IS DISTINCT FROM 'built' AND NOT farm_is_mine(OLD.run_id) THEN
+            PERFORM farm_refuse(format('run %s waits for this bundle', OLD.run_id));
+        END IF;
+        RETURN OLD;
+    END IF;
+    IF NOT farm_is_mine(NEW.run_id) AND (TG_OP = 'INSERT' OR outcome IS DISTINCT FROM 'failed'
+        OR to_jsonb(NEW) - 'failure' <> to_jsonb(OLD) - 'failure') THEN
+        PERFORM farm_refuse(format('run %s is not yours', NEW.run_id));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_lease() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    now_ms bigint := farm_now_ms();
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        IF NEW.token <> '' OR NEW.fence <> 0 OR NEW.reserved_for <> '' OR NEW.wanted_by <> '' THEN
+            PERFORM farm_refuse('a device is free before it is leased');
+        END IF;
+        RETURN NEW;
+    END IF;
+    IF NEW.device <> OLD.device OR NEW.fence < OLD.fence OR NEW.fence > OLD.fence + 1
+        OR (NEW.token NOT IN ('', OLD.token) AND NEW.fence <> OLD.fence + 1) THEN
+        PERFORM farm_refuse('a lease is a device and its next fence');
+    END IF;
+    IF OLD.token <> '' AND OLD.expires_ms > now_ms THEN
+        IF OLD.user_name <> session_user THEN
+            PERFORM farm_refuse(format('%s is %s''s now', OLD.device, OLD.user_name));
+        END IF;
+        IF EXISTS (SELECT 1 FROM agent WHERE agent.token = OLD.token AND NOT has_left) THEN
+            PERFORM farm_refuse(format('%s is in use by your run: farm cancel ends that', OLD.device));
+        END IF;
+    END IF;
+    IF OLD.reserved_for NOT IN ('', session_user) AND OLD.reserved_until_ms > now_ms AND (
+        NEW.reserved_for <> OLD.reserved_for OR NEW.reserved_until_ms <> OLD.reserved_until_ms OR NEW.token <> OLD.token
+    ) THEN
+        PERFORM farm_refuse(format('%s is reserved for %s', OLD.device, OLD.reserved_for));
+    END IF;
+    IF NEW.reserved_for NOT IN ('', session_user) AND NEW.reserved_for <> OLD.reserved_for
+        OR NEW.user_name <> session_user AND NEW.user_name <> OLD.user_name
+        OR NEW.token <> '' AND NEW.user_name <> session_user OR NEW.priority NOT IN (0, 1) THEN
+        PERFORM farm_refuse(format('%s is leased in one''s own name', OLD.device));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_waiter() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' AND OLD.user_name <> session_user
+        -- One that died long ago is forgotten by whoever comes.
+        AND NOT (TG_OP = 'DELETE' AND OLD.expires_ms < farm_now_ms() - 3600000) THEN
+        PERFORM farm_refuse(format('%s waits for a device', OLD.user_name));
+    END IF;
+    IF TG_OP <> 'DELETE' AND (NEW.user_name <> session_user OR NEW.priority NOT IN (0, 1)) THEN
+        PERFORM farm_refuse('one waits for a device in one''s own name');
+    END IF;
+    RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_device() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    service text[] := ARRAY['in_service', 'service_note', 'service_user'];
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        IF NEW.health <> 'healthy' OR NOT NEW.in_service THEN
+            PERFORM farm_refuse(format('%s is new', NEW.id));
+        END IF;
+        RETURN NEW;
+    END IF;
+    IF NEW.health <> OLD.health OR NEW.health_reason <> OLD.health_reason THEN
+        PERFORM farm_refuse('the health of a device is recorded by agents');
+    END IF;
+    IF (NEW.in_service, NEW.service_note, NEW.service_user) IS DISTINCT FROM
+        (OLD.in_service, OLD.service_note, OLD.service_user) AND NEW.service_user <> session_user THEN
+        PERFORM farm_refuse('a device is put in or out of service in one''s own name');
+    END IF;
+    IF to_jsonb(NEW) - service <> to_jsonb(OLD) - service
+        AND EXISTS (SELECT 1 FROM agent_device WHERE device = OLD.id) THEN
+        PERFORM farm_refuse(format('%s hangs on an agent''s host', OLD.id));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+DO $$
+DECLARE
+    one record;
+    owners text := format('pg_has_role(session_user, %L, ''MEMBER'')', {tables_owner_text});
+    trusted text := format('(%s OR pg_has_role(session_user, %L, ''MEMBER''))', owners, '{agent}');
+BEGIN
+    FOR one IN SELECT tgname, tgrelid::regclass AS of FROM pg_trigger
+        JOIN pg_class ON pg_class.oid = tgrelid
+        WHERE relnamespace = '{schema}'::regnamespace AND tgname LIKE 'farm\_guard\_%'
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', one.tgname, one.of);
+    END LOOP;
+    FOR one IN SELECT * FROM (VALUES
+        ('run', 'INSERT OR UPDATE', 'farm_guard_run'),
+        ('run_job', 'INSERT OR UPDATE', 'farm_guard_run_job'),
+        ('run_order', 'INSERT OR UPDATE', 'farm_guard_order'),
+        ('shard', 'INSERT OR UPDATE', 'farm_guard_shard'),
+        ('shard_jobs', 'INSERT', 'farm_guard_shard_jobs'),
+        ('build', 'INSERT OR UPDATE', 'farm_guard_build'),
+        ('build_wanted', 'INSERT OR UPDATE OR DELETE', 'farm_guard_wanted'),
+        ('lease', 'INSERT OR UPDATE', 'farm_guard_lease'),
+        ('waiter', 'INSERT OR UPDATE OR DELETE', 'farm_guard_waiter'),
+        ('device_state', 'INSERT OR UPDATE', 'farm_guard_device')
+    ) AS guards (of, events, guard) LOOP
+        EXECUTE format(
+            'CREATE TRIGGER %I BEFORE %s ON %I FOR EACH ROW WHEN (NOT %s) EXECUTE FUNCTION %I()',
+            one.guard, one.events, one.of, trusted, one.guard
+        );
+    END LOOP;
+    FOR one IN SELECT unnest(ARRAY['run', 'run_order', 'triage']) AS of LOOP
+        EXECUTE format(
+            'CREATE TRIGGER farm_guard_name BEFORE INSERT ON %I FOR EACH ROW '
+            'WHEN (NEW.user_name <> session_user AND NOT %s) EXECUTE FUNCTION farm_guard_name()', one.of, owners
+        );
+    END LOOP;
+    EXECUTE format(
+        'CREATE TRIGGER farm_guard_alert BEFORE DELETE ON alert FOR EACH ROW WHEN (NOT %s) '
+        'EXECUTE FUNCTION farm_guard_alert()', owners
+    );
+END;
+$$;

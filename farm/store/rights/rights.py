@@ -1,0 +1,82 @@
+"""Rights of groups in a store on PostgreSQL, as SQL; and statements as the owner of its tables."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+_KINDS = ("owner", "agent", "developer", "viewer")
+_OWNER = text("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')")
+# Not to_regclass, which within a transaction goes on not to see what it has not seen before.
+_IS_THERE = text("SELECT 1 FROM pg_class WHERE relname = 'farm_roles' AND pg_table_is_visible(oid)")
+_MARK = "CREATE TABLE IF NOT EXISTS farm_roles (prefix text PRIMARY KEY)"
+
+
+def apply_again(connection: Connection) -> None:
+    """Say anew what groups may do, where the store has them: its tables or functions are others now."""
+    if connection.scalar(_IS_THERE) is None:
+        return
+    prefix = connection.scalar(text("SELECT prefix FROM farm_roles"))
+    if prefix is not None and connection.scalar(text("SELECT to_regprocedure('farm_wake(text, integer)') IS NOT NULL")):
+        for script in rights(connection, prefix):
+            run_script(connection, script)
+
+
+def become_owner(connection: Connection) -> None:
+    """Be the owner of the tables until the transaction ends, where one is a member of it: it owns what is made."""
+    owner = connection.scalar(_OWNER)
+    may = text("SELECT current_user <> :owner AND pg_has_role(:owner, 'MEMBER')")
+    if owner is not None and connection.scalar(may, {"owner": owner}):
+        connection.execute(text(f"SET LOCAL ROLE {connection.dialect.identifier_preparer.quote_identifier(owner)}"))
+
+
+def run_script(connection: Connection, script: str) -> None:
+    """Execute statements in which % is a character, several at once: only the driver itself, without parameters, does.
+
+    Raises what SQLAlchemy raises.
+    """
+    driver = connection.connection.driver_connection
+    assert driver is not None  # noqa: S101 - a connection that is open has one
+    try:
+        driver.execute(script)
+    except driver.Error as error:  # psycopg's connections have their errors, as PEP 249 says
+        from sqlalchemy.exc import ProgrammingError
+
+        raise ProgrammingError(script[:80], None, error) from error
+
+
+def rights(connection: Connection, prefix: str) -> tuple[str, str]:
+    """Return the SQL, for the owner of the tables, that says what groups may do."""
+    return _filled(connection, "grants", prefix), _filled(connection, "guards", prefix)
+
+
+def marked(prefix: str) -> str:
+    """Return the SQL by which a store remembers that it has groups, and how they are called."""
+    return f"{_MARK};\nDELETE FROM farm_roles;\nINSERT INTO farm_roles VALUES ('{prefix}');\n"
+
+
+def owner_of(connection: Connection) -> str:
+    """Return the role that the tables belong to."""
+    return str(connection.scalar(_OWNER))
+
+
+def groups(connection: Connection, prefix: str) -> str:
+    """Return the SQL, for a superuser, that makes the groups."""
+    return _filled(connection, "groups", prefix)
+
+
+def _filled(connection: Connection, name: str, prefix: str) -> str:
+    owner = owner_of(connection)
+    names = text("SELECT quote_ident(current_schema()), quote_ident(:owner), quote_literal(:owner)")
+    schema, tables_owner, tables_owner_text = connection.execute(names, {"owner": owner}).one()
+    script = resources.files("farm.store.rights").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    filled = {"schema": schema, "tables_owner": tables_owner, "tables_owner_text": tables_owner_text}
+    for key, value in (filled | {kind: f"{prefix}_{kind}" for kind in _KINDS}).items():
+        script = script.replace(f"{{{key}}}", value)
+    return script
