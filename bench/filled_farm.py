@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chaos_store import Cluster, PostgresStore, postgres_cluster
-from simulated_farm import JOB_MEDIAN_S, Night, Run, Size, case
+from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
 
 from farm.cluster.divide import divide
 from farm.devices.device import AdbAddress, Device
@@ -43,6 +43,8 @@ CALLS = 200
 PERSON_RUNS = 40
 KIND, OS = "hardware", "android"
 ARCHIVE = "a" * 64
+BUNDLES = 1_000
+"""Of each SoC."""
 
 _STATEMENTS = """
     SELECT coalesce(sum(calls), 0), coalesce(sum(total_exec_time + total_plan_time), 0) FROM pg_stat_statements
@@ -86,6 +88,7 @@ class Filled:
         self._facts: dict[str, AgentFacts] = {}
         self._held: list[tuple[str, HeldShard]] = []
         """With the host."""
+        self._built: set[str] = set()
         self._measured = Costs()
 
     def fill(self) -> None:
@@ -156,9 +159,8 @@ class Filled:
 
     def _submit(self, run: Run, jobs: dict[str, int]) -> None:
         run_id = self._store.begin_run(RunRecord("farm run", run.user, "bench", {"runner": "stub"}))
-        planned = [Job(case(number), Target(soc, "htp", "8a8w")) for soc, n in jobs.items() for number in range(n)]
-        # Jobs of all runs have the bundles of one case: what is looked up is as many rows.
-        work = [ShardJob(job, _key(job), self._draw.lognormvariate(0.0, 1.0) * JOB_MEDIAN_S) for job in planned]
+        planned = [(Job(case(n), Target(soc, "htp", "8a8w")), _key(n, soc)) for soc in jobs for n in range(jobs[soc])]
+        work = [ShardJob(job, key, self._draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S) for job, key in planned]
         devices = {soc: len(self._night.farms[soc].living) for soc in jobs}
         shards = divide(work, devices=devices, cached={one.key for one in work}, sessions={})
         order = NewOrder(
@@ -169,8 +171,9 @@ class Filled:
             terms=b"{}",
             labels=run.labels,
         )
-        built = [Build(key, "built", ARCHIVE, 1) for key in sorted({one.key for one in work})]
-        self._store.cluster.submit(order, shards, (), built, jobs=planned)
+        built = [Build(key, "built", ARCHIVE, 1) for key in sorted({one.key for one in work} - self._built)]
+        self._built.update(build.key for build in built)
+        self._store.cluster.submit(order, shards, (), built, jobs=[job for job, _ in planned])
 
     def _devices_of(self, host: str) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -233,8 +236,9 @@ class Filled:
         print(f"{what}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def _key(job: Job) -> str:
-    return f"{job.case.name}-{job.target.soc}".ljust(64, "0")
+def _key(number: int, soc: str) -> str:
+    # Runs share bundles. How many there are in all is no matter: they are looked up by their keys.
+    return f"{number % BUNDLES}-{soc}".ljust(64, "0")
 
 
 def _device(name: str) -> Device:
