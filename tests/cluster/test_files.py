@@ -14,6 +14,7 @@ from ssh_server import SshServer
 
 from farm.config.settings import load_config
 from farm.errors import ArtifactLostError, ArtifactsError, LocalError
+from farm.store.objects.cached import cached_objects, prune_objects
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
 from farm.system.processes import Supervisor
@@ -181,6 +182,26 @@ def test_nobody_waits_for_a_place_when_all_is_to_stop(
         timer.join()
     finally:
         world.start()
+
+
+def test_what_was_fetched_leaves_the_cache_when_nobody_used_it_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "place").mkdir()
+    objects = opened(monkeypatch, tmp_path, f"file://{tmp_path}/place")
+    old, used = (objects.get(objects.put(content)) for content in (b"old", b"used"))
+    for path in (old, used):
+        os.utime(path, (0, 0))
+    objects.get(used.parent.name)
+    left = old.parent.with_name(f"{old.parent.name}.abc.partial")
+    left.mkdir()
+    cache = tmp_path / "ada"
+    assert [one.folder for one in prune_objects(cache, older_than_s=60.0, dry_run=True)] == [old.parent]
+    assert old.is_file()
+    assert [one.nbytes for one in prune_objects(cache, older_than_s=60.0, dry_run=False)] == [3]
+    assert (old.exists(), used.exists(), left.exists()) == (False, True, False)
+    assert [one.folder for one in cached_objects(cache)] == [used.parent]
+    assert objects.get(old.parent.name).read_bytes() == b"old"
 
 
 def test_many_threads_put_and_get_at_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

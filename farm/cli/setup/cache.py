@@ -17,6 +17,7 @@ from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
+from farm.store.objects.cached import cached_objects, prune_objects
 from farm.system.durations import age_in_seconds
 from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
 from farm.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.bundles.cache import Leftover
+    from farm.store.objects.cached import CachedObject
     from farm.toolchains.overview import EnvironmentRow
     from farm.toolchains.sdk.removal import CachedSdk
     from farm.toolchains.worktrees import WorktreeEntry
@@ -64,6 +66,8 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
         lines.append(f"{_environments(environments)}: 'farm toolchain list' shows them")
     if sdks:
         lines.append(f"{_sdks(sdks)}: 'farm sdk list' shows them")
+    if files := cached_objects(cache.root):
+        lines.append(f"{_files(files)}: 'farm cache prune' removes them, and they are fetched again when needed")
     if trees := worktrees(cache.root):
         lines.append(f"{_worktrees(trees)}: 'farm cache prune' removes those that no command uses")
     shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
@@ -119,11 +123,14 @@ def prune(
     trees = prune_worktrees(
         cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=dry_run
     )
+    # With --keep they stay: that is about bundles, and these are small.
+    files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=dry_run)
     freed = size(sum(entry.nbytes for entry in removed))
     others = [_total(left)] if left else []
     others += [_environments(environments)] if environments else []
     others += [_sdks(sdks)] if sdks else []
     others += [_worktrees(trees)] if trees else []
+    others += [_files(files)] if files else []
     more = "".join(f", and {one}" for one in others)
     echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
     if dry_run and (removed or others):
@@ -152,6 +159,10 @@ def _sdks(sdks: Sequence[CachedSdk]) -> str:
 
 def _worktrees(trees: Sequence[WorktreeEntry]) -> str:
     return f"{plural(len(trees), 'source tree')} of commits, {size(sum(tree.nbytes for tree in trees))}"
+
+
+def _files(files: Sequence[CachedObject]) -> str:
+    return f"{plural(len(files), 'file')} of a shared farm, {size(sum(one.nbytes for one in files))}"
 
 
 def _total(left: Sequence[Leftover]) -> str:

@@ -8,6 +8,8 @@ Packages that a suite imports do not travel: a build host has them as wheels of 
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ import msgspec
 from farm.bundles.source import source_place, suite_files
 from farm.errors import ArtifactLostError, UsageError
 from farm.store.objects.archive import unpack, write_archive
+from farm.store.objects.cached import SUITES
 from farm.store.objects.objects import require_sha256
 from farm.system.publish import published
 from farm.system.resources import data_folder
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from farm.store.objects.objects import Objects
     from farm.suites.suite import Case, Job
 
-_FOLDER, _SUITES, _ARCHIVE = "suites", "suites", ".archive"
+_SUITES, _ARCHIVE = "suites", ".archive"
 _MOST_BYTES = 16 << 30
 
 
@@ -59,7 +62,10 @@ def unpack_source(objects: Objects, cache_dir: Path, sha256: str, job: Job) -> J
         unpack(path, folder)
         path.unlink()
 
-    root = published(cache_dir / _FOLDER / sha256[:2] / require_sha256(sha256), fill)
+    root = published(cache_dir / SUITES / sha256[:2] / require_sha256(sha256), fill)
+    # When it was last used; one that is root's can be read all the same.
+    with contextlib.suppress(OSError):
+        os.utime(root)
     folder = root / _SUITES / Path(job.case.folder).name
     if not Path(job.case.folder).name or not folder.is_dir():
         raise ArtifactLostError(f"the archive {sha256[:12]} does not hold the suite of {job.id}")

@@ -146,10 +146,12 @@ class Folder:
         if files.isdir(folder):
             return
         self._require_root(files)
-        with contextlib.suppress(FileExistsError):
+        try:
             self._clients.make_folder(files, folder)
-        if not files.isdir(folder):
-            raise ArtifactsError(f"{folder} cannot be made")
+        except OSError:
+            # Another made it at the same moment, for which SFTP has no code of its own.
+            if not files.isdir(folder):
+                raise
         with contextlib.suppress(PermissionError):  # another user made it at the same moment
             self._clients.chmod(files, folder, self._clients.mode(files, self._root))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import secrets
 import threading
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from farm.devices.local.files import local_errors
 from farm.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
+from farm.store.objects.cached import CONTENT, MAKING, OBJECTS
 from farm.store.objects.patience import Patience
 from farm.system.hashes import sha256_of
 from farm.system.publish import own_folder, published
@@ -41,7 +43,6 @@ MOST_BYTES = 64 << 30
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
-_FOLDER, _CONTENT, _MAKING = "objects", "content", "making"
 # A file is read again where what came is not what its hash says: it may have been the way.
 _TRIES = 2
 # What is known to be there is not asked for again for so long.
@@ -54,7 +55,7 @@ class Objects:
 
     def __init__(self, place: Place, where: str, cache_dir: Path, patience: Patience) -> None:
         self._place, self._where, self._patience = place, where, patience
-        self._root = cache_dir / _FOLDER
+        self._root = cache_dir / OBJECTS
         self._known: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -91,16 +92,20 @@ class Objects:
         name = require_sha256(sha256)
 
         def fill(folder: Path) -> None:
-            self.fetch(name, folder / _CONTENT)
-            (folder / _CONTENT).chmod(0o555)
+            self.fetch(name, folder / CONTENT)
+            (folder / CONTENT).chmod(0o555)
 
-        return published(self._cached(name), fill, lambda folder: (folder / _CONTENT).is_file()) / _CONTENT
+        path = published(self._cached(name), fill, lambda folder: (folder / CONTENT).is_file()) / CONTENT
+        # When it was last used; one that is root's can be read all the same.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return path
 
     def cached(self, sha256: str) -> Path | None:
         """Return a file where it is in the cache of this machine, else None."""
         if not _SHA256.fullmatch(sha256):
             return None
-        path = self._cached(sha256) / _CONTENT
+        path = self._cached(sha256) / CONTENT
         return path if path.is_file() else None
 
     def fetch(self, sha256: str, target: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -140,7 +145,7 @@ class Objects:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a folder in the cache of this machine for what is made and put, gone afterwards. Raises InfraError."""
-        with own_folder(self._root / _MAKING, secrets.token_hex(8)) as folder:
+        with own_folder(self._root / MAKING, secrets.token_hex(8)) as folder:
             yield folder
 
     def all(self) -> Iterator[Stored]:
