@@ -78,6 +78,8 @@ class StubHosts:
     """Where a host has the artifacts' store, where not at `artifacts`."""
     env: dict[str, dict[str, str]] = field(default_factory=dict)
     """More variables of a host; of all under the empty name."""
+    restarts: bool = False
+    """Agents that end by themselves are started again, as by systemd, unless they say that it is of no use."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
     canaries: tuple[ShardJob, ...] = ()
@@ -148,6 +150,10 @@ class StubHosts:
             name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=ttl_s or self.ttl_s
         )
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan, enc_hook=str))
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        folder = self.home(name)
         with (folder / "agent.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")],
@@ -200,8 +206,12 @@ class StubHosts:
         deadline = time.monotonic() + timeout_s
         while not condition():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            again = [name for name in dead if self.restarts and self.processes[name].returncode not in (0, 2)]
+            for name in again:
+                self._start(name)
+            dead = [f"{name} with {self.processes[name].returncode}" for name in dead if name not in again]
             if dead or time.monotonic() > deadline:
-                logs = "".join(f"\n--- {name}\n{self.log(name)[-3000:]}" for name in dead or self.processes)
+                logs = "".join(f"\n--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
                 raise AssertionError(f"never: {what}{'; ended: ' + ', '.join(dead) if dead else ''}{logs}")
             time.sleep(_LOOKS_S)
 

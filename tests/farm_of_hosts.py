@@ -78,6 +78,16 @@ class Farm:
         """Return what devices of a host ran."""
         return [ran for ran in self.hosts.ran(run_id) if ran.device.endswith(f"@{host}")]
 
+    def is_of_use(self, host: str, timeout_s: float = 60) -> bool:
+        """Submit runs until a host takes part in one; return False when it never does."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            run_id = self.submit("bob", 24, shard=1)
+            self.await_end(run_id)
+            if self.ran_on(run_id, host):
+                return True
+        return False
+
     def require_right(self, *, exit_code: int = 0) -> None:
         """Assert what has to be so of all runs, whatever happened: one verdict a job, one job a device at a time."""
         for run_id in self.runs:
