@@ -232,6 +232,9 @@ class LeaseLostError(InfraError):
 class AgentRefusedError(InfraError):
     """The shared farm does not take this agent: one of its name lives, or it is of another farm than the others."""
 
+    # A service manager that starts it again would hear the same.
+    exit_code = 2
+
 
 class BundleError(InfraError):
     """A compiled bundle is damaged, or compiled for another SoC."""
