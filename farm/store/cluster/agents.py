@@ -12,6 +12,7 @@ from farm.errors import AgentRefusedError
 from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Minded
+from farm.store.leases.rows import is_settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.store.leases.rules import Lease
-
-# Of the database, in milliseconds: nobody who could not reach it is dead for that.
-UP_MS = text("SELECT CAST(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000 AS bigint)")
 
 _OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
 _OTHER_PROTOCOL = text("""
@@ -129,8 +127,8 @@ class Agents(ClusterPart):
             before = connection.execute(_OF_NAME, {"name": key}).first()
             now_ms = self._clock(connection)
             if before is not None and before.token != replaces and not before.has_left:
-                left_ms = max(before.expires_ms - now_ms, _ms(ttl_s) - connection.scalar(UP_MS))
-                if left_ms > 0:
+                left_ms = before.expires_ms - now_ms
+                if left_ms > 0 or not is_settled(connection, _ms(ttl_s)):
                     raise AgentRefusedError(_taken(before, left_ms))
             self._require_protocol(connection, key, facts.protocol, now_ms)
             agent = AgentId(key, secrets.token_hex(16))
@@ -277,7 +275,7 @@ def _taken(before: Row[Any], left_ms: int) -> str:
     facts = msgspec.json.decode(before.facts, type=AgentFacts)
     return (
         f"an agent {before.name!r} lives on {facts.host} (process {facts.pid}): give this one another name "
-        f"(--name), or end that one; if it is dead, try again in {left_ms / 1000:.0f} s"
+        f"(--name), or end that one; if it is dead, try again in {max(left_ms / 1000, 10):.0f} s"
     )
 
 

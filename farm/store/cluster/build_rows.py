@@ -73,7 +73,7 @@ _RECORD = text("""
 """)
 _FOUND = text(f"SELECT {BUILD_COLUMNS} FROM build WHERE key = ANY(:keys)")  # noqa: S608 - constants
 _MANIFESTS = text("SELECT key, manifest FROM build WHERE key = ANY(:keys)")
-_FAILURES = text("SELECT key, failure FROM build_wanted WHERE shard = ANY(:shards) AND failure IS NOT NULL")
+_FAILURES = text("SELECT shard, key, failure FROM build_wanted WHERE shard = ANY(:shards) AND failure IS NOT NULL")
 
 
 def want_builds(
@@ -175,10 +175,10 @@ def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]
     return found
 
 
-def find_failures(connection: Connection, shards: Sequence[int]) -> dict[str, Build]:
-    """Return by key the bundles of which shards were told that there will be none, as they were told."""
+def find_failures(connection: Connection, shards: Sequence[int]) -> dict[tuple[int, str], Build]:
+    """Return by shard and key the bundles of which shards were told that there will be none, as they were told."""
     told = connection.execute(_FAILURES, {"shards": list(shards)})
-    return {row.key: msgspec.json.decode(row.failure, type=Build) for row in told}
+    return {(row.shard, row.key): msgspec.json.decode(row.failure, type=Build) for row in told}
 
 
 def build_of_row(row: Row[Any]) -> Build:

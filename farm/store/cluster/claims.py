@@ -10,11 +10,13 @@ import msgspec
 from sqlalchemy import text
 
 from farm.store.cluster.build_rows import find_builds, find_failures
-from farm.store.cluster.part import ClusterPart, lock_soc, notify
+from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
-from farm.store.cluster.situations import lease_of_device, read_situation
-from farm.store.leases.sharing import hand_over, share_out
+from farm.store.cluster.situations import lease_of_row, read_free, read_living
+from farm.store.cluster.wanted import look_for_wanted
+from farm.store.leases.rows import is_settled
+from farm.store.leases.sharing import share_out
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
@@ -25,34 +27,32 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId
     from farm.store.cluster.situations import Known
     from farm.store.leases.rules import Lease
-    from farm.store.leases.situation import Share
+    from farm.store.leases.situation import LivingDevice, Share
 
-# Looking for devices that others have a better right to costs as much as giving them away.
-_LOOK_S = 1.0
+# Who could try what fails on a device: as it was so long ago, and enough of them.
+_LIVING_S = 3.0
+_MOST_OTHERS = 16
 
 _ALIVE = text("""
     SELECT facts FROM agent
     WHERE name = :agent AND token = :token AND NOT has_left AND NOT is_draining AND expires_ms > :now_ms FOR SHARE
 """)
-# What somebody else is about to take is left to him.
+# What somebody else is about to take is left to him, and what is reserved for somebody else.
 _FREE = text("""
-    SELECT device FROM lease WHERE device = ANY(:devices) AND (token = '' OR expires_ms <= :now_ms OR token = :token)
-    ORDER BY device FOR UPDATE SKIP LOCKED
+    SELECT lease.device, token = '' AS is_free FROM lease
+    JOIN unnest(CAST(:devices AS text[]), CAST(:users AS text[])) AS mine (device, user_name)
+         ON mine.device = lease.device
+    WHERE CASE WHEN lease.device = ANY(:keep) THEN token = :token
+               ELSE token = '' OR expires_ms <= :now_ms END
+      AND (reserved_until_ms <= :now_ms OR reserved_for = mine.user_name)
+    ORDER BY lease.device FOR UPDATE OF lease SKIP LOCKED
 """)
 _FIRST = text("""
-    SELECT shard.id FROM shard JOIN run_order USING (run_id)
-    WHERE shard.run_id = :run AND soc = :soc AND shard.state = 'waiting' AND lacking = 0 AND NOT retry
-    ORDER BY position, shard.id LIMIT :most FOR UPDATE OF shard SKIP LOCKED
+    SELECT id FROM shard
+    WHERE run_id = :run AND soc = :soc AND state = 'waiting' AND lacking = 0 AND NOT retry
+    ORDER BY position, id LIMIT :most FOR UPDATE SKIP LOCKED
 """)
-# Of one device: free, or ours already where it goes on. Its reservation is looked at once more.
-_TAKE = text("""
-    UPDATE lease SET fence = CASE WHEN :keep THEN fence ELSE fence + 1 END, token = :token, user_name = :user,
-                     host = :host, pid = :pid, purpose = :purpose, priority = :priority, acquired_ms = :now_ms,
-                     expires_ms = :expires_ms, wanted_by = ''
-    WHERE device = :device AND (reserved_until_ms <= :now_ms OR reserved_for = :user)
-      AND CASE WHEN :keep THEN token = :token AND fence = :fence ELSE token = '' OR expires_ms <= :now_ms END
-    RETURNING *
-""")
+# The jobs come with it: what a shard is about is a row beside it.
 _HOLD = text("""
     UPDATE shard SET state = 'held', device = :device, fence = :fence, agent = :agent, token = :token,
                      held_ms = :now_ms, why = ''
@@ -62,13 +62,15 @@ _HOLD = text("""
     RETURNING shard.id, shard.run_id, shard.avoid, run_order.user_name, run_order.purpose, run_order.priority,
               run_order.terms, shard_jobs.jobs, shard_jobs.done
 """)
-_WANTED = text("UPDATE lease SET wanted_by = :user WHERE device = :device AND token <> ''")
+_TAKE = text("""
+    UPDATE lease SET fence = :fence, token = :token, user_name = :user, host = :host, pid = :pid, purpose = :purpose,
+                     priority = :priority, acquired_ms = :now_ms, expires_ms = :expires_ms, wanted_by = ''
+    WHERE device = :device RETURNING *
+""")
 
 
 class Claims(ClusterPart):
     """How agents get work."""
-
-    _looked_at: dict[str, float]
 
     def claim(
         self,
@@ -88,7 +90,7 @@ class Claims(ClusterPart):
         and who holds them learns it with the next heartbeat.
         """
         kept = dict(keep or {})
-        asking = [device for device in devices if device not in kept] + list(kept)
+        asking = [*(device for device in devices if device not in kept), *kept]
 
         def claim(connection: Connection) -> list[HeldShard]:
             lock_soc(connection, soc)
@@ -97,41 +99,24 @@ class Claims(ClusterPart):
             facts = connection.scalar(_ALIVE, us)
             if facts is None:
                 return []
-            known = read_situation(connection, soc, now_ms, asking=asking, keep=kept)
-            taking = _Taking(connection, known, us, msgspec.json.decode(facts, type=_Place), round(ttl_s * 1000))
+            known = read_free(connection, soc, now_ms, asking=asking, keep=list(kept))
             shares = share_out(known.situation)
-            held = taking.take(shares, asking, kept, most)
-            if len(held) < max(len(asking), 1):
-                self._mark(connection, known, shares)
+            place, living = msgspec.json.decode(facts, type=_Place), self._living_of(connection, soc, now_ms)
+            held = _Taking(connection, known, living, us, place, round(ttl_s * 1000)).take(shares, asking, kept, most)
+            if len(held) < len(asking) or not asking:
+                look_for_wanted(connection, known, shares)
             return held
 
         return self._database.write(claim)
 
-    def _mark(self, connection: Connection, known: Known, shares: Mapping[str, Share]) -> None:
-        """Mark the devices that others have a better right to, at most once a second for a SoC."""
-        situation = known.situation
-        waiting = sum(order.ready + len(order.retries) for order in situation.orders)
-        waiting += sum(request.count for request in situation.requests)
-        if waiting <= len(shares) and not known.wanted:
-            return
-        looked_at = self.__dict__.setdefault("_looked_at", {})
-        if time.monotonic() - looked_at.get(situation.soc, -_LOOK_S) < _LOOK_S:
-            return
-        looked_at[situation.soc] = time.monotonic()
-        mark_wanted(connection, known)
-
-
-def mark_wanted(connection: Connection, known: Known) -> int:
-    """Mark the devices of a SoC that others have a better right to, and return how many are newly so."""
-    wanted = hand_over(known.situation)
-    changed = {device: wanted.get(device, "") for device in sorted(wanted.keys() | known.wanted.keys())}
-    changed = {device: user for device, user in changed.items() if known.wanted.get(device, "") != user}
-    if changed:
-        connection.execute(_WANTED, [{"device": device, "user": user} for device, user in changed.items()])
-    news = sum(bool(user) and device not in known.wanted for device, user in changed.items())
-    if news:
-        notify(connection, [f"wanted {known.situation.soc}"])
-    return news
+    def _living_of(self, connection: Connection, soc: str, now_ms: int) -> Sequence[LivingDevice]:
+        """Return the living devices of a SoC, as they were a few seconds ago."""
+        cache: dict[str, tuple[float, list[LivingDevice]]] = self.__dict__.setdefault("_living", {})
+        asked_s, living = cache.get(soc, (-_LIVING_S, []))
+        if time.monotonic() - asked_s >= _LIVING_S:
+            living = read_living(connection, soc, now_ms)
+            cache[soc] = time.monotonic(), living
+        return living
 
 
 class _Place(msgspec.Struct):
@@ -144,21 +129,38 @@ class _Place(msgspec.Struct):
 class _Taking:
     """The steps of one claim."""
 
-    def __init__(self, connection: Connection, known: Known, us: dict[str, Any], place: _Place, ttl_ms: int) -> None:
-        self._connection, self._known, self._us, self._place = connection, known, us, place
-        self._now_ms: int = us["now_ms"]
-        self._expires_ms = self._now_ms + ttl_ms
+    def __init__(
+        self,
+        connection: Connection,
+        known: Known,
+        living: Sequence[LivingDevice],
+        us: dict[str, Any],
+        place: _Place,
+        ttl_ms: int,
+    ) -> None:
+        self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
+        self._ttl_ms, self._expires_ms = ttl_ms, us["now_ms"] + ttl_ms
 
     def take(
         self, shares: Mapping[str, Share], asking: Sequence[str], keep: Mapping[str, Lease], most: int | None
     ) -> list[HeldShard]:
         """Take the devices and shards of an agent's part in the decision."""
         mine = {device: shares[device] for device in asking if device in shares and shares[device].run_id}
-        free = set(self._connection.scalars(_FREE, {**self._us, "devices": list(mine)})) if mine else set()
-        chosen = [device for device in mine if device in free][:most]
-        shards = self._choose({device: mine[device] for device in chosen})
+        free = self._free(mine, keep) if mine else set()
+        shards = self._choose({device: mine[device] for device in [one for one in mine if one in free][:most]})
         held = [self._hold(device, shard, keep.get(device)) for device, shard in shards.items()]
         return self._complete([one for one in held if one is not None])
+
+    def _free(self, mine: Mapping[str, Share], keep: Mapping[str, Lease]) -> set[str]:
+        """Return the devices that are still to be had, and keep them from others until the transaction ends."""
+        users = [share.user for share in mine.values()]
+        asked = {**self._us, "devices": list(mine), "users": users, "keep": list(keep)}
+        rows = self._connection.execute(_FREE, asked).all()
+        left = {row.device for row in rows if not row.is_free and row.device not in keep}
+        # Who could not reach the database has not lost what he has.
+        if left and not is_settled(self._connection, self._ttl_ms):
+            return {row.device for row in rows} - left
+        return {row.device for row in rows}
 
     def _choose(self, mine: Mapping[str, Share]) -> dict[str, int]:
         """Return the shard of each device."""
@@ -176,27 +178,19 @@ class _Taking:
         return chosen
 
     def _hold(self, device: str, shard: int, keep: Lease | None) -> tuple[Row[Any], Lease] | None:
-        before = self._known.leases.get(device)
-        if before is None:
+        before = self._known.leases[device]
+        if keep is not None and before.fence != keep.fence:
             return None
         fence = before.fence + 1 if keep is None else keep.fence
-        nested = self._connection.begin_nested()
         row = self._connection.execute(_HOLD, {**self._us, "device": device, "fence": fence, "shard": shard}).first()
-        lease = None if row is None else self._take(device, row, fence, keep)
-        if row is None or lease is None:
-            nested.rollback()
+        if row is None:
             return None
-        nested.commit()
-        return row, lease
-
-    def _take(self, device: str, row: Row[Any], fence: int, keep: Lease | None) -> Lease | None:
         taken = self._connection.execute(
             _TAKE,
             {
                 **self._us,
                 "device": device,
                 "fence": fence,
-                "keep": keep is not None,
                 "user": row.user_name,
                 "host": self._place.host,
                 "pid": self._place.pid,
@@ -204,8 +198,8 @@ class _Taking:
                 "priority": row.priority,
                 "expires_ms": self._expires_ms,
             },
-        ).first()
-        return None if taken is None or taken.fence != fence else lease_of_device(taken)
+        ).one()
+        return row, lease_of_row(taken)
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
         """Return what devices run with all that they need to know."""
@@ -213,9 +207,8 @@ class _Taking:
             return []
         jobs = {row.id: jobs_left(row.jobs, row.done) for row, _ in held}
         builds = find_builds(self._connection, {one.key for left in jobs.values() for one in left})
-        builds |= find_failures(self._connection, [row.id for row, _ in held])
-        orders = {order.run_id: order for order in self._known.situation.orders}
-        living = self._known.situation.devices
+        failures = find_failures(self._connection, [row.id for row, _ in held])
+        others = self._others({row.run_id for row, _ in held})
         return [
             HeldShard(
                 id=row.id,
@@ -225,8 +218,17 @@ class _Taking:
                 lease=lease,
                 terms=row.terms.encode(),
                 avoid=tuple(row.avoid),
-                others=tuple(one for one in usable(orders[row.run_id], living) if one != lease.device),
-                builds={one.key: builds[one.key] for one in jobs[row.id] if one.key in builds},
+                others=tuple(one for one in others[row.run_id] if one != lease.device),
+                builds={
+                    one.key: found
+                    for one in jobs[row.id]
+                    if (found := failures.get((row.id, one.key)) or builds.get(one.key)) is not None
+                },
             )
             for row, lease in held
         ]
+
+    def _others(self, runs: set[str]) -> dict[str, list[str]]:
+        """Return the living devices that each run may use, free or not."""
+        orders = {order.run_id: order for order in self._known.situation.orders}
+        return {run_id: usable(orders[run_id], self._living)[:_MOST_OTHERS] for run_id in runs}

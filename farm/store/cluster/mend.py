@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from farm.store.cluster.agents import UP_MS, put_back_held
-from farm.store.cluster.claims import mark_wanted
+from farm.store.cluster.agents import put_back_held
 from farm.store.cluster.part import ClusterPart, lock_soc, notify
 from farm.store.cluster.records import Mended
 from farm.store.cluster.situations import read_situation
+from farm.store.cluster.wanted import mark_wanted
+from farm.store.leases.rows import is_settled
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
-DEAD_MS = 10_000
-"""Of the database: who could not reach it for as long is not dead yet."""
 # A device of its kind may be back within so long: a host that is started again, a cable.
 _ABANDONED_MS = 60_000
 # Of a SoC or a toolchain: more than that would be woken at once.
@@ -88,12 +87,12 @@ _ABANDON = text("""
 class Mending(ClusterPart):
     """What one of all agents does every few seconds."""
 
-    def mend(self) -> Mended:
+    def mend(self, *, ttl_s: float = 10.0) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
-        Nothing where somebody else is at it.
+        Nothing where somebody else is at it. Nobody is dead before the database has been up for `ttl_s`.
         """
-        looked = self._database.write(self._mend)
+        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000)))
         if looked is None:
             return Mended()
         row, lines = looked
@@ -104,12 +103,12 @@ class Mending(ClusterPart):
         messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
         return Mended(messages, tuple(lines))
 
-    def _mend(self, connection: Connection) -> tuple[Row[Any], list[str]] | None:
+    def _mend(self, connection: Connection, *, ttl_ms: int) -> tuple[Row[Any], list[str]] | None:
         if not connection.scalar(_LOCK):
             return None
         row = connection.execute(_LOOK, {"abandoned_ms": _ABANDONED_MS}).one()
         lines: list[str] = []
-        if row.dead and connection.scalar(UP_MS) > DEAD_MS:
+        if row.dead and is_settled(connection, ttl_ms):
             for name, token in sorted(row.dead):
                 lines += self._bury(connection, name, token, row.now_ms)
         if row.orphans:

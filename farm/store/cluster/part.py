@@ -21,7 +21,6 @@ CHANNEL = "farm"
 _SOC_LOCK = 0x736F63
 
 _NOTIFY = text("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
-# The time is asked for once the lock is held.
 _LOCK = text("SELECT pg_advisory_xact_lock(:key, hashtext(:soc))")
 
 

@@ -10,17 +10,18 @@ from sqlalchemy import text
 
 from farm.errors import LeaseLostError
 from farm.results.attempt import Verdict
-from farm.store import rows, values
+from farm.store import values
+from farm.store.cluster.attempt_rows import insert_results
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewShard, ShardJob, ShardResult
 from farm.store.cluster.shard_rows import (
     END_WAITING,
+    READ_NAMES,
     decode_jobs,
     decode_names,
     encode_jobs,
     encode_names,
     insert_shards,
-    next_job,
 )
 
 if TYPE_CHECKING:
@@ -35,18 +36,19 @@ if TYPE_CHECKING:
 _TELL_S = 0.5
 
 _LEASES = text("""
-    UPDATE lease SET expires_ms = :expires_ms WHERE device = ANY(:devices) AND token = :token
-    RETURNING device, fence
+    UPDATE lease SET expires_ms = CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) + :ttl_ms
+    WHERE device = ANY(:devices) AND token = :token RETURNING device, fence
 """)
 _SHARDS = text("""
-    SELECT id, run_id, soc, position, expected_s, device, fence, avoid, done, jobs
+    SELECT id, run_id, soc, position, device, fence, names, done
     FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
     WHERE id = ANY(:shards) AND state = 'held' AND token = :token ORDER BY id FOR UPDATE OF shard
 """)
-_DONE = text("UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard")
-_LEFT = text("""
+_DONE = text("""
+    WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
     UPDATE shard SET remaining = :left, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END WHERE id = :shard
 """)
+_JOBS_OF = text("SELECT jobs FROM shard_jobs WHERE shard = :shard")
 _FAILED = text("""
     UPDATE run_order SET failures = failures + :n WHERE run_id = :run RETURNING failures, most_failures
 """)
@@ -56,9 +58,12 @@ _PUT_BACK = text(f"""
                      agent = '', token = '', why = :why
     FROM run_order WHERE run_order.run_id = shard.run_id AND {_OURS} RETURNING shard.soc
 """)  # noqa: S608 - a constant
-_JOBS = text("UPDATE shard_jobs SET jobs = :jobs, next_job = :next_job WHERE shard = :shard")
-_NAMES = text("SELECT done FROM shard_jobs WHERE shard = :shard")
-_REMAINING = text("UPDATE shard SET remaining = :left WHERE id = :shard")
+_CHANGE = text("""
+    WITH changed AS (
+        UPDATE shard_jobs SET names = :names, next_job = :next_job, jobs = :jobs WHERE shard = :shard
+    )
+    UPDATE shard SET remaining = :left WHERE id = :shard
+""")
 _END = text(f"UPDATE shard SET state = 'ended' WHERE {_OURS}")  # noqa: S608 - a constant
 _GIVE_BACK = text("""
     UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''
@@ -101,26 +106,23 @@ class Results(ClusterPart):
         """
 
         def write(connection: Connection) -> dict[int, str]:
-            now_ms = self._clock(connection)
-            devices = sorted({result.device for result in results})
-            renewed = {"devices": devices, "token": agent.token, "expires_ms": now_ms + round(ttl_s * 1000)}
-            fences = {row.device: row.fence for row in connection.execute(_LEASES, renewed)}
-            shards = {
-                row.id: _OpenShard(row)
-                for row in connection.execute(
-                    _SHARDS, {"shards": sorted({result.shard for result in results}), "token": agent.token}
-                )
-            }
+            ours = {"token": agent.token, "devices": sorted({result.device for result in results})}
+            renewed = connection.execute(_LEASES, {**ours, "ttl_ms": round(ttl_s * 1000)})
+            fences = {row.device: row.fence for row in renewed}
+            asked = {"shards": sorted({result.shard for result in results}), "token": agent.token}
+            shards = {row.id: _OpenShard(row) for row in connection.execute(_SHARDS, asked)}
             refused: dict[int, str] = {}
             for number, result in enumerate(results):
                 shard = shards.get(result.shard)
                 problem = _why_refused(result, shard, fences.get(result.device))
                 if problem or shard is None:
                     refused[number] = problem
-                    continue
-                self._record_one(connection, shard.row.run_id, result)
-                shard.take(result)
-            self._settle(connection, [shard for shard in shards.values() if shard.taken])
+                else:
+                    shard.take(result)
+            taken = [shard for shard in shards.values() if shard.taken]
+            for shard in taken:
+                insert_results(connection, shard.row.run_id, shard.taken)
+            self._settle(connection, taken)
             return refused
 
         return self._database.write(write)
@@ -139,11 +141,10 @@ class Results(ClusterPart):
             if soc is None:
                 raise _lost(shard)
             if jobs is not None:
-                done = set(decode_names(connection.scalar(_NAMES, {"shard": shard}) or "[]"))
-                left = [one for one in jobs if one.job.id not in done]
-                changed = {"shard": shard, "jobs": encode_jobs(jobs), "next_job": next_job(left)}
-                connection.execute(_JOBS, changed)
-                connection.execute(_REMAINING, {"shard": shard, "left": len(left)})
+                done = set(decode_names(connection.execute(READ_NAMES, {"shard": shard}).one().done))
+                left = [one.job.id for one in jobs if one.job.id not in done]
+                changed = {"shard": shard, "jobs": encode_jobs(jobs), "names": encode_names(one.job.id for one in jobs)}
+                connection.execute(_CHANGE, {**changed, "next_job": left[0] if left else "", "left": len(left)})
             notify(connection, [f"work {soc}"])
 
         self._database.write(change)
@@ -172,23 +173,19 @@ class Results(ClusterPart):
         with self._database.reading() as connection:
             return [ShardState(**row._mapping) for row in connection.execute(_SHARDS_OF, {"run": run_id})]  # noqa: SLF001 - public in SQLAlchemy
 
-    def _record_one(self, connection: Connection, run_id: str, result: ShardResult) -> None:
-        for n, attempt in enumerate(result.attempts, 1):
-            artifacts = result.artifacts if n == len(result.attempts) else ()
-            rows.insert_attempt(connection, run_id, rows.bounded(attempt), None, artifacts)
-
     def _settle(self, connection: Connection, shards: Sequence[_OpenShard]) -> None:
         """Note which jobs are done, make shards of those that another device is to try, and count the failures."""
         failures: dict[str, int] = {}
         hints = set()
         for shard in shards:
             left = shard.left
-            done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": next_job(left)}
-            connection.execute(_DONE, done)
-            connection.execute(_LEFT, {"shard": shard.row.id, "left": len(left)})
-            for new in shard.retries():
-                insert_shards(connection, shard.row.run_id, [new], now_ms=self._clock(connection))
-                hints.add(f"work {new.soc}")
+            done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
+            connection.execute(_DONE, {**done, "left": len(left)})
+            if any(result.repeat for result in shard.taken):
+                jobs = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard.row.id}).scalar_one())
+                retries = list(shard.retries(jobs))
+                insert_shards(connection, shard.row.run_id, retries, now_ms=self._clock(connection))
+                hints.add(f"work {shard.row.soc}")
             failures[shard.row.run_id] = failures.get(shard.row.run_id, 0) + shard.failures
             if self._tells(shard.row.run_id):
                 hints.add(f"result {shard.row.run_id}")
@@ -212,13 +209,12 @@ class _OpenShard:
     def __init__(self, row: Row[Any]) -> None:
         self.row = row
         self.done = decode_names(row.done)
-        self._jobs = {one.job.id: one for one in decode_jobs(row.jobs)}
         self.taken: list[ShardResult] = []
 
     @property
-    def left(self) -> list[ShardJob]:
+    def left(self) -> list[str]:
         done = set(self.done)
-        return [one for name, one in self._jobs.items() if name not in done]
+        return [name for name in decode_names(self.row.names) if name not in done]
 
     @property
     def failures(self) -> int:
@@ -226,20 +222,18 @@ class _OpenShard:
             not result.repeat and bool(result.attempts) and is_failure(result.attempts[-1]) for result in self.taken
         )
 
-    def has(self, job_id: str) -> bool:
-        return job_id in self._jobs
-
     def take(self, result: ShardResult) -> None:
         self.done.append(result.job_id)
         self.taken.append(result)
 
-    def retries(self) -> Iterable[NewShard]:
+    def retries(self, jobs: Iterable[ShardJob]) -> Iterable[NewShard]:
+        """Return the shards of the jobs that another device is to try, with what was found out so far."""
+        of_name = {one.job.id: one for one in jobs}
         for result in self.taken:
             if result.repeat:
-                job = msgspec.structs.replace(self._jobs[result.job_id], history=result.repeat)
-                avoid = tuple(dict.fromkeys(one.device for one in result.repeat if one.device))
-                avoid = tuple(dict.fromkeys((*avoid, result.device)))
-                yield NewShard(self.row.soc, (job,), job.expected_s, self.row.position, avoid)
+                job = msgspec.structs.replace(of_name[result.job_id], history=result.repeat)
+                tried = (*(one.device for one in result.repeat if one.device), result.device)
+                yield NewShard(self.row.soc, (job,), job.expected_s, self.row.position, tuple(dict.fromkeys(tried)))
 
 
 def is_failure(attempt: Any) -> bool:
@@ -252,9 +246,7 @@ def _why_refused(result: ShardResult, shard: _OpenShard | None, fence: int | Non
         return f"shard {result.shard} is not this agent's any more under fence {result.fence}"
     if fence != result.fence:
         return f"the lease {result.fence} of {result.device} is over"
-    if result.job_id in shard.done:
-        return "recorded already"
-    return "" if shard.has(result.job_id) else f"shard {result.shard} has no job {result.job_id}"
+    return "recorded already" if result.job_id in shard.done else ""
 
 
 def _lost(shard: int) -> LeaseLostError:

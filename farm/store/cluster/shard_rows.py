@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A job is kilobytes of tolerances that all jobs of its suite have: so it is a twentieth of that, in a millisecond.
 _LEVEL = 1
 
+READ_NAMES = text("SELECT names, done FROM shard_jobs WHERE shard = :shard")
+"""Parameter: shard."""
 END_WAITING = text("UPDATE shard SET state = 'ended', why = :why WHERE run_id = :run AND state = 'waiting'")
 """Parameters: run, why."""
 
@@ -56,7 +58,13 @@ def insert_shards(
     inserted = shard.insert().returning(shard.c.id, sort_by_parameter_order=True)
     ids = list(connection.scalars(inserted, rows))
     contents = [
-        {"shard": shard_id, "done": "[]", "next_job": next_job(new.jobs), "jobs": encode_jobs(new.jobs)}
+        {
+            "shard": shard_id,
+            "names": encode_names(one.job.id for one in new.jobs),
+            "done": "[]",
+            "next_job": new.jobs[0].job.id if new.jobs else "",
+            "jobs": encode_jobs(new.jobs),
+        }
         for shard_id, new in zip(ids, shards, strict=True)
     ]
     connection.execute(schema.shard_jobs.insert(), contents)
@@ -93,8 +101,3 @@ def jobs_left(jobs: bytes, done: str) -> tuple[ShardJob, ...]:
     """Return the jobs of a shard that have no result yet."""
     ended = set(decode_names(done))
     return tuple(one for one in decode_jobs(jobs) if one.job.id not in ended)
-
-
-def next_job(left: Sequence[ShardJob]) -> str:
-    """Return the name of the first job, empty where there is none."""
-    return values.clean(left[0].job.id, values.JOB_LIMIT) if left else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,24 +12,47 @@ from sqlalchemy import text
 from farm.store.cluster.quotas import read_quotas
 from farm.store.leases.rows import decode_devices
 from farm.store.leases.rules import Lease, Priority, Request
-from farm.store.leases.situation import LABEL, LivingDevice, OpenOrder, Retry, Situation
+from farm.store.leases.situation import LABEL, USER, LivingDevice, OpenOrder, Retry, Situation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
-_DEVICES = text("""
+_DEVICE = """
     SELECT agent_device.device, agent_device.soc, agent_device.kind, agent_device.os, agent_device.serial,
-           agent_device.name, CAST(agent_device.labels AS text) AS labels, agent_device.refused = '' AND NOT is_draining
-               AND NOT has_left AND agent.expires_ms > :now_ms
+           agent_device.name, CAST(agent_device.labels AS text) AS labels,
+           agent_device.refused = '' AND NOT is_draining AND NOT has_left AND agent.expires_ms > :now_ms
                AND coalesce(device_state.in_service AND device_state.health <> 'quarantined', true) AS is_fit,
            lease.fence, lease.token, lease.user_name, lease.host, lease.pid, lease.purpose, lease.priority,
            lease.acquired_ms, lease.expires_ms, lease.reserved_for, lease.reserved_until_ms, lease.wanted_by
-    FROM agent_device JOIN agent ON agent.name = agent_device.agent
-    LEFT JOIN lease ON lease.device = agent_device.device
+    FROM agent_device JOIN agent ON agent.name = agent_device.agent JOIN lease ON lease.device = agent_device.device
     LEFT JOIN device_state ON device_state.id = agent_device.device
     WHERE agent_device.soc = :soc
+"""
+_DEVICES = text(_DEVICE)
+_FREE_DEVICES = text(f"""
+    SELECT * FROM ({_DEVICE}) AS device
+    WHERE is_fit AND (token = '' OR expires_ms <= :now_ms OR device = ANY(:keep))
+""")  # noqa: S608 - constants
+# Of each run only as many as could begin.
+_READY = text("""
+    SELECT run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices, CAST(labels AS text) AS labels,
+           CAST(classes AS text) AS classes, most_devices, ready, retries, 0 AS lacking,
+           CASE WHEN most_devices IS NULL THEN 0 ELSE (
+               SELECT count(DISTINCT device) FROM shard
+               WHERE shard.run_id = run_order.run_id AND shard.state = 'held' AND soc = :soc
+                 AND device <> ALL(:keep)) END AS held
+    FROM run_order
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS ready FROM (
+            SELECT 1 FROM shard WHERE soc = :soc AND shard.run_id = run_order.run_id AND NOT retry
+              AND shard.state = 'waiting' AND lacking = 0 LIMIT :most) AS first) AS plain
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT 1 FROM shard WHERE soc = :soc AND shard.run_id = run_order.run_id AND retry
+            AND shard.state = 'waiting' AND lacking = 0) AS retries) AS again
+    WHERE state = 'open' AND (until_ms IS NULL OR until_ms > :now_ms)
+      AND (most_failures IS NULL OR failures < most_failures) AND (ready > 0 OR retries)
 """)
 _ORDERS = text("""
     SELECT run_order.run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices,
@@ -50,14 +74,22 @@ _WAITING = text("""
     SELECT id, devices, wanted, user_name, priority, since_ms FROM waiter WHERE expires_ms > :now_ms AND wanted > 0
 """)
 _RUNNING = text("SELECT device FROM shard WHERE soc = :soc AND state = 'held'")
-_ALL_HOLDINGS = text("""
-    SELECT user_name, count(*) AS n FROM lease WHERE token <> '' AND expires_ms > :now_ms GROUP BY user_name
+# By priority as well: who has something that somebody else could have a better right to.
+_HERE = text("""
+    SELECT user_name, priority, count(*) AS n FROM lease JOIN agent_device ON agent_device.device = lease.device
+    WHERE soc = :soc AND token <> '' AND expires_ms > :now_ms AND lease.device <> ALL(:keep)
+    GROUP BY user_name, priority
+""")
+_EVERYWHERE = text("""
+    SELECT user_name, count(*) AS n FROM lease
+    WHERE token <> '' AND expires_ms > :now_ms AND device <> ALL(:keep) GROUP BY user_name
 """)
 _LABELLED = text("""
     SELECT user_name, label, count(*) AS n
     FROM lease JOIN agent_device ON agent_device.device = lease.device
     CROSS JOIN LATERAL json_array_elements_text(agent_device.labels) AS label
-    WHERE token <> '' AND lease.expires_ms > :now_ms AND label = ANY(:labels) AND agent_device.soc <> :soc
+    WHERE token <> '' AND lease.expires_ms > :now_ms AND label = ANY(:labels) AND lease.device <> ALL(:keep)
+      AND (:also_here OR agent_device.soc <> :soc)
     GROUP BY user_name, label
 """)
 
@@ -67,36 +99,71 @@ class Known(msgspec.Struct):
 
     situation: Situation
     leases: dict[str, Lease]
-    """All of its devices, by id, as they are."""
-    wanted: dict[str, str]
+    """Of its devices, as they are."""
+    wanted: dict[str, str] = {}
     """Devices that somebody has a better right to, as was decided before."""
+    held: dict[tuple[Priority, str], int] = {}
+    """How many devices are held beside `leases`, by priority and user."""
 
 
-def read_situation(
-    connection: Connection, soc: str, now_ms: int, *, asking: Collection[str] = (), keep: Mapping[str, Lease] = {}
-) -> Known:
-    """Return the situation of a SoC; devices in `keep` are free in it for whoever holds them now."""
+def read_situation(connection: Connection, soc: str, now_ms: int) -> Known:
+    """Return the situation of a SoC with all of its devices and everything that waits."""
     of_soc = {"soc": soc, "now_ms": now_ms}
     rows = connection.execute(_DEVICES, of_soc).all()
-    leases = {row.device: lease_of_device(row) for row in rows if row.fence is not None}
-    devices = [living_device(row) for row in rows if row.is_fit]
-    orders = _orders(connection, of_soc)
+    leases = {row.device: lease_of_row(row) for row in rows}
     quotas = read_quotas(connection)
-    here = [lease for device, lease in leases.items() if device not in keep]
+    here = Counter(lease.user for lease in leases.values() if lease.is_held(now_ms))
     situation = Situation(
         soc=soc,
         now_ms=now_ms,
-        devices=devices,
-        leases=[lease for lease in here if lease.is_held(now_ms) or lease.reserved_by(now_ms)],
-        orders=orders,
+        devices=[living_device(row) for row in rows if row.is_fit],
+        leases=[lease for lease in leases.values() if lease.is_held(now_ms) or lease.reserved_by(now_ms)],
+        orders=_with_retries(connection, of_soc, connection.execute(_ORDERS, of_soc).all()),
         requests=read_requests(connection, now_ms),
         quotas=quotas,
-        elsewhere=_elsewhere(connection, now_ms, leases.values()),
-        elsewhere_labelled=_elsewhere_labelled(connection, of_soc, quotas),
-        asking=asking,
+        elsewhere=_elsewhere(connection, of_soc, quotas, here, ()),
+        elsewhere_labelled=_labelled(connection, of_soc, quotas, (), also_here=False),
         running=frozenset(connection.scalars(_RUNNING, {"soc": soc})),
     )
     return Known(situation, leases, {row.device: row.wanted_by for row in rows if row.wanted_by})
+
+
+def read_free(
+    connection: Connection, soc: str, now_ms: int, *, asking: Collection[str], keep: Collection[str]
+) -> Known:
+    """Return the situation of a SoC as far as its free devices go, which are few on a farm that is busy.
+
+    Devices in `keep` are free for whoever holds them now.
+    """
+    of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
+    rows = connection.execute(_FREE_DEVICES, of_soc).all()
+    leases = {row.device: lease_of_row(row) for row in rows}
+    held: dict[tuple[Priority, str], int] = {}
+    here: Counter[str] = Counter()
+    for row in connection.execute(_HERE, of_soc):
+        held[Priority(row.priority), row.user_name] = row.n
+        here[row.user_name] += row.n
+    quotas = read_quotas(connection)
+    situation = Situation(
+        soc=soc,
+        now_ms=now_ms,
+        devices=[living_device(row) for row in rows],
+        leases=[lease for lease in leases.values() if lease.reserved_by(now_ms) and not lease.is_held(now_ms)],
+        orders=_with_retries(connection, of_soc, connection.execute(_READY, {**of_soc, "most": len(rows) + 1}).all()),
+        requests=read_requests(connection, now_ms),
+        quotas=quotas,
+        here=here,
+        elsewhere=_elsewhere(connection, of_soc, quotas, here, keep),
+        elsewhere_labelled=_labelled(connection, of_soc, quotas, keep, also_here=True),
+        asking=asking,
+    )
+    return Known(situation, leases, held=held)
+
+
+def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDevice]:
+    """Return the devices of a SoC that are alive and fit, whoever has them."""
+    rows = connection.execute(_DEVICES, {"soc": soc, "now_ms": now_ms})
+    return [living_device(row) for row in rows if row.is_fit]
 
 
 def read_requests(connection: Connection, now_ms: int) -> list[Request]:
@@ -112,8 +179,8 @@ def living_device(row: Row[Any]) -> LivingDevice:
     return LivingDevice(row.device, _texts(row.labels), (row.name, row.serial), kind=f"{row.soc}/{row.kind}/{row.os}")
 
 
-def lease_of_device(row: Row[Any]) -> Lease:
-    """Return the lease of a row that has its columns beside others."""
+def lease_of_row(row: Row[Any]) -> Lease:
+    """Return the lease of a row that has its columns, perhaps beside others."""
     return Lease(
         row.device,
         row.fence,
@@ -130,11 +197,10 @@ def lease_of_device(row: Row[Any]) -> Lease:
     )
 
 
-def _orders(connection: Connection, of_soc: Mapping[str, Any]) -> list[OpenOrder]:
-    rows = connection.execute(_ORDERS, of_soc).all()
+def _with_retries(connection: Connection, of_soc: Mapping[str, Any], rows: Sequence[Row[Any]]) -> list[OpenOrder]:
     retries: dict[str, list[Retry]] = {}
     if runs := [row.run_id for row in rows if row.retries]:
-        for found in connection.execute(_RETRIES, {**of_soc, "runs": runs}):
+        for found in connection.execute(_RETRIES, {"soc": of_soc["soc"], "runs": runs}):
             retries.setdefault(found.run_id, []).append(Retry(found.id, tuple(found.avoid)))
     return [
         OpenOrder(
@@ -155,23 +221,33 @@ def _orders(connection: Connection, of_soc: Mapping[str, Any]) -> list[OpenOrder
     ]
 
 
-def _elsewhere(connection: Connection, now_ms: int, here: Iterable[Lease]) -> dict[str, int]:
-    everywhere = {row.user_name: int(row.n) for row in connection.execute(_ALL_HOLDINGS, {"now_ms": now_ms})}
-    for lease in here:
-        if lease.is_held(now_ms) and lease.user in everywhere:
-            everywhere[lease.user] -= 1
+def _elsewhere(
+    connection: Connection,
+    of_soc: Mapping[str, Any],
+    quotas: Mapping[str, int],
+    here: Mapping[str, int],
+    keep: Collection[str],
+) -> dict[str, int]:
+    if not any(subject.startswith(USER) for subject in quotas):
+        return {}
+    asked = {"now_ms": of_soc["now_ms"], "keep": list(keep)}
+    everywhere = {row.user_name: row.n - here.get(row.user_name, 0) for row in connection.execute(_EVERYWHERE, asked)}
     return {user: n for user, n in everywhere.items() if n > 0}
 
 
-def _elsewhere_labelled(
-    connection: Connection, of_soc: Mapping[str, Any], quotas: Mapping[str, int]
+def _labelled(
+    connection: Connection,
+    of_soc: Mapping[str, Any],
+    quotas: Mapping[str, int],
+    keep: Collection[str],
+    *,
+    also_here: bool,
 ) -> dict[tuple[str, str], int]:
     labels = [subject.removeprefix(LABEL) for subject in quotas if subject.startswith(LABEL)]
     if not labels:
         return {}
-    return {
-        (row.user_name, row.label): int(row.n) for row in connection.execute(_LABELLED, {**of_soc, "labels": labels})
-    }
+    asked = {**of_soc, "labels": labels, "keep": list(keep), "also_here": also_here}
+    return {(row.user_name, row.label): row.n for row in connection.execute(_LABELLED, asked)}
 
 
 @functools.lru_cache(maxsize=4096)

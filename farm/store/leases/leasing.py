@@ -224,8 +224,10 @@ class Leases:
         now_ms = self._clock(connection)
         waiter = lease_rows.find_waiter(connection, token)
         taken = []
-        for device in list(devices)[: waiter.wanted]:
+        for device in sorted(list(devices)[: waiter.wanted]):
             before = lease_rows.lease_row(connection, device)
+            if before.token and not lease_rows.is_settled(connection, _ms(ttl_s)):
+                continue
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
                 taken.append(lease_rows.take(connection, waiter, before, now_ms, _ms(ttl_s)))
         served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}

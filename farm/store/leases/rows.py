@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Any number, as long as every farm takes the same one, and not the one of migrations.
 _LEASE_LOCK = 0x6C656173
 
+# Of the server, in milliseconds: a holder of a lease that could not reach it for as long may come back for it.
+_UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
+
 _TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "priority", "acquired_ms", "expires_ms")
 
 # Made once: processes that wait ask them three times a second.
@@ -80,6 +83,11 @@ def lock(connection: Connection) -> None:
     # SQLite has one writer at a time. PostgreSQL could lock rows, but a device that was never leased has none.
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LEASE_LOCK})
+
+
+def is_settled(connection: Connection, ttl_ms: int) -> bool:
+    """Tell whether a database has been up for as long as a lease lives: who could not reach it may have one still."""
+    return connection.dialect.name == "sqlite" or bool(connection.scalar(text(_UP_MS)) > ttl_ms)
 
 
 def require_live(connection: Connection, device: str, fence: int, now_ms: int) -> None:

@@ -34,6 +34,7 @@ from farm.store.schema.sharing import (
     run_order,
     shard,
     shard_jobs,
+    soc_look,
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
@@ -73,6 +74,7 @@ __all__ = [
     "shard",
     "shard_jobs",
     "shard_weights",
+    "soc_look",
     "suite_case",
     "triage",
     "waiter",

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     false,
+    text,
 )
 
 from farm.store.schema.base import RowId, metadata
@@ -47,6 +48,8 @@ run_order = Table(
     Column("ended_ms", BigInteger),
 )
 
+_READY = text("state = 'waiting' AND lacking = 0")
+
 shard = Table(
     "shard",
     metadata,
@@ -73,7 +76,17 @@ shard = Table(
     Column("remaining", Integer, nullable=False),
     Index("ix_shard_run_id_state", "run_id", "state"),
     Index("ix_shard_soc_state", "soc", "state"),
+    # What could begin, in the order in which it does.
+    Index("ix_shard_ready", "soc", "run_id", "retry", "position", postgresql_where=_READY, sqlite_where=_READY),
     Index("ix_shard_token", "token"),
+)
+
+# When it was last looked for devices of a SoC that others have a better right to.
+soc_look = Table(
+    "soc_look",
+    metadata,
+    Column("soc", String(64), primary_key=True),
+    Column("looked_ms", BigInteger, nullable=False),
 )
 
 # Beside its shard, of which rows are small: whoever decides looks at all that wait.
@@ -81,8 +94,9 @@ shard_jobs = Table(
     "shard_jobs",
     metadata,
     Column("shard", ForeignKey(shard.c.id), primary_key=True),
-    # JSON: names of the jobs that have their result, the first that has none, and all jobs, with the keys of their
-    # bundles, by zlib: a job has kilobytes of tolerances.
+    # JSON: the names of all jobs, and of those that have their result. The first that has none. All jobs with the keys
+    # of their bundles, by zlib: a job has kilobytes of tolerances.
+    Column("names", Text, nullable=False),
     Column("done", Text, nullable=False),
     Column("next_job", String(512), nullable=False),
     Column("jobs", LargeBinary, nullable=False),

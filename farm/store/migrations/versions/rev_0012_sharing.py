@@ -62,17 +62,27 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["run_order.run_id"], name="fk_shard_run_id"),
         sa.PrimaryKeyConstraint("id", name="pk_shard"),
     )
+    ready = sa.text("state = 'waiting' AND lacking = 0")
+    columns = ["soc", "run_id", "retry", "position"]
+    op.create_index("ix_shard_ready", "shard", columns, postgresql_where=ready, sqlite_where=ready)
     op.create_index("ix_shard_run_id_state", "shard", ["run_id", "state"])
     op.create_index("ix_shard_soc_state", "shard", ["soc", "state"])
     op.create_index("ix_shard_token", "shard", ["token"])
     op.create_table(
         "shard_jobs",
         Column("shard", _ROW_ID, nullable=False),
+        Column("names", sa.Text(), nullable=False),
         Column("done", sa.Text(), nullable=False),
         Column("next_job", sa.String(length=512), nullable=False),
         Column("jobs", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["shard"], ["shard.id"], name="fk_shard_jobs_shard"),
         sa.PrimaryKeyConstraint("shard", name="pk_shard_jobs"),
+    )
+    op.create_table(
+        "soc_look",
+        Column("soc", sa.String(length=64), nullable=False),
+        Column("looked_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("soc", name="pk_soc_look"),
     )
     op.create_table(
         "build",

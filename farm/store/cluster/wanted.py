@@ -1,0 +1,85 @@
+"""Which devices others have a better right to than who holds them: decided for a SoC, marked in the leases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+from farm.store.cluster.part import notify
+from farm.store.cluster.situations import read_situation
+from farm.store.leases.sharing import hand_over
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sqlalchemy import Connection
+
+    from farm.store.cluster.situations import Known
+    from farm.store.leases.rules import Priority
+    from farm.store.leases.situation import Share
+
+# It costs as much as giving everything away, and many ask on a farm that is busy.
+LOOK_MS = 1_000
+
+_LOOK = text("""
+    INSERT INTO soc_look (soc, looked_ms) VALUES (:soc, :now_ms)
+    ON CONFLICT (soc) DO UPDATE SET looked_ms = excluded.looked_ms WHERE soc_look.looked_ms <= :now_ms - :look_ms
+    RETURNING soc
+""")
+_MARK = text("""
+    UPDATE lease SET wanted_by = mark.user_name
+    FROM unnest(CAST(:devices AS text[]), CAST(:users AS text[])) AS mark (device, user_name)
+    WHERE lease.device = mark.device AND (token <> '' OR mark.user_name = '')
+""")
+
+
+def look_for_wanted(connection: Connection, known: Known, shares: Mapping[str, Share]) -> None:
+    """Mark what is to be handed over, where a decision leaves somebody waiting; at most once a second for a SoC.
+
+    `known` is what the decision was about: the free devices.
+    """
+    situation = known.situation
+    given = Counter(share.run_id or share.request for share in shares.values())
+    left = {
+        (order.priority, order.user)
+        for order in situation.orders
+        if order.ready + len(order.retries) > given[order.run_id]
+    } | {(one.priority, one.user) for one in situation.requests if one.count > given[one.id]}
+    if not may_be_wanted(left, known.held):
+        return
+    asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": LOOK_MS}
+    if connection.scalar(_LOOK, asked) is not None:
+        mark_wanted(connection, read_situation(connection, situation.soc, situation.now_ms))
+
+
+def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Priority, str], int]) -> bool:
+    """Tell whether anybody who is left waiting may have a better right than some holder; pure.
+
+    Both by priority and user, `held` with how many devices.
+    """
+    has: Counter[str] = Counter()
+    for (_, user), count in held.items():
+        has[user] += count
+    return any(
+        lower < priority or (lower == priority and has[holder] >= has[user] + 2)
+        for priority, user in left
+        for lower, holder in held
+    )
+
+
+def mark_wanted(connection: Connection, known: Known) -> int:
+    """Mark the devices of a SoC that others have a better right to, and return how many are newly so."""
+    wanted = hand_over(known.situation)
+    changed = {
+        device: wanted.get(device, "")
+        for device in sorted(wanted.keys() | known.wanted.keys())
+        if known.wanted.get(device, "") != wanted.get(device, "")
+    }
+    if changed:
+        connection.execute(_MARK, {"devices": list(changed), "users": list(changed.values())})
+    news = sum(bool(user) and device not in known.wanted for device, user in changed.items())
+    if news:
+        notify(connection, [f"wanted {known.situation.soc}"])
+    return news
