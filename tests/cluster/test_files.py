@@ -87,7 +87,7 @@ def sftp_address(server: SshServer, root: Path, known_hosts: Path | None = None)
 
 
 def opened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, who: str = "ada", **options: float | threading.Event
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, who: str = "ada", **options: object
 ) -> Objects:
     """Return the files of the farm as the machine of `who` sees them."""
     monkeypatch.setenv("FARM_STORE", STORE)
@@ -153,14 +153,17 @@ def test_a_place_that_is_away_is_waited_for_and_then_said_to_be_away(
             objects.get(name)
         assert type(caught.value) is ArtifactsError
         assert "\n" not in str(caught.value)
-        patient = opened(monkeypatch, tmp_path, world.address, "bob", patience_s=60.0)
-        back = threading.Timer(0.7, world.start)
+        notes: list[str] = []
+        patient = opened(monkeypatch, tmp_path, world.address, "bob", patience_s=60.0, note=notes.append)
+        back = threading.Timer(2.0, world.start)
         back.start()
         started = True
         if world.root is not None:
             assert patient.get(name).read_bytes() == SOME
         assert patient.put(b"more") == hashlib.sha256(b"more").hexdigest()
         back.join()
+        assert notes[0].startswith("waiting for ")
+        assert notes[1:] == [f"{notes[0].split(': ')[0].removeprefix('waiting for ')} is there again"]
     finally:
         if not started:
             world.start()

@@ -19,11 +19,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from farm import __version__
 from farm.cluster.agent.claimer import Claimer
-from farm.cluster.agent.device_work import DeviceWork
 from farm.cluster.agent.host_devices import HostDevices
 from farm.cluster.agent.ledger import Ledger
 from farm.cluster.agent.life import Life
@@ -33,6 +30,7 @@ from farm.cluster.agent.prepare import Preparer
 from farm.cluster.agent.recorder import Recorder
 from farm.cluster.agent.slot_process import SlotProcess
 from farm.cluster.agent.spool import Spool
+from farm.cluster.agent.works import Works
 from farm.cluster.terms import PROTOCOL
 from farm.errors import FarmError, InfraError
 from farm.store.cluster.records import AgentFacts
@@ -41,12 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.cluster.agent.builds import BuildHost
-    from farm.cluster.agent.host_devices import HostDevice, Look
+    from farm.cluster.agent.device_work import DeviceWork
+    from farm.cluster.agent.host_devices import Look
     from farm.cluster.agent.slot_protocol import Slot
     from farm.cluster.delivery.worker import Delivery
+    from farm.cluster.nights import NightStarter
     from farm.config.settings import Config
     from farm.devices.device import Device
-    from farm.store.cluster.records import AgentDevice, AgentId, HeldShard, Minded, ShardJob, ShardResult
+    from farm.store.cluster.records import AgentId, HeldShard, Minded, ShardJob, ShardResult
     from farm.store.leases.registry import HealthEvent
     from farm.store.leases.rules import Lease
     from farm.store.store import Store
@@ -92,18 +92,17 @@ class Agent:
         self._builds, self._has_devices = builds, has_devices
         self._find, self._make_slot = devices, slots
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._works: dict[str, DeviceWork] = {}
-        self._facts: dict[str, AgentDevice] = {}
-        self._others: tuple[AgentDevice, ...] = ()
+        self._works = Works(self, self._close_slot, timing.linger_s)
         self._recorded: set[tuple[str, str]] = set()
         """Devices of runs, by the run, that the store knows of."""
         self._is_draining = False
-        self._drainer = threading.Thread(target=self._drain_builds, daemon=True, name="drain")
+        self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
         self._is_hurried = threading.Event()
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
         self._build_host: BuildHost | None = None
+        self._nights: NightStarter | None = None
         self._delivery: Delivery | None = None
         self._timers: set[threading.Timer] = set()
 
@@ -142,7 +141,7 @@ class Agent:
         from farm.store.objects.objects import open_objects
 
         ttl_s, folder = self._timing.ttl_s, self._life.folder
-        objects = open_objects(self._config)
+        objects = open_objects(self._config, note=self.note)
         self._preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.cluster.lose_bundle
         )
@@ -154,7 +153,7 @@ class Agent:
         self._claimer = Claimer(
             self._store,
             ledger,
-            lambda held, until_s: self.post(partial(self._claimed, held, until_s)),
+            lambda held, until_s: self.post(partial(self._works.claimed, held, until_s)),
             self.note,
             ttl_s,
         )
@@ -169,6 +168,10 @@ class Agent:
             heartbeat_s=self._timing.heartbeat_s,
         )
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
+        if self._config.agent.nights:
+            from farm.cluster.nights import NightStarter
+
+            self._nights = NightStarter(self._config, self._store, self.note)
         if self._builds:
             from farm.cluster.agent.builds import BuildHost
 
@@ -188,20 +191,23 @@ class Agent:
         self._minder.begin(agent)
         if self._build_host is not None:
             self._build_host.begin(agent)
+        if self._nights is not None:
+            self._nights.begin(agent)
         self._begin_delivery()
         kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
         compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
         self.note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
         if self._has_devices:
             threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
-        for work in self._works.values():
-            if self._may_work(work):
-                work.open()
+        self._works.open()
 
     def _begin_delivery(self) -> None:
         from farm.cluster.delivery.worker import Delivery
 
-        self._delivery = Delivery(self._store, work=self._wake_for, build=self._wake_builds, note=self.note, size=2)
+        periodic = self._nights.periodic() if self._nights is not None else ()
+        self._delivery = Delivery(
+            self._store, work=self._wake_for, build=self._wake_builds, note=self.note, size=2, periodic=periodic
+        )
         self._delivery.start(self._queues())
 
     def _queues(self) -> list[str]:
@@ -211,11 +217,8 @@ class Agent:
 
     def _wake_for(self, soc: str) -> bool:
         # Whoever is free claims at once, whoever is not when it is: nothing is bound to the message.
-        self._claimer.wake(soc, also_busy=self._has(soc))
+        self._claimer.wake(soc, also_busy=self._works.has(soc))
         return True
-
-    def _has(self, soc: str) -> bool:
-        return any(work.device.soc == soc for work in list(self._works.values()))
 
     def _wake_builds(self, toolchain: str) -> bool:
         del toolchain
@@ -233,11 +236,11 @@ class Agent:
                 self._events.get(timeout=max(0.0, ticked_s + _TICK_SECONDS - time.monotonic()))()
             if time.monotonic() >= ticked_s + _TICK_SECONDS:
                 ticked_s = time.monotonic()
-                for work in self._works.values():
+                for work in self._works.all():
                     work.tick()
             if self._is_hurried.is_set():
                 self._is_hurried.clear()
-                for work in self._works.values():
+                for work in self._works.all():
                     work.hurry("the agent ends")
                 if self._build_host is not None:
                     self._build_host.stop()
@@ -247,41 +250,29 @@ class Agent:
             return True
         if not self._is_draining or self._drainer.is_alive():
             return False
-        return all(work.is_free for work in self._works.values())
+        return self._works.are_free
 
     def _drain(self) -> None:
         if self._is_draining:
             return
         self._is_draining = True
         self.note("finishing what runs; nothing else begins")
-        for work in self._works.values():
-            work.shut("its agent takes no more work")
+        self._works.shut("its agent takes no more work")
         self._minder.wake()
         self._drainer.start()
 
-    def _drain_builds(self) -> None:
+    def _drain_others(self) -> None:
+        if self._nights is not None:
+            self._nights.stop()
         if self._build_host is not None:
             self._build_host.drain()
         self.post(lambda: None)
-
-    def _claimed(self, held: HeldShard, until_s: float) -> None:
-        self._works[held.lease.device].claimed(held, until_s)
 
     def _minded(self, minded: Minded, until_s: float) -> None:
         if minded.replaced:
             self._ended_by = InfraError(f"another agent is called {self.name} by now: this one ends")
             return
-        for id_, work in self._works.items():
-            if id_ in minded.lost:
-                work.lost()
-            elif work.lease is not None:
-                work.renewed(until_s)
-        for id_, who in minded.wanted.items():
-            if id_ in self._works:
-                self._works[id_].wanted(who)
-        for run_id in minded.cancelled:
-            for work in self._works.values():
-                work.cancelled(run_id)
+        self._works.minded(minded, until_s)
         for soc in minded.claimable:
             self._claimer.wake(soc)
         if self._build_host is not None:
@@ -293,12 +284,12 @@ class Agent:
 
     def _hinted(self, hints: set[str]) -> bool:
         """Take hints, and return whether a heartbeat is worth while at once. Called in the minder's thread."""
-        works = list(self._works.values())
+        works = self._works.all()
         is_urgent = False
         for hint in hints:
             word, _, name = hint.partition(" ")
             if word == "work":
-                self._claimer.wake(name, also_busy=self._has(name))
+                self._claimer.wake(name, also_busy=self._works.has(name))
             elif word == "build" and self._build_host is not None:
                 self._build_host.wake()
             elif word == "cancel":
@@ -306,6 +297,8 @@ class Agent:
             elif word == "wanted":
                 self._claimer.decided(name)
                 is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
+            elif word == "ended":
+                self.post(partial(self._forget_run, name))
             elif word == "drain":
                 is_urgent = is_urgent or name == self.name
         return is_urgent
@@ -319,9 +312,8 @@ class Agent:
     def _look_at_devices(self, *, is_first: bool = False) -> None:
         if not self._has_devices:
             return
-        busy = [id_ for id_, work in list(self._works.items()) if not work.is_free]
         try:
-            look = self._host_devices.look(busy)
+            look = self._host_devices.look(self._works.busy())
         except FarmError as error:
             if is_first:
                 raise
@@ -333,57 +325,20 @@ class Agent:
             self.post(partial(self._looked, look))
 
     def _looked(self, look: Look) -> None:
-        before = self.facts()
-        self._others = look.others
-        found = {one.device.id: one for one in look.devices}
-        for id_ in [id_ for id_ in self._works if id_ not in found]:
-            self._without(id_)
-        for id_, one in found.items():
-            self._with(id_, one)
-        for id_, times in look.outvoted.items():
-            if id_ in self._works:
-                self._works[id_].outvoted(times)
-        if self.facts() != before:
+        if self._works.looked(look):
             self.changed()
 
-    def _with(self, id_: str, one: HostDevice) -> None:
-        self._facts[id_] = one.facts
-        work = self._works.get(id_)
-        if work is not None and work.device != one.device and work.is_free:
-            # Another address, or another system.
-            self._forget(id_)
-            work = None
-        if work is None:
-            work = self._works[id_] = DeviceWork(one.device, self, linger_s=self._timing.linger_s)
-        if not hasattr(self, "_agent"):
-            return
-        if self._may_work(work):
-            work.open()
-        else:
-            work.shut(one.facts.refused or "its agent takes no more work")
-
-    def _without(self, id_: str) -> None:
-        work = self._works[id_]
-        work.shut("it is not attached any more")
-        if work.is_free:
-            self._forget(id_)
-
-    def _forget(self, id_: str) -> None:
-        work = self._works.pop(id_)
-        self._facts.pop(id_, None)
+    def _close_slot(self, work: DeviceWork) -> None:
         self._fetchers.submit(work.close)
 
-    def _may_work(self, work: DeviceWork) -> bool:
-        return not self._is_draining and not self._facts[work.device.id].refused
+    def _forget_run(self, run_id: str) -> None:
+        """Let go of the files of a run that is over."""
+        if self._works.forget_run(run_id):
+            self._recorded = {one for one in self._recorded if one[0] != run_id}
+            self._fetchers.submit(self._preparer.forget, run_id)
 
     def facts(self) -> AgentFacts:
         """Return what the agent says of itself now."""
-        works = self._works
-        devices = [
-            msgspec.structs.replace(one, refused=one.refused or works[id_].resting)
-            for id_, one in list(self._facts.items())
-            if id_ in works
-        ]
         host = self._build_host
         return AgentFacts(
             host=socket.gethostname(),
@@ -391,7 +346,7 @@ class Agent:
             version=__version__,
             protocol=PROTOCOL,
             draining=self._is_draining,
-            devices=(*sorted(devices, key=lambda one: one.id), *self._others),
+            devices=self._works.facts(),
             toolchains=host.ids() if host is not None else (),
             offered=host.offered() if host is not None else (),
         )
@@ -400,7 +355,7 @@ class Agent:
 
     def want(self, device: str, keep: Lease | None) -> None:
         """Claim a shard for a device."""
-        self._claimer.want(device, self._works[device].device.soc, keep)
+        self._claimer.want(device, self._works.get(device).device.soc, keep)
 
     def unwant(self, device: str) -> None:
         """Claim nothing for a device."""
@@ -466,10 +421,9 @@ class Agent:
 
     def changed(self) -> None:
         """Let the others know that the agent's facts are others now."""
-        if hasattr(self, "_agent"):
+        if self._delivery is not None:
             self._minder.wake()
-            if self._delivery is not None:
-                self._delivery.listen_to(self._queues(), 2)
+            self._delivery.listen_to(self._queues(), 2)
 
     def note(self, line: str) -> None:
         """Write a line for people."""
@@ -480,11 +434,13 @@ class Agent:
         self._ending.set()
         self._claimer.close()
         is_replaced = self._ended_by is not None
-        closing = [threading.Thread(target=work.close) for work in self._works.values()]
+        closing = [threading.Thread(target=work.close) for work in self._works.all()]
         for thread in closing:
             thread.start()
         if self._build_host is not None:
             self._build_host.stop(put_back=not is_replaced)
+        if self._nights is not None:
+            self._nights.stop()
         if self._delivery is not None:
             self._delivery.stop(2.0)
         for thread in closing:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_NOTED_AFTER_S = 1.0
 # Waiting does not change what these say.
 _FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
@@ -23,20 +24,31 @@ _FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno
 class Patience:
     """Does things with a place for as long as is worth it."""
 
-    def __init__(self, where: str, seconds: float, stop: threading.Event | None = None) -> None:
-        """`where` names the place in errors. `stop` ends the waiting, as if the time were over."""
+    def __init__(
+        self,
+        where: str,
+        seconds: float,
+        stop: threading.Event | None = None,
+        note: Callable[[str], object] | None = None,
+    ) -> None:
+        """`where` names the place in errors. `stop` ends the waiting, as if the time were over.
+
+        `note` gets a line for people when something has been waited for for a while, and one when that is over.
+        """
         self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
+        self._note = note or (lambda _: None)
+        self._lock, self._is_noted = threading.Lock(), False
 
     def once_there(self, action: Callable[[], _Answer]) -> _Answer:
         """Return what `action` does, once the place is there.
 
         Raises ArtifactsError for a place that stays away or refuses, and what of FarmError `action` raises otherwise.
         """
-        end = time.monotonic() + self._seconds
-        pause = _FIRST_PAUSE_S
+        began = time.monotonic()
+        end, pause = began + self._seconds, _FIRST_PAUSE_S
         while True:
             try:
-                return action()
+                answer = action()
             except Exception as error:
                 problem, for_good = _explain(error)
                 if not problem:
@@ -46,8 +58,21 @@ class Patience:
                 if time.monotonic() + pause > end or self._stop.is_set():
                     waited = f" (tried for {self._seconds:g} s)" if self._seconds >= 1 else ""
                     raise ArtifactsError(f"{self._where}: {problem}{waited}: {_AWAY}") from None
+            else:
+                self._say("")
+                return answer
+            if time.monotonic() - began > _NOTED_AFTER_S:
+                self._say(problem)
             self._stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _say(self, problem: str) -> None:
+        """Note that a place is away, once for all that wait for it, or that it is there again."""
+        with self._lock:
+            if self._is_noted == bool(problem):
+                return
+            self._is_noted = bool(problem)
+        self._note(f"waiting for {self._where}: {problem}" if problem else f"{self._where} is there again")
 
 
 _AWAY = "the place where the farm keeps its files is away, no device and no code is at fault"
