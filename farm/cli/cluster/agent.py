@@ -52,8 +52,8 @@ def command(
     config = load_config(config_file)
     _require_shared(config)
     builds = config.agent.build if builds is None else builds
-    if no_devices and not builds:
-        raise UsageError("--no-devices leaves this host nothing to do: it compiles with --build")
+    if no_devices and not builds and not config.agent.nights:
+        raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
     from farm.cluster.agent.agent import Agent, stop_by_signal
 
     agent = Agent(config, name, note=_note, builds=builds, has_devices=not no_devices)

@@ -86,6 +86,8 @@ class DeviceWork:
         self._hand = Hand()
         self._begun: tuple[str, int] | None = None
         """The run and the fence that the slot has begun."""
+        self._must_begin = False
+        """Nothing is left of the files of that run."""
         self._plan: RunPlan | None = None
         self._sent: WorkerGrant | None = None
         self._is_stalled = False
@@ -181,6 +183,10 @@ class DeviceWork:
             for part in parts[1:]:
                 self._put_back(part, "the run was cancelled")
             self._go_on()
+
+    def forget(self, run_id: str) -> None:
+        """Note that the files of a run are gone: where it goes on, it begins anew."""
+        self._must_begin = self._must_begin or (self._begun is not None and self._begun[0] == run_id)
 
     def outvoted(self, times: int) -> None:
         """Let the device show that it works, on which jobs failed that passed on others."""
@@ -337,7 +343,7 @@ class DeviceWork:
         messages: list[ToSlot] = []
         runs: list[Run] = []
         while (part := self._hand.next_part()) is not None and part.prepared is not None:
-            if self._begun != part.begun_as:
+            if self._begun != part.begun_as or self._must_begin:
                 if self._hand.jobs:
                     # Of another run, or under another lease: it begins when the slot has nothing else.
                     break
@@ -352,7 +358,8 @@ class DeviceWork:
 
     def _beginning(self, part: Part, plan: RunPlan) -> list[ToSlot]:
         """Return what lets a slot begin with a shard's run, under its lease."""
-        is_of_run = self._begun is not None and self._begun[0] == part.held.run_id
+        is_of_run = self._begun is not None and self._begun[0] == part.held.run_id and not self._must_begin
+        self._must_begin = False
         self._begun, self._plan = part.begun_as, plan
         if not is_of_run:
             # Of the worker that begins: what a former one made good for is over.

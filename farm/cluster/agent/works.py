@@ -1,0 +1,139 @@
+"""The devices of an agent together: which there are, and what all of them hear of. Of the thread of decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.cluster.agent.device_work import DeviceWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.cluster.agent.host_devices import HostDevice, Look
+    from farm.cluster.agent.office import Office
+    from farm.store.cluster.records import AgentDevice, HeldShard, Minded
+
+
+class Works:
+    """What is done with each device. Other threads may ask for `facts`, `busy`, `socs` and `has`."""
+
+    def __init__(self, office: Office, closing: Callable[[DeviceWork], None], linger_s: float) -> None:
+        """`closing` ends the slot of a device that is gone, in another thread."""
+        self._office, self._closing, self._linger_s = office, closing, linger_s
+        self._works: dict[str, DeviceWork] = {}
+        self._facts: dict[str, AgentDevice] = {}
+        self._others: tuple[AgentDevice, ...] = ()
+        self._is_open = False
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def all(self) -> list[DeviceWork]:
+        """Return what is done with each device."""
+        return list(self._works.values())
+
+    def get(self, device: str) -> DeviceWork:
+        """Return what is done with a device. Raises KeyError."""
+        return self._works[device]
+
+    def facts(self) -> tuple[AgentDevice, ...]:
+        """Return what the agent tells of its devices, and of what is attached and cannot be used."""
+        works = dict(self._works)
+        found = [
+            msgspec.structs.replace(one, refused=one.refused or works[id_].resting)
+            for id_, one in sorted(self._facts.items())
+            if id_ in works
+        ]
+        return (*found, *self._others)
+
+    def busy(self) -> list[str]:
+        """Return the devices on which something may run."""
+        return [id_ for id_, work in dict(self._works).items() if not work.is_free]
+
+    def has(self, soc: str) -> bool:
+        """Return whether there is a device of an SoC."""
+        return any(work.device.soc == soc for work in self.all())
+
+    def open(self) -> None:
+        """Use all that can be used from now on."""
+        self._is_open = True
+        for id_ in self._works:
+            self._use(id_)
+
+    def shut(self, why: str) -> None:
+        """Use none any more: what runs is finished."""
+        self._is_open = False
+        for work in self.all():
+            work.shut(why)
+
+    @property
+    def are_free(self) -> bool:
+        """Whether nothing of the agent's is on any device."""
+        return all(work.is_free for work in self.all())
+
+    def looked(self, look: Look) -> bool:
+        """Take what is attached now; return whether there is something new to tell of."""
+        before = self.facts()
+        self._others = look.others
+        found = {one.device.id: one for one in look.devices}
+        for id_ in [id_ for id_ in self._works if id_ not in found]:
+            self._works[id_].shut("it is not attached any more")
+            if self._works[id_].is_free:
+                self._forget(id_)
+        for id_, one in found.items():
+            self._with(id_, one)
+        for id_, times in look.outvoted.items():
+            self._works[id_].outvoted(times)
+        return self.facts() != before
+
+    def minded(self, minded: Minded, until_s: float) -> None:
+        """Take what came of a heartbeat; leases that are still the agent's are so `until_s`."""
+        for id_, work in self._works.items():
+            if id_ in minded.lost:
+                work.lost()
+            elif work.lease is not None:
+                work.renewed(until_s)
+        for id_, who in minded.wanted.items():
+            if id_ in self._works:
+                self._works[id_].wanted(who)
+        for run_id in minded.cancelled:
+            for work in self.all():
+                work.cancelled(run_id)
+
+    def claimed(self, held: HeldShard, until_s: float) -> None:
+        """Take a shard that was claimed."""
+        self._works[held.lease.device].claimed(held, until_s)
+
+    def forget_run(self, run_id: str) -> bool:
+        """Note that a run is over; return whether nothing of it is left here."""
+        if any(run_id in work.runs for work in self.all()):
+            return False
+        for work in self.all():
+            work.forget(run_id)
+        return True
+
+    def _with(self, id_: str, one: HostDevice) -> None:
+        self._facts[id_] = one.facts
+        work = self._works.get(id_)
+        if work is not None and work.device != one.device and work.is_free:
+            # Another address, or another system.
+            self._forget(id_)
+            self._facts[id_], work = one.facts, None
+        if work is None:
+            self._works[id_] = DeviceWork(one.device, self._office, linger_s=self._linger_s)
+        self._use(id_)
+
+    def _use(self, id_: str) -> None:
+        refused = self._facts[id_].refused
+        if refused or not self._is_open:
+            self._works[id_].shut(refused or "its agent takes no more work")
+        else:
+            self._works[id_].open()
+
+    def _forget(self, id_: str) -> None:
+        self._facts.pop(id_, None)
+        work = self._works.pop(id_)
+        work.shut("it is not attached any more")
+        self._closing(work)
