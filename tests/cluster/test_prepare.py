@@ -29,7 +29,7 @@ from farm.request.pruning import Freed, Remains, require_deletable
 from farm.request.shared_pruning import SharedRemains
 from farm.runtime.runtime import Runtime
 from farm.store.artifacts import ArtifactStore, open_artifacts
-from farm.store.cluster.records import Build, ShardJob
+from farm.store.cluster.records import Build, NewBuild, ShardJob
 from farm.store.objects.bundle_archive import upload_bundle
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
@@ -282,9 +282,12 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     names = {what: farm.client.put(what.encode()) for what in ("bundle", "unused bundle", "runtime", "orphan", "young")}
     parts = row_shards(1, jobs=1)
     terms = b'{"runtimes": [{"files": {"runner": "%s"}}]}' % names["runtime"].encode()
-    run = submit(store, parts, terms=terms)
-    store.cluster.add_built(Build(row_key(0), "built", names["bundle"], 6))
-    store.cluster.add_built(Build(row_key(77), "built", names["unused bundle"], 6))
+    wanted = NewBuild(row_key(0), "t", parts[0].jobs[0].job, {})
+    run = submit(store, parts, terms=terms, builds=[wanted])
+    manifest = made_bundle(BundleCache(farm.root / "cache"), made_job("any")).manifest
+    for number, what in ((0, "bundle"), (77, "unused bundle")):
+        reply = BuildReply(row_key(number), ok=True, seconds=1.0)
+        store.cluster.add_built(Build(row_key(number), "built", names[what], 6, reply), manifest)
     make_old()
     age(farm, *(name for what, name in names.items() if what != "young"))
     remains, would, freed = SharedRemains(farm.config("desk"), store), Freed(), Freed()

@@ -93,7 +93,13 @@ def _unused_builds(connection: Connection, now_ms: int) -> list[str]:
         schema.attempt.c,
         schema.build_wanted.c,
     )
-    query = select(build.key).where(build.state.in_(("built", "failed")), build.asked_ms < now_ms - _QUIET_MS)
+    # What nobody could say the content of is not noted with the jobs that have it before they are executed.
+    is_open = select(schema.run_order.c.run_id).where(schema.run_order.c.state == "open").exists()
+    query = select(build.key).where(
+        build.state.in_(("built", "failed")),
+        build.asked_ms < now_ms - _QUIET_MS,
+        build.manifest.is_not(None) | ~is_open,
+    )
     query_of_rows = query.except_(
         select(run_job.bundle_key).where(run_job.bundle_key.is_not(None)),
         select(attempt.bundle_key),
