@@ -45,7 +45,7 @@ HOSTS, DEVICES = 3, 8
 LATENCY_MS = 200
 SHARD = 25
 BEHIND = 2000
-PARTS = ("efficiency", "second_user", "person_behind_nightly", "cancel", "idle", "faults")
+PARTS = ("idle", "efficiency", "second_user", "person_behind_nightly", "cancel", "faults")
 SETTINGS = ("shared_preload_libraries=pg_stat_statements", "max_connections=200")
 _SETTLES_S = 2.0
 _WAITS_S = 300.0
