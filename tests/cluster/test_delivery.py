@@ -120,6 +120,16 @@ def test_an_agent_hears_of_work_on_its_queues_and_of_ends_and_leaves_nothing(sto
     assert not heard.notes
 
 
+def test_a_queue_of_a_long_name_is_that_of_its_toolchain(store: Store) -> None:
+    heard, made = Heard(), []
+    ids = ("a" * 64, "b" * 64)
+    with delivering(store, heard, build=lambda toolchain: not made.append(toolchain), queues=(f"build:{ids[0]}",)):
+        store.messages.wake({f"build:{one}": 1 for one in ids})
+        until(lambda: made)
+    assert made == [ids[0]]
+    assert messages(store) == {(f"build:{'b' * 32}", "todo"): 1}
+
+
 def test_waking_again_sends_no_more_than_is_wanted(store: Store) -> None:
     assert [store.messages.wake({QUEUE: wanted}) for wanted in (3, 3, 2, 5, 0)] == [3, 0, 0, 2, 0]
     with pytest.raises(StoreError, match="no queue of the farm"):

@@ -28,7 +28,7 @@ SERVICE_QUEUE = "farm"
 MOST_CONNECTIONS = 2
 """Beside the one that listens."""
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-_EVERY_5_S = "* * * * * */5"
+_EVERY_10_S = "* * * * * */10"
 _EVERY_HOUR = "17 * * * *"
 
 
@@ -51,10 +51,10 @@ class Periodic:
 class Handler(Protocol):
     """What is done about messages, on the event loop."""
 
-    async def work(self, soc: str) -> None:
+    async def work(self, queue: str) -> None:
         """There is work for devices of an SoC."""
 
-    async def build(self, toolchain: str) -> None:
+    async def build(self, queue: str) -> None:
         """There are bundles to be made with a toolchain."""
 
     async def finish(self, run: str) -> None:
@@ -110,18 +110,18 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
 
     @app.task(name="farm.work", pass_context=True, retry=put_back)
     async def work(context: JobContext) -> None:
-        await handler.work(context.job.queue.partition(":")[2])
+        await handler.work(context.job.queue)
 
     @app.task(name="farm.build", pass_context=True, retry=put_back)
     async def build(context: JobContext) -> None:
-        await handler.build(context.job.queue.partition(":")[2])
+        await handler.build(context.job.queue)
 
     @app.task(name="farm.finish", queue=SERVICE_QUEUE, retry=put_back)
     async def finish(run: str) -> None:
         await handler.finish(run)
 
     # No lock: a message that a dead worker holds would keep it, and nobody would be there to put that back.
-    @app.periodic(cron=_EVERY_5_S)
+    @app.periodic(cron=_EVERY_10_S)
     @app.task(name="farm.mend", queue=SERVICE_QUEUE, queueing_lock="farm.mend", priority=100)
     async def mend(timestamp: int) -> None:
         del timestamp

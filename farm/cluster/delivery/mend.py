@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
-SILENT_S = 30.0
+SILENT_S = 60.0
 """A worker that was not heard of for so long is dead: three of its heartbeats. Rows are put back much sooner."""
 _KEPT_HOURS = 1.0
 
 
-def mend(store: Store, note: Callable[[str], None]) -> None:
+def mend(store: Store, note: Callable[[str], None]) -> bool:
     """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
 
-    Any number of agents may do so at once. Raises StoreError.
+    Any number of agents may do so at once. Returns whether there are runs that go on. Raises StoreError.
     """
     from farm.cluster.ending import finish
 
@@ -25,8 +25,9 @@ def mend(store: Store, note: Callable[[str], None]) -> None:
     for line in mended.lines:
         note(line)
     store.messages.wake(mended.messages)
-    for run_id in store.cluster.unfinished():
+    for run_id in mended.unfinished:
         finish(store, run_id, note)
+    return mended.is_busy
 
 
 def retry_messages(store: Store) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 # Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
-_LOOK_S = 6.0
-_HEARTBEAT_S = 10.0
+_LOOK_S = 12.0
+_HEARTBEAT_S = 20.0
 _CONNECT_EVERY_S = 1.0
 # What is left of handlers where the database went away: they go on in their threads.
 _HURRY_S = 0.5
@@ -74,15 +74,16 @@ class Delivery:
         Raises StoreError where the store has no tables for messages, and this user may not make them.
         """
         self._store.messages.require()
-        self._queues = tuple(queues)
+        self._queues = self._serving.listen_to(queues)
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
         self._thread.start()
 
     def listen_to(self, queues: Iterable[str], size: int) -> None:
         """Listen to these queues from now on, with so many handlers at once; what runs goes on."""
-        if (tuple(queues), size) == (self._queues, self._size):
+        names = self._serving.listen_to(queues)
+        if (names, size) == (self._queues, self._size):
             return
-        self._queues, self._size = tuple(queues), size
+        self._queues, self._size = names, size
         self._on_loop(self._changed.set)
 
     def stop(self, patience_s: float) -> None:
@@ -205,12 +206,13 @@ class Delivery:
 
         finish(self._store, run_id, self._note)
 
-    def _mend_all(self) -> None:
-        self._mend()
+    def _mend_all(self) -> bool:
+        is_busy = bool(self._mend())
         # Rows are what counts: messages of the dead are put back more rarely.
         self._mends += 1
         if self._mends % 6 == 1:
             mending.retry_messages(self._store)
+        return is_busy
 
 
 async def _wind_up(app: App, running: dict[asyncio.Task[None], Worker], patience_s: float) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import text
 
 from farm.store.cluster.agents import put_back_held
-from farm.store.cluster.part import ClusterPart, lock_soc, notify
+from farm.store.cluster.orders import end_order
+from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import Mended
 from farm.store.cluster.situations import read_situation
 from farm.store.cluster.wanted import mark_wanted
@@ -44,7 +45,12 @@ _LOOK = text("""
              WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open' GROUP BY soc) AS one) AS ready,
         (SELECT json_object_agg(toolchain, n) FROM (
              SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain) AS one) AS builds,
-        (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries
+        (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries,
+        (SELECT json_agg(run_order.run_id) FROM run_order JOIN run ON run.id = run_order.run_id
+         WHERE finished_ms IS NULL AND state <> 'open' AND NOT EXISTS (
+             SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id
+             AND shard.state IN ('waiting', 'held'))) AS unfinished,
+        EXISTS (SELECT 1 FROM run_order WHERE state <> 'ended') AS is_busy
     FROM now
 """)
 _STILL_DEAD = text("""
@@ -68,13 +74,6 @@ _END_WAITING = text("""
       AND (run_order.state = 'cancelled' OR until_ms <= :now_ms OR failures >= most_failures)
     RETURNING shard.run_id
 """)
-_END = text("""
-    UPDATE run_order SET state = 'ended', ended_ms = :now_ms
-    WHERE run_id = :run AND state <> 'ended'
-      AND NOT EXISTS (SELECT 1 FROM shard WHERE run_id = :run AND state IN ('waiting', 'held'))
-    RETURNING run_id
-""")
-_LOCK_ORDER = text("SELECT 1 FROM run_order WHERE run_id = :run FOR UPDATE")
 _OLD_RETRIES = text("""
     SELECT id, run_id, soc FROM shard WHERE retry AND state = 'waiting' AND held_ms < :before_ms
 """)
@@ -101,7 +100,8 @@ class Mending(ClusterPart):
             lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=bool(row.retries)))
         messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
         messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
-        return Mended(messages, tuple(lines))
+        unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
+        return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
     def _mend(self, connection: Connection, *, ttl_ms: int) -> tuple[Row[Any], list[str]] | None:
         if not connection.scalar(_LOCK):
@@ -118,9 +118,7 @@ class Mending(ClusterPart):
             runs = {"runs": sorted(row.ending), "now_ms": row.now_ms}
             connection.execute(_END_WAITING, runs)
         for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
-            connection.execute(_LOCK_ORDER, {"run": run_id})
-            if connection.scalar(_END, {"run": run_id, "now_ms": row.now_ms}) is not None:
-                notify(connection, [f"ended {run_id}"])
+            end_order(connection, run_id, row.now_ms)
         return row, lines
 
     def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:

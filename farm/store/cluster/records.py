@@ -268,6 +268,8 @@ class Mended(msgspec.Struct, frozen=True):
     """What was done, for people."""
     unfinished: tuple[str, ...] = ()
     """Runs that are over and have no end yet."""
+    is_busy: bool = False
+    """There are runs that go on."""
 
 
 class NightStart(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ DECLARE
     task text := CASE WHEN queue LIKE 'soc:_%' THEN 'farm.work' WHEN queue LIKE 'build:_%' THEN 'farm.build' END;
     missing integer;
 BEGIN
-    IF task IS NULL OR length(queue) > 128 THEN
+    IF task IS NULL OR octet_length(queue) > 40 THEN
         RAISE 'farm: no queue of the farm: %', left(queue, 80);
     END IF;
     SELECT least(wanted, 1000) - count(*) INTO missing

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 _WAKE = text("SELECT coalesce(sum(farm_wake(key, value::integer)), 0) FROM json_each_text(:queues)")
+# PostgreSQL's channels have names of 63 bytes at most, and Procrastinate's begin with 23 of its own.
+_QUEUE_BYTES = 38
 _T = TypeVar("_T")
 
 
@@ -28,6 +30,11 @@ def work_queue(soc: str) -> str:
 def build_queue(toolchain: str) -> str:
     """Return the queue of the agents that build with a toolchain, by its id."""
     return f"build:{toolchain}"
+
+
+def queue_name(queue: str) -> str:
+    """Return the name of a queue in messages: Procrastinate's channel of it has to be one that PostgreSQL takes."""
+    return queue.encode()[:_QUEUE_BYTES].decode(errors="ignore")
 
 
 class Messages:
@@ -51,7 +58,7 @@ class Messages:
 
         Twice is as good as once: who sends after a change of rows, and again when in doubt, sends nothing too much.
         """
-        wanted = {queue: count for queue, count in sorted(queues.items()) if count > 0}
+        wanted = {queue_name(queue): count for queue, count in sorted(queues.items()) if count > 0}
         if not wanted:
             return 0
         return self._send(lambda connection: int(connection.scalar(_WAKE, {"queues": json.dumps(wanted)}) or 0))

@@ -27,7 +27,7 @@ GRANT USAGE ON SCHEMA {schema} TO {agent}, {developer}, {viewer};
 GRANT SELECT ON farm_schema, farm_messages, farm_roles,
     agent, agent_device, alert, artifact, attempt, build, build_wanted, comparison, counter, device, device_state,
     fingerprint, health_event, job, layer, lease, measurement, night_start, op_profile, quota, run, run_device, run_job,
-    run_order, series, shard, shard_jobs, shard_weights, suite_case, triage, waiter
+    run_order, series, shard, shard_jobs, shard_weights, soc_look, suite_case, triage, waiter
     TO {agent}, {developer}, {viewer};
 
 -- Agents. History is inserted, and only what ends or decides a run is changed.
@@ -38,8 +38,8 @@ GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, progra
     decisive_verdict) ON run_job TO {agent};
 GRANT UPDATE ON alert TO {agent};
 GRANT UPDATE (reason) ON health_event TO {agent};
-GRANT INSERT, UPDATE ON agent, build, build_wanted, device_state, lease, night_start, run_order, shard, shard_jobs
-    TO {agent};
+GRANT INSERT, UPDATE ON agent, build, build_wanted, device_state, lease, night_start, run_order, shard, shard_jobs,
+    soc_look TO {agent};
 GRANT INSERT, UPDATE, DELETE ON agent_device, shard_weights, waiter TO {agent};
 -- What waits for a bundle waits no more once that is there.
 GRANT DELETE ON build_wanted TO {agent};

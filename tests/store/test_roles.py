@@ -1,0 +1,471 @@
+"""Who may do what in a store with roles: each thing tried, by logins of each group, on a real PostgreSQL."""
+
+# ruff: noqa: S608 - names of tables are those of the schema
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from postgresql_server import running_cluster
+from shared_rows import SOC, TTL_S, agent, job, key, result, shards, submit
+
+from farm.errors import LeaseLostError, StoreError, UsageError
+from farm.store.cluster.records import Build, NewBuild
+from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.rules import Priority
+from farm.store.records import Remark, RunRecord
+from farm.store.schema import metadata
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Make
+
+    from farm.store.leases.rules import Lease
+
+LOGINS = {"mia": "owner", "host1": "agent", "ada": "developer", "bob": "developer", "vic": "viewer"}
+
+
+class Lab(NamedTuple):
+    """A server, where `lab` owns the database of that name and the others are members of groups."""
+
+    folder: str
+
+    def address(self, user: str, database: str = "lab") -> str:
+        return f"postgresql://{user}@/{database}?host={self.folder}"
+
+    def sql(self, user: str, statement: str, *values: object, database: str = "lab") -> list[tuple[object, ...]]:
+        """Execute what a login writes into psql."""
+        import psycopg
+
+        with psycopg.connect(f"host={self.folder} user={user} dbname={database}") as connection:
+            done = connection.execute(statement, values or None)  # type: ignore[call-overload]
+            return done.fetchall() if done.description else []
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with running_cluster() as folder:
+        made = Lab(folder)
+        import psycopg
+
+        with psycopg.connect(f"host={folder} user=farm dbname=postgres", autocommit=True) as connection:
+            connection.execute("CREATE ROLE lab LOGIN")
+            connection.execute("CREATE DATABASE lab OWNER lab")
+            for name in LOGINS:
+                connection.execute(f"CREATE ROLE {name} LOGIN")
+        with open_store(made.address("lab")) as store:
+            store.messages.require()
+        with open_store(made.address("farm")) as store:
+            store.roles.apply()
+        for name, group in LOGINS.items():
+            made.sql("farm", f"GRANT farm_{group} TO {name}")
+        yield made
+
+
+@pytest.fixture
+def stores(lab: Lab) -> Iterator[dict[str, Store]]:
+    """The store as each login has it."""
+    with contextlib.ExitStack() as opened:
+        yield {name: opened.enter_context(open_store(lab.address(name))) for name in (*LOGINS, "lab")}
+        tables = "alert, triage, lease, waiter, agent_device, agent, quota, build, build_wanted, shard, shard_jobs"
+        tables += ", run_order, device_state, health_event"
+        lab.sql("lab", f"TRUNCATE {tables} CASCADE")
+
+
+@contextlib.contextmanager
+def refused(*words: str) -> Iterator[None]:
+    """The database refuses what is done here, and says why."""
+    with pytest.raises(Exception, match="|".join(words) or "permission denied|you signed in as") as caught:
+        yield
+    assert isinstance(caught.value, StoreError) or getattr(caught.value, "sqlstate", "") == "42501", caught.value
+
+
+def lease_of(store: Store, device: str, user: str) -> Lease:
+    ask = {"count": 1, "user": user, "host": "desk", "pid": 1, "purpose": "farm shell", "ttl_s": 30.0}
+    token = store.leases.request([device], priority=Priority.PERSON, **ask)  # type: ignore[arg-type]
+    try:
+        [lease] = store.leases.poll(token, ttl_s=30)
+        return lease
+    finally:
+        store.leases.withdraw(token)
+
+
+def test_every_table_is_somebodys_to_read_and_none_is_forgotten(lab: Lab) -> None:
+    granted = {
+        (str(row[0]), str(row[1]))
+        for row in lab.sql(
+            "lab",
+            "SELECT rolname, relname FROM pg_class, pg_roles"
+            " WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND rolname LIKE 'farm\\_%'"
+            " AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT')",
+        )
+    }
+    for group in ("farm_owner", "farm_agent", "farm_developer", "farm_viewer"):
+        assert set(metadata.tables) <= {table for role, table in granted if role == group}, group
+
+
+def test_names_are_those_of_logins(lab: Lab, stores: dict[str, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody")
+    assert {name: store.user for name, store in stores.items()} == {name: name for name in LOGINS} | {"lab": "somebody"}
+    with open_store(lab.address("ada"), readonly=True) as reader:
+        assert reader.user == "ada"
+
+
+def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str, Store]) -> None:
+    ada, host = stores["ada"], stores["host1"]
+    builds = [NewBuild(key(n), "tools", job(n), {}) for n in range(2)]
+    run_id = submit(ada, shards(2), "ada", builds=builds)
+    ada.messages.wake({f"soc:{SOC}": 2, "build:tools": 2})
+    one = agent(host)
+    for held in host.cluster.claim_builds(one, ["tools"], 4, ttl_s=TTL_S):
+        host.cluster.built(one, held.task.key, held.fence, Build(held.task.key, "built", "a" * 64, 5))
+    host.cluster.heartbeat(one, None, TTL_S)
+    for _ in range(2):
+        [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+        assert held.lease.user == "ada"
+        assert host.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
+        host.cluster.release(one, [held.lease])
+    host.cluster.mend()
+    host.messages.finish(run_id)
+    host.messages.retry(30)
+    host.messages.tidy(1)
+    host.finish_run(run_id, 0)
+    host.alerts.record(run_id, [])
+    host.cluster.leave(one)
+    assert ada.cluster.progress(run_id, 0).order.state == "ended"
+    assert [str(each.attempts[0].verdict) for each in ada.runs.view(run_id).jobs] == ["passed"] * 4
+    # And again, some of it.
+    ada.cluster.add(run_id, shards(1, first=0), jobs=[job(0), job(1)])
+    assert ada.cluster.cancel(run_id, "ada")
+
+
+def test_developers_share_bundles_that_both_wait_for_and_change_none_that_is_there(
+    lab: Lab, stores: dict[str, Store]
+) -> None:
+    ada, bob, host = stores["ada"], stores["bob"], stores["host1"]
+    wanted = [NewBuild(key(0), "tools", job(0), {})]
+    of_ada, of_bob = (submit(store, shards(1, 1), name, builds=wanted) for store, name in ((ada, "ada"), (bob, "bob")))
+    assert bob.cluster.add_built(Build(key(0), "built", "b" * 64, 5))
+    assert [host.cluster.shards(run)[0].lacking for run in (of_ada, of_bob)] == [0, 0]
+    ada.cluster.add_built(Build(key(0), "built", "c" * 64, 6))
+    assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
+    # An agent that makes it says what is right.
+    with refused():
+        lab.sql("bob", "DELETE FROM build")
+
+
+def test_a_developer_acts_as_himself_alone(lab: Lab, stores: dict[str, Store]) -> None:
+    ada, bob, host = stores["ada"], stores["bob"], stores["host1"]
+    run_id = submit(ada, shards(1), "ada")
+    with refused("in the name of ada"):
+        bob.begin_run(RunRecord("farm run", "ada", "bench", {}))
+    with refused("in the name of ada"):
+        lab.sql("bob", "INSERT INTO triage (subject, state, user_name, owner, note, time_ms)"
+                " VALUES ('job:x', 'open', 'ada', '', '', 0)")  # fmt: skip
+    bob.alerts.remark("job:x", Remark("acknowledged", "bob", "", "mine"))
+    assert not bob.cluster.cancel(run_id, "bob")
+    with refused("not yours"):
+        bob.cluster.cancel(run_id, "bob", may_others=True)
+    with refused("not yours"):
+        bob.cluster.cancel(run_id, "ada")
+    for change in ("state = 'cancelled'", "priority = 0", "user_name = 'bob'", "terms = ''"):
+        with refused("not yours"):
+            lab.sql("bob", f"UPDATE run_order SET {change}")
+    with refused("not yours"):
+        lab.sql("bob", "UPDATE run_order SET user_name = 'ada' WHERE false; UPDATE run_order SET state = 'open'")
+    with refused("not yours"):
+        bob.cluster.add(run_id, shards(1, first=5), jobs=[job(5), job(6)])
+    with refused("ada's"):
+        lab.sql("bob", "UPDATE run SET finished_ms = NULL WHERE id = %s", run_id)
+    with refused("in one's own name"):
+        lab.sql("ada", "UPDATE run_order SET state = 'cancelled', cancelled_by = 'bob' WHERE run_id = %s", run_id)
+    with refused("agents end it"):
+        lab.sql("ada", "UPDATE run_order SET state = 'ended' WHERE run_id = %s", run_id)
+    with refused("agents end it"):
+        lab.sql("ada", "UPDATE run_order SET priority = 7 WHERE run_id = %s", run_id)
+    for attempt in ("SET SESSION AUTHORIZATION ada", "SET ROLE farm_agent", "SET ROLE lab"):
+        with refused("permission denied"):
+            lab.sql("bob", attempt)
+    assert ada.cluster.cancel(run_id, "ada")
+    with refused("quota"):
+        bob.cluster.set_quota("user:ada", 0, "bob")
+    stores["mia"].cluster.set_quota("user:ada", 3, "mia")
+    assert host.cluster.quotas() == {"user:ada": 3}
+
+
+def test_a_developer_writes_no_result_and_changes_no_history(
+    lab: Lab, stores: dict[str, Store], make: type[Make]
+) -> None:
+    ada, host = stores["ada"], stores["host1"]
+    run_id = submit(ada, shards(1), "ada")
+    with refused():
+        ada.record_attempt(run_id, make.attempt(job(0)))
+    with refused("recorded by agents"):
+        ada.finish_run(run_id, 0)
+    one = agent(host)
+    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    host.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
+    for table in sorted(metadata.tables):
+        if table not in ("build_wanted", "shard_weights", "waiter"):
+            with refused():
+                lab.sql("ada", f"DELETE FROM {table}")
+    for change in (
+        "attempt SET verdict = 'passed'",
+        "run_job SET decisive_verdict = 'passed'",
+        "run SET user_name = 'bob'",
+        "run SET run_line = 'main'",
+        "measurement SET p50 = 0",
+        "alert SET state = 'accepted'",
+        "agent SET token = ''",
+        "agent_device SET agent = 'x'",
+        "shard_jobs SET done = '[]'",
+        "triage SET note = ''",
+        "fingerprint SET facts = '{}'",
+    ):
+        with refused():
+            lab.sql("ada", f"UPDATE {change}")
+    for change in ("state = 'waiting'", "device = ''", "token = ''", "fence = 99", "remaining = 0", "lacking = 5"):
+        with refused("agents", "not yours"):
+            lab.sql("ada", f"UPDATE shard SET {change}")
+    with refused("not yours to end"):
+        lab.sql("ada", "UPDATE shard SET state = 'ended'")
+    with refused("recorded by agents"):
+        lab.sql(
+            "ada",
+            "INSERT INTO run_job (run_id, job_id, case_id, position, decisive_verdict)"
+            " SELECT run_id, job_id, case_id, 9, 'passed' FROM run_job LIMIT 1",
+        )
+    for forbidden in ("alert", "attempt", "artifact", "measurement", "health_event", "agent", "night_start", "quota"):
+        with refused():
+            lab.sql("ada", f"INSERT INTO {forbidden} SELECT * FROM {forbidden} WHERE false")
+    with refused():
+        ada.devices.record_health(HealthEvent("h1-0", "released", "healthy", ""))
+    with refused("must be owner", "permission denied"):
+        lab.sql("ada", "ALTER TABLE run DISABLE TRIGGER ALL")
+    with refused("must be owner", "permission denied"):
+        lab.sql("ada", "DROP TRIGGER farm_guard_run ON run")
+    with refused("permission denied"):
+        lab.sql("ada", "CREATE TABLE public.run2 (a int)")
+
+
+def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, stores: dict[str, Store]) -> None:
+    ada, bob, host = stores["ada"], stores["bob"], stores["host1"]
+    lease = lease_of(ada, "left", "ada")
+    ada.leases.reserve("left", "ada", 600)
+    assert ada.leases.renew([lease], ttl_s=40).kept
+    with refused("ada's now"):
+        bob.leases.release([lease])
+    with refused("ada's now", "reserved for ada"):
+        bob.leases.cancel("left", "ada")
+    ada.leases.release([lease])
+    with refused("reserved for ada"):
+        bob.leases.cancel("left", "ada")
+    with pytest.raises(LeaseLostError):
+        bob.leases.reserve("left", "bob", 60)
+    with refused("in one's own name"):
+        lease_of(bob, "left", "ada")
+    for change in (
+        "reserved_for = 'bob'",
+        "reserved_until_ms = 0",
+        "fence = 50",
+        "fence = 0, token = 'x'",
+        "token = 'x'",
+    ):
+        with refused("reserved for ada", "next fence"):
+            lab.sql("bob", f"UPDATE lease SET {change} WHERE device = 'left'")
+    assert ada.leases.cancel("left", "ada")
+    assert lease_of(bob, "left", "bob").fence == lease.fence + 1
+
+    # What an agent runs, also a run of one's own.
+    submit(ada, shards(1), "ada")
+    one = agent(host)
+    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    with refused("ada's now"):
+        bob.leases.release([held.lease])
+    with refused("farm cancel"):
+        ada.leases.release([held.lease])
+    with refused():
+        lab.sql("ada", "UPDATE agent SET expires_ms = 0")
+    token = ada.leases.request(
+        ["h1-0"], count=1, user="ada", host="desk", pid=1, purpose="farm shell", priority=Priority.PERSON, ttl_s=30
+    )
+    with refused("waits for a device"):
+        bob.leases.withdraw(token)
+    with refused("own name"):
+        lab.sql("ada", "UPDATE waiter SET priority = 9")
+
+
+def test_a_developer_sees_devices_of_his_own_and_changes_none_of_agents(
+    stores: dict[str, Store], make: type[Make]
+) -> None:
+    ada, host = stores["ada"], stores["host1"]
+    mine = make.device("desk-phone", "hardware")
+    ada.devices.see([Seen(mine, "device", None)])
+    ada.devices.see([Seen(mine, "device", None)])
+    agent(host)
+    theirs = make.device("phone", "hardware")
+    host.devices.see([Seen(theirs, "device", None)])
+    host.devices.record_health(HealthEvent(theirs.id, "canary", "suspect", "slow"))
+    ada.devices.set_service(theirs.id, False, "wobbly", "ada")
+    with refused("own name"):
+        ada.devices.set_service(theirs.id, True, "", "bob")
+    with refused():
+        ada.devices.record_health(HealthEvent(theirs.id, "canary", "healthy", ""))
+
+
+def test_an_agent_deletes_and_rewrites_no_history(lab: Lab, stores: dict[str, Store]) -> None:
+    host = stores["host1"]
+    submit(stores["ada"], shards(1), "ada")
+    one = agent(host)
+    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    host.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
+    history = set(metadata.tables) - {"agent_device", "alert", "build_wanted", "shard_weights", "waiter"}
+    for table in sorted(history):
+        with refused():
+            lab.sql("host1", f"DELETE FROM {table}")
+        with refused("permission denied", "must be owner"):
+            lab.sql("host1", f"TRUNCATE {table} CASCADE")
+    for change in ("attempt SET verdict = 'failed'", "run SET user_name = 'x'", "run SET started_ms = 0",
+                   "measurement SET p50 = 0", "run_job SET case_id = 1", "triage SET note = ''", "job SET name = 'x'",
+                   "artifact SET sha256 = ''", "quota SET most = 1"):  # fmt: skip
+        with refused():
+            lab.sql("host1", f"UPDATE {change}")
+    with refused("in the name of ada"):
+        host.begin_run(RunRecord("farm nightly", "ada", "bench", {}))
+    host.begin_run(RunRecord("farm nightly", "host1", "bench", {}))
+    with refused():
+        lab.sql("host1", "INSERT INTO quota VALUES ('user:ada', 1, 'x', 0)")
+    with refused():
+        lab.sql("host1", "DELETE FROM procrastinate_jobs")
+
+
+def test_a_viewer_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -> None:
+    vic = stores["vic"]
+    run_id = submit(stores["ada"], shards(1), "ada")
+    assert vic.runs.view(run_id).user == "ada"
+    assert vic.cluster.queue()
+    assert vic.devices.all() == []
+    for table in sorted(metadata.tables):
+        for statement in (f"INSERT INTO {table} SELECT * FROM {table} WHERE false", f"DELETE FROM {table} WHERE false",
+                          f"SELECT * FROM {table} FOR UPDATE"):  # fmt: skip
+            with refused():
+                lab.sql("vic", statement)
+        column = next(iter(metadata.tables[table].c)).name
+        with refused():
+            lab.sql("vic", f"UPDATE {table} SET {column} = {column} WHERE false")
+    for call in ("farm_wake('soc:X', 1)", "farm_finish('x')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
+                 "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)"):  # fmt: skip
+        with refused():
+            lab.sql("vic", f"SELECT {call}")
+    with refused("permission denied"):
+        vic.messages.wake({"soc:X": 1})
+
+
+def test_messages_are_sent_by_developers_and_taken_by_agents(lab: Lab, stores: dict[str, Store]) -> None:
+    assert stores["ada"].messages.wake({"soc:X": 2}) == 2
+    for call in ("farm_tidy_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish('run')"):
+        with refused():
+            lab.sql("ada", f"SELECT {call}")
+    # What somebody else has put in the way is not what the functions find.
+    lab.sql("ada", "CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_wake('soc:Y', 1)")
+    assert lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queue_name = 'soc:Y'") == [(1,)]
+    with refused():
+        lab.sql("host1", "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('a', 'b')")
+    lab.sql("lab", "DELETE FROM procrastinate_jobs")
+
+
+def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
+    import threading
+
+    from farm.cluster.delivery.worker import Delivery
+
+    heard = threading.Event()
+    notes: list[str] = []
+
+    def work(soc: str) -> bool:
+        del soc
+        heard.set()
+        return True
+
+    delivery = Delivery(stores["host1"], work=work, note=notes.append, size=1)
+    delivery.start(["soc:Z"])
+    try:
+        stores["ada"].messages.wake({"soc:Z": 1})
+        assert heard.wait(10)
+    finally:
+        delivery.stop(2)
+    assert notes == []
+
+
+def test_members_of_the_owner_upgrade_and_what_they_make_is_the_owners(lab: Lab, stores: dict[str, Store]) -> None:
+    lab.sql("lab", "DELETE FROM farm_messages")
+    with refused("permission denied", "must be owner"):
+        stores["host1"].messages.require()
+    # As after an upgrade of Procrastinate without a new table of its own.
+    lab.sql("lab", "INSERT INTO farm_messages VALUES ('03.04.00_50/0')")
+    stores["mia"].messages.require()
+    owners = lab.sql("lab", "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE proname LIKE 'farm\\_%'")
+    assert owners == [("lab",)]
+    assert stores["ada"].messages.wake({"soc:X": 1}) == 1
+    lab.sql("lab", "DELETE FROM procrastinate_jobs")
+
+
+def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
+    import psycopg
+
+    with psycopg.connect(f"host={lab.folder} user=farm dbname=postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE plain OWNER lab")
+    with open_store(lab.address("lab", "plain")) as store:
+        run_id = submit(store, shards(1), "whoever")
+        one = agent(store)
+        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+        store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S)
+        store.messages.wake({"soc:X": 1})
+        store.finish_run(run_id, 0)
+    # Nobody else may anything there.
+    with refused():
+        lab.sql("ada", "SELECT * FROM run", database="plain")
+
+
+def test_roles_are_of_postgresql(tmp_path: Path) -> None:
+    with open_store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="a file has no roles"):
+        store.roles.script()
+    with open_store(tmp_path / "farm.db") as store:
+        assert store.user
+
+
+def farm(lab: Lab, user: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "FARM_STORE": lab.address(user), "FARM_STATE_DIR": str(tmp_path / "state"),
+           "FARM_CACHE_DIR": str(tmp_path / "cache"), "LOGNAME": "somebody"}  # fmt: skip
+    argv = [sys.executable, "-m", "farm", *arguments]
+    return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.whole
+def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], tmp_path: Path) -> None:
+    submit(stores["ada"], shards(1), "ada")
+    for user in ("ada", "vic", "host1", "mia"):
+        for command in (["status"], ["devices", "list"], ["run", "list"]):
+            done = farm(lab, user, tmp_path, *command)
+            assert done.returncode in (0, 2), (user, command, done.stderr)
+            assert "permission denied" not in done.stderr, (user, command, done.stderr)
+    answer = farm(lab, "ada", tmp_path, "triage", "--json")
+    assert answer.returncode == 0, answer.stderr
+    json.loads(answer.stdout)
+    printed = farm(lab, "mia", tmp_path, "store", "roles")
+    assert printed.returncode == 0, printed.stderr
+    assert "CREATE ROLE" in printed.stdout
+    # What is printed is what a superuser applies.
+    lab.sql("farm", printed.stdout)
+    refusal = farm(lab, "ada", tmp_path, "store", "roles", "--apply")
+    assert refusal.returncode == 4, refusal.stderr
+    assert "Roles" in refusal.stderr or "permission" in refusal.stderr
