@@ -37,7 +37,7 @@ def attach(config: Config, ref: str, listener: ProgressListener, ask: Callable[[
             view = store.runs.view(run_id)
             jobs = sum(job.stale is None or bool(job.attempts) for job in view.jobs)
             listener.begin(jobs=jobs, to_build=first.to_build - first.built, devices=sorted(first.running))
-            ending = follower_of(store, run_id, listener, first=first, ask=ask).follow(first)
+            ending = follower_of(store, run_id, listener, built=first.built, ask=ask).follow(first)
         view = store.runs.view(run_id)
         path = config.run_folder(run_id) / "report.html"
         if ending is Ending.LEFT:

@@ -31,6 +31,8 @@ _LOOK_SECONDS = 2.0
 _LEAST_SECONDS = 0.2
 # What is waited for is said again after so long, where it is still the same.
 _QUIET_SECONDS = 10.0
+# What a shard needs beside the bundles of its jobs.
+_NEEDED = "needs "
 # Agents end what is cancelled within a heartbeat; one that died is not waited for.
 _CANCELLED_SECONDS = 15.0
 
@@ -255,16 +257,16 @@ def follower_of(
     run_id: str,
     listener: ProgressListener,
     *,
-    first: RunProgress,
+    built: int = 0,
     ask: Callable[[], Answer] | None = None,
     interrupts: InterruptHandler | None = None,
 ) -> Follower:
-    """Return who follows a run, as it is at first, and may cancel it."""
+    """Return who follows a run and may cancel it; `built` as for `Follower`."""
 
     def cancel() -> None:
         store.cluster.cancel(run_id, store.user, may_others=False)
 
-    return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=first.built)
+    return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=built)
 
 
 class Shown:
@@ -297,7 +299,7 @@ class Shown:
     def _show_builds(self, progress: RunProgress) -> None:
         from farm.compile.protocol import BuildReply
 
-        building = set(progress.building)
+        building = {"canary" if name.startswith(_NEEDED) else name for name in progress.building}
         for job_id in building - self._building:
             self._listener.build_started(job_id)
         ended = sorted(self._building - building)

@@ -176,12 +176,13 @@ class _SharedRun(RunSteps):
         if run_id:
             require_same(then, fingerprint, run_id)
         self._look_back(jobs, tools, kind)
-        objects = open_objects(self._config)
+        objects = open_objects(self._config, note=self._listener.note)
         work = self._work(jobs, tools, objects)
-        after = 0
-        if run_id:
-            after = self._store.cluster.progress(run_id, 0).last
-        else:
+        after = made_before = 0
+        if was_submitted:
+            so_far = self._store.cluster.progress(run_id, 0)
+            after, made_before = so_far.last, so_far.to_build
+        elif not run_id:
             run_id = self._begin(jobs, tools, fingerprint)
         order = self._order_of(run_id, work)
         stale = {**dict.fromkeys(was_stale), **work.stale}
@@ -197,7 +198,7 @@ class _SharedRun(RunSteps):
         begun(run_id)
         self._wake(work)
         self._say_stale(len(work.stale), len(jobs))
-        return self._followed(run_id, after, work, tools, objects)
+        return self._followed(run_id, (after, made_before), work, tools, objects)
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> Work:
         """Return what there is to do, with all files of it uploaded."""
@@ -335,16 +336,22 @@ class _SharedRun(RunSteps):
             # The run is handed in, and agents look by themselves.
             self._listener.note(f"agents were not woken, and find the run within seconds: {error}")
 
-    def _followed(self, run_id: str, after: int, work: Work, tools: Toolchain, objects: Objects) -> RunOutcome:
-        """Follow the run unless nobody is to, and return how it ended."""
+    def _followed(
+        self, run_id: str, before: tuple[int, int], work: Work, tools: Toolchain, objects: Objects
+    ) -> RunOutcome:
+        """Follow the run unless nobody is to, and return how it ended.
+
+        `before` are the last attempt, and the number of bundles, of an earlier part of it.
+        """
+        after, made_before = before
         self._listener.note(f"run {run_id} is handed in")
         if self._manner.detach:
             return self._left(run_id, 0)
         first = self._store.cluster.progress(run_id, after)
         names = [device.called for device in self._wanted.devices]
-        self._listener.begin(jobs=work.jobs, to_build=first.to_build - first.built, devices=names)
+        self._listener.begin(jobs=work.jobs, to_build=max(0, first.to_build - made_before), devices=names)
         follower = follower_of(
-            self._store, run_id, self._listener, ask=self._manner.ask, interrupts=self._interrupts, first=first
+            self._store, run_id, self._listener, built=made_before, ask=self._manner.ask, interrupts=self._interrupts
         )
         with self._building(run_id, work, tools, objects):
             ending = follower.follow(first)
