@@ -25,9 +25,13 @@ def write_report(view: RunView, path: Path, store: Store, config: Config) -> Pat
     from farm.store.artifacts import open_artifacts
 
     artifacts = open_artifacts(config)
-    write_html(
-        view, path, report_context(store, view.id, artifacts, lambda known: artifact_links(known, artifacts, path))
-    )
+
+    def links(known: Background) -> dict[str, str]:
+        # Of a shared farm, what ran on this machine alone left its files here.
+        artifacts.share(record for records in known.artifacts.values() for record in records)
+        return artifact_links(known, artifacts, path)
+
+    write_html(view, path, report_context(store, view.id, artifacts, links))
     return path
 
 

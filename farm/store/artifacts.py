@@ -111,6 +111,16 @@ class ArtifactStore:
         with ThreadPoolExecutor(_AT_ONCE, "fetch") as threads:
             list(threads.map(self._try_fetch, wanted))
 
+    def share(self, records: Iterable[ArtifactRecord]) -> None:
+        """Put those that are here where other hosts of a shared farm find them; one that cannot be put stays here."""
+        if self._shared is None:
+            return
+        here = [self.path(one.sha256) for one in records if self.size(one.sha256) is not None]
+        with suppress(FarmError):
+            self._objects = self._objects or self._shared()
+            for path in here:
+                self._objects.put(path)
+
     def open(self, sha256: str) -> BinaryIO:
         """Return an artifact, to read. Raises StoreError when it is not here, nor where a shared farm keeps it."""
         path = self.path(sha256)

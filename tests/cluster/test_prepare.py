@@ -254,7 +254,15 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     assert found is not None
     assert found.read_bytes() == b"two"
     assert reader.find("0" * 64) is None
+    # Who runs something on this machine alone shares it with its report.
+    alone = ArtifactStore(farm.config("desk").state_dir / "artifacts")
+    record = ArtifactRecord(alone.put(b"three"), 5, "etdump")
+    reader.share([record, *records])
+    shared = open_artifacts(farm.config("elsewhere")).find(record.sha256)
+    assert shared is not None
+    assert shared.read_bytes() == b"three"
     (farm.root / "place").rename(farm.root / "away")
+    reader.share([ArtifactRecord(alone.put(b"four"), 4, "etdump")])
     # What was read once is here.
     assert open_artifacts(farm.config("desk")).find(records[1].sha256) == found
 
