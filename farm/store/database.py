@@ -17,16 +17,23 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
-from farm.store.postgresql import WRITER, create_postgresql_engine, how_to_install, psycopg_arguments, user_of
+from farm.store.postgresql import (
+    WRITER,
+    create_postgresql_engine,
+    execute_at_once,
+    how_to_install,
+    psycopg_arguments,
+    user_of,
+)
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity, require_local
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
     from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
     from farm.store.change import Changes
@@ -50,11 +57,13 @@ _T = TypeVar("_T")
 class Database:
     """A database with the schema of this program; read `docs/store.md` for what it promises."""
 
-    def __init__(self, address: str | Path, *, readonly: bool = False, existing: bool = False) -> None:
+    def __init__(
+        self, address: str | Path, *, readonly: bool = False, existing: bool = False, connections: int | None = None
+    ) -> None:
         if isinstance(address, str):
             require_one_login(address)
         self._url = _parse(address)
-        self.readonly = readonly
+        self.readonly, self._connections = readonly, connections
         whole = self._url.render_as_string(hide_password=False)
         self.name = self._url.database or "" if self.is_sqlite else shown_address(whole)
         self._secrets = () if self.is_sqlite else secrets_of(whole)
@@ -106,6 +115,18 @@ class Database:
             return answer
 
         return self._patiently(once)
+
+    def at_once(self, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Execute one statement of PostgreSQL, a transaction of its own, and return its rows. Raises StoreError.
+
+        Perhaps twice, where the connection breaks. Nothing is asked or said beside it, on a connection that is kept.
+        """
+        with self._in_words():
+            return execute_at_once(self._single, statement, parameters)
+
+    @cached_property
+    def _single(self) -> Engine:
+        return create_postgresql_engine(self._url, readonly=False, connections=1, is_autocommit=True)
 
     @property
     def is_sqlite(self) -> bool:
@@ -169,6 +190,8 @@ class Database:
         if "_changes" in self.__dict__:
             self._changes.close()
         self._engine.dispose()
+        if "_single" in self.__dict__:
+            self._single.dispose()
 
     def _look(self, connection: Connection | None = None) -> None:
         """Raise StoreLostError when the file is not the one that was opened; with a connection, also its log."""
@@ -195,7 +218,7 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_postgresql_engine(self._url, readonly=self.readonly)
+            return create_postgresql_engine(self._url, readonly=self.readonly, connections=self._connections)
         url, uri = self._url, {}
         if self.readonly:
             # A store on a medium that cannot be written has no place for the shared memory of a write-ahead log.

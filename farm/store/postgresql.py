@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import Connection, Row
     from sqlalchemy.engine import URL
 
 # psycopg takes half the time to record, as its statements are prepared, and psycopg2 a quarter of the time to load,
@@ -31,8 +34,14 @@ _LIFE_SIGNS = {
 _USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')"
 
 
-def create_postgresql_engine(url: URL, *, readonly: bool) -> Engine:
-    """Return an engine; `readonly` is one that cannot write, and ends what it waits for with Ctrl-C."""
+def create_postgresql_engine(
+    url: URL, *, readonly: bool, connections: int | None = None, is_autocommit: bool = False
+) -> Engine:
+    """Return an engine; `readonly` is one that cannot write, and ends what it waits for with Ctrl-C.
+
+    It has at most so many `connections` at once. `is_autocommit`: each statement is a transaction, and nobody looks
+    before whether the connection is still there.
+    """
     # What is asked for lies along an index; the server's own figure for that is of disks that turn.
     options = f"-c random_page_cost=1.1 {url.query.get('options', '')}"
     if readonly:
@@ -42,7 +51,21 @@ def create_postgresql_engine(url: URL, *, readonly: bool) -> Engine:
     arguments = {name: value for name, value in _LIFE_SIGNS.items() if name not in url.query}
     arguments["options"] = options
     url = url.set(drivername=f"postgresql+{_READER if readonly else WRITER}")
-    return create_engine(url, pool_pre_ping=True, connect_args=arguments, use_native_hstore=False)
+    settings: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
+    settings |= {"isolation_level": "AUTOCOMMIT"} if is_autocommit else {"pool_pre_ping": True}
+    return create_engine(url, connect_args=arguments, use_native_hstore=False, **settings)
+
+
+def execute_at_once(engine: Engine, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    """Execute one statement and return its rows; once more where the connection was broken."""
+    try:
+        with engine.connect() as connection:
+            return connection.execute(statement, parameters).all()
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+    with engine.connect() as connection:
+        return connection.execute(statement, parameters).all()
 
 
 def psycopg_arguments(url: URL) -> dict[str, Any]:

@@ -34,14 +34,17 @@ if TYPE_CHECKING:
     from farm.store.transfer.runs import Transfer
 
 
-def open_store(url_or_path: str | Path, *, readonly: bool = False, existing: bool = False) -> Store:
+def open_store(
+    url_or_path: str | Path, *, readonly: bool = False, existing: bool = False, connections: int | None = None
+) -> Store:
     """Return the store at a path, `sqlite:///` or `postgresql://` URL; made or brought up to date where needed.
 
-    `existing`: raise where there is no file, instead of making one.
+    `existing`: raise where there is no file, instead of making one. `connections`: so many at once to PostgreSQL,
+    beside one for heartbeats.
     Raises StoreError when it cannot be: not writable, no store there to read, no database, a newer schema, a full
     disk; UsageError for what is no address; MissingToolError without the driver.
     """
-    return Store(Database(url_or_path, readonly=readonly, existing=existing))
+    return Store(Database(url_or_path, readonly=readonly, existing=existing, connections=connections))
 
 
 class Store(Recording):

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from farm.errors import AgentRefusedError
 from farm.store import values
+from farm.store.cluster.build_rows import drop_unwanted
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Minded
 from farm.store.leases.rows import is_settled
@@ -103,7 +104,7 @@ _PUT_BACK_ALL = text("""
 _GIVE_BACK_ALL = text("UPDATE lease SET token = '', expires_ms = 0, wanted_by = '' WHERE token = :token")
 _PUT_BACK_BUILDS = text("""
     UPDATE build SET state = 'waiting', agent = '', token = '' WHERE token = :token AND state = 'held'
-    RETURNING toolchain
+    RETURNING key, toolchain
 """)
 _LEAVE = text("UPDATE agent SET has_left = true, expires_ms = 0 WHERE name = :name AND token = :token RETURNING name")
 AGENTS = text("SELECT * FROM agent WHERE NOT has_left ORDER BY name")
@@ -160,13 +161,10 @@ class Agents(ClusterPart):
         """
         us = {"name": agent.name, "token": agent.token, "ttl_ms": _ms(ttl_s)}
 
-        def mind(connection: Connection) -> Minded:
-            if facts is not None:
-                self._write_facts(connection, agent, facts)
-            row = connection.execute(_HEARTBEAT, us).one()
-            return _minded(row, leases)
-
-        return self._database.write(mind)
+        if facts is not None:
+            self._database.write(lambda connection: self._write_facts(connection, agent, facts))
+        [row] = self._database.at_once(_HEARTBEAT, us)
+        return _minded(row, leases)
 
     def leave(self, agent: AgentId) -> None:
         """End the life of an agent: what it held is others'."""
@@ -252,7 +250,9 @@ def put_back_held(connection: Connection, token: str, why: str) -> int:
     socs = connection.scalars(_PUT_BACK_ALL, {"token": token, "why": why}).all()
     hints = {f"work {soc}" for soc in socs}
     connection.execute(_GIVE_BACK_ALL, {"token": token})
-    hints |= {f"build {toolchain}" for toolchain in connection.scalars(_PUT_BACK_BUILDS, {"token": token})}
+    builds = connection.execute(_PUT_BACK_BUILDS, {"token": token}).all()
+    drop_unwanted(connection, [row.key for row in builds])
+    hints |= {f"build {row.toolchain}" for row in builds}
     notify(connection, hints)
     return len(socs)
 

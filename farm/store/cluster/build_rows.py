@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sqlalchemy import text
@@ -15,20 +15,29 @@ from farm.store.recording import build_columns
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
     from farm.bundles.bundle import Manifest
     from farm.store.cluster.records import NewBuild, NewShard
 
+# So many at once: arrays of texts of kilobytes.
+_PORTION = 500
+
 BUILD_COLUMNS = "key, state, archive, nbytes, reply, log"
 
-# What failed is tried again for a run that asks anew, and what is there only where it is to be made anew.
+# What failed is tried again for a run that asks anew, and what is there only where it is to be made anew. In one
+# order everywhere, so that two who ask never wait for each other.
 _ASK = text("""
     INSERT INTO build (key, toolchain, task, user_name, priority, position, state, agent, token, fence, held_ms, tries,
                        put_back, archive, nbytes, log, asked_ms)
-    VALUES (:key, :toolchain, :task, :user, :priority, :position, 'waiting', '', '', 0, 0, 0, '{}', '', 0, '', :now_ms)
+    SELECT asked.key, asked.toolchain, asked.task, run_order.user_name, run_order.priority, asked.position,
+           CASE WHEN asked.anew THEN 'anew' ELSE 'waiting' END, '', '', 0, 0, 0, '{}', '', 0, '', :now_ms
+    FROM unnest(CAST(:keys AS text[]), CAST(:toolchains AS text[]), CAST(:tasks AS text[]), CAST(:positions AS int[]),
+                CAST(:anew AS boolean[])) AS asked (key, toolchain, task, position, anew)
+    JOIN run_order ON run_order.run_id = :run
+    ORDER BY asked.key
     ON CONFLICT (key) DO UPDATE SET
         toolchain = excluded.toolchain, task = excluded.task, asked_ms = excluded.asked_ms,
         user_name = CASE WHEN excluded.priority > build.priority OR build.state NOT IN ('waiting', 'held')
@@ -37,26 +46,36 @@ _ASK = text("""
                         THEN excluded.position ELSE build.position END,
         priority = CASE WHEN build.state IN ('waiting', 'held')
                         THEN greatest(excluded.priority, build.priority) ELSE excluded.priority END,
-        put_back = CASE WHEN build.state = 'failed' OR (build.state = 'built' AND :anew)
-                        THEN '{}' ELSE build.put_back END,
-        state = CASE WHEN build.state = 'failed' OR (build.state = 'built' AND :anew)
+        put_back = CASE WHEN build.state = 'failed' OR excluded.state = 'anew' THEN '{}' ELSE build.put_back END,
+        state = CASE WHEN build.state = 'failed' OR (build.state = 'built' AND excluded.state = 'anew')
                      THEN 'waiting' ELSE build.state END
-    RETURNING state, manifest
+    RETURNING key, state, manifest
 """)
+# Of those that were never asked for.
+_IS_WAITING = text("UPDATE build SET state = 'waiting' WHERE key = ANY(:keys) AND state = 'anew'")
 _OFFER = text("""
     INSERT INTO build (key, toolchain, task, user_name, priority, position, state, agent, token, fence, held_ms, tries,
                        put_back, archive, nbytes, manifest, reply, log, asked_ms)
-    VALUES (:key, '', '', '', 0, 0, :state, '', '', 0, 0, 0, '{}', :archive, :nbytes, :manifest, :reply, :log, :now_ms)
+    SELECT key, '', '', '', 0, 0, state, '', '', 0, 0, 0, '{}', archive, nbytes, CAST(manifest AS json), reply, log,
+           :now_ms
+    FROM unnest(CAST(:keys AS text[]), CAST(:states AS text[]), CAST(:archives AS text[]), CAST(:sizes AS bigint[]),
+                CAST(:manifests AS text[]), CAST(:replies AS text[]), CAST(:logs AS text[]))
+         AS made (key, state, archive, nbytes, manifest, reply, log)
+    ORDER BY key
     ON CONFLICT (key) DO UPDATE SET
         state = excluded.state, archive = excluded.archive, nbytes = excluded.nbytes, reply = excluded.reply,
         log = excluded.log, manifest = coalesce(excluded.manifest, build.manifest), agent = '', token = '',
         fence = build.fence + 1
-    WHERE excluded.state = 'built' OR build.state IN ('waiting', 'held')
+    WHERE (excluded.state = 'built' AND (build.state <> 'built' OR build.archive <> excluded.archive))
+       OR build.state IN ('waiting', 'held')
     RETURNING key
 """)
-_SATISFIED = text("DELETE FROM build_wanted WHERE key = :key AND failure IS NULL RETURNING shard, job, run_id")
+_SATISFIED = text("""
+    DELETE FROM build_wanted WHERE key = ANY(:keys) AND failure IS NULL RETURNING key, shard, job, run_id
+""")
 _DISAPPOINTED = text("""
-    UPDATE build_wanted SET failure = :failure WHERE key = :key AND failure IS NULL RETURNING shard, job, run_id
+    UPDATE build_wanted SET failure = :failure WHERE key = ANY(:keys) AND failure IS NULL
+    RETURNING key, shard, job, run_id
 """)
 # In one order everywhere, so that two who do it never wait for each other.
 _LOCK_SHARDS = text("SELECT id FROM shard WHERE id = ANY(:shards) ORDER BY id FOR UPDATE")
@@ -66,10 +85,31 @@ _LESS_LACKING = text("""
     WHERE shard.id = gone.id RETURNING soc, lacking, state
 """)
 _RECORD = text("""
-    UPDATE run_job SET build_seconds = :build_seconds, cached = :cached, bundle_key = :bundle_key,
-                       program_hash = :program_hash, fallback_ops = CAST(:fallback_ops AS json),
-                       operators = CAST(:operators AS json)
-    WHERE run_id = :run AND job_id = (SELECT id FROM job WHERE name = :job)
+    UPDATE run_job SET build_seconds = made.seconds, cached = made.cached, bundle_key = made.key,
+                       program_hash = nullif(made.program, ''), fallback_ops = CAST(made.fallback_ops AS json),
+                       operators = CAST(made.operators AS json)
+    FROM unnest(CAST(:runs AS text[]), CAST(:jobs AS text[]), CAST(:keys AS text[]), CAST(:seconds AS float8[]),
+                CAST(:cached AS boolean[]), CAST(:programs AS text[]), CAST(:fallback_ops AS text[]),
+                CAST(:operators AS text[]))
+         AS made (run_id, job, key, seconds, cached, program, fallback_ops, operators)
+    JOIN job ON job.name = made.job
+    WHERE run_job.run_id = made.run_id AND run_job.job_id = job.id
+""")
+_WANT_NO_MORE = text("""
+    DELETE FROM build_wanted WHERE run_id = :run AND failure IS NULL RETURNING key
+""")
+# In the name of the most urgent run that is left.
+_STILL_WANTED = text("""
+    UPDATE build SET user_name = first.user_name, priority = first.priority
+    FROM (SELECT DISTINCT ON (key) key, user_name, priority FROM build_wanted JOIN run_order USING (run_id)
+          WHERE key = ANY(:keys) AND failure IS NULL AND state = 'open'
+          ORDER BY key, priority DESC, submitted_ms) AS first
+    WHERE build.key = first.key AND build.state = 'waiting'
+""")
+_UNWANTED = text("""
+    UPDATE build SET state = 'failed', reply = :reply
+    WHERE key = ANY(:keys) AND state = 'waiting' AND NOT EXISTS (
+        SELECT 1 FROM build_wanted WHERE build_wanted.key = build.key AND failure IS NULL)
 """)
 _FOUND = text(f"SELECT {BUILD_COLUMNS} FROM build WHERE key = ANY(:keys)")  # noqa: S608 - constants
 _MANIFESTS = text("SELECT key, manifest FROM build WHERE key = ANY(:keys)")
@@ -89,33 +129,40 @@ def want_builds(
 
     `known` are manifests of bundles that are there, by key.
     """
-    for there in sorted(built, key=lambda one: one.key):
+    for there in _portions(built):
         # Another run may wait for it.
-        if offer(connection, there, known.get(there.key), now_ms):
-            settle(connection, there, known.get(there.key))
-    whose = text("SELECT user_name, priority FROM run_order WHERE run_id = :run")
-    user, priority = connection.execute(whose, {"run": run_id}).one()
+        news = offer(connection, there, known, now_ms)
+        settle(connection, [one for one in there if one.key in news], known)
     lacking: set[str] = set()
     manifests = _manifests(connection, [one.key for one in built])
-    for build in sorted(builds, key=lambda one: one.key):
+    for portion in _portions(builds):
         asked = {
-            "key": values.clean(build.key, values.KEY_LIMIT),
-            "toolchain": values.clean(build.toolchain, values.KEY_LIMIT),
-            "task": msgspec.json.encode(build).decode(),
-            "user": user,
-            "priority": priority,
-            "position": build.position,
-            "anew": build.anew,
+            "run": run_id,
+            "keys": [values.clean(build.key, values.KEY_LIMIT) for build in portion],
+            "toolchains": [values.clean(build.toolchain, values.KEY_LIMIT) for build in portion],
+            "tasks": [msgspec.json.encode(build).decode() for build in portion],
+            "positions": [build.position for build in portion],
+            "anew": [build.anew for build in portion],
             "now_ms": now_ms,
         }
-        found = connection.execute(_ASK, asked).one()
-        if found.state in ("waiting", "held"):
-            lacking.add(build.key)
-        else:
-            manifests[build.key] = found.manifest
+        found = connection.execute(_ASK, asked).all()
+        lacking.update(row.key for row in found if row.state in ("waiting", "held", "anew"))
+        manifests.update((row.key, row.manifest) for row in found if row.state == "built")
+        if any(row.state == "anew" for row in found):
+            connection.execute(_IS_WAITING, {"keys": asked["keys"]})
     made = [(one.job.id, one.key) for shard in shards for one in shard.jobs if manifests.get(one.key)]
     _record(connection, [(run_id, job, key, manifests[key], True) for job, key in made])
     return lacking
+
+
+_T = TypeVar("_T", "Build", "NewBuild")
+
+
+def _portions(builds: Iterable[_T]) -> Iterator[list[_T]]:
+    """Yield bundles by their keys, each once, in parts that fit into one statement."""
+    once = [one for _, one in sorted({one.key: one for one in builds}.items())]
+    for start in range(0, len(once), _PORTION):
+        yield once[start : start + _PORTION]
 
 
 def _manifests(connection: Connection, keys: Sequence[str]) -> dict[str, Any]:
@@ -126,15 +173,20 @@ def _manifests(connection: Connection, keys: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def offer(connection: Connection, build: Build, manifest: Manifest | None, now_ms: int) -> bool:
-    """Write a bundle that somebody but a build host has made, or failed to; False where that is no news."""
+def offer(connection: Connection, builds: Sequence[Build], manifests: Mapping[str, Manifest], now_ms: int) -> set[str]:
+    """Write bundles that somebody but a build host has made, or failed to; return the keys of those that are news."""
+    columns = [outcome_columns(build) for build in builds]
     offered = {
-        **outcome_columns(build),
-        "key": values.clean(build.key, values.KEY_LIMIT),
-        "manifest": _manifest_json(build, manifest),
+        "keys": [values.clean(build.key, values.KEY_LIMIT) for build in builds],
+        "states": [one["state"] for one in columns],
+        "archives": [one["archive"] for one in columns],
+        "sizes": [one["nbytes"] for one in columns],
+        "manifests": [_manifest_json(build, manifests.get(build.key)) for build in builds],
+        "replies": [one["reply"] for one in columns],
+        "logs": [one["log"] for one in columns],
         "now_ms": now_ms,
     }
-    return connection.scalar(_OFFER, offered) is not None
+    return set(connection.scalars(_OFFER, offered))
 
 
 def outcome_columns(build: Build) -> dict[str, Any]:
@@ -148,23 +200,41 @@ def outcome_columns(build: Build) -> dict[str, Any]:
     }
 
 
-def settle(connection: Connection, build: Build, manifest: Manifest | None) -> None:
-    """Let the shards that lack a bundle know that it is there, or that there will be none."""
-    key = values.clean(build.key, values.KEY_LIMIT)
-    if build.state == "built":
-        found = connection.execute(_SATISFIED, {"key": key}).all()
+def settle(connection: Connection, builds: Sequence[Build], manifests: Mapping[str, Manifest]) -> None:
+    """Let the shards that lack bundles know that these are there, or that there will be none."""
+    of_key = {values.clean(build.key, values.KEY_LIMIT): build for build in builds}
+    made = [key for key, build in of_key.items() if build.state == "built"]
+    found = list(connection.execute(_SATISFIED, {"keys": made})) if made else []
+    news = []
+    for row in found:
+        build, manifest = of_key[row.key], manifests.get(of_key[row.key].key)
         if manifest is not None:
             cached = build.reply is None or not build.reply.seconds
-            facts = manifest_facts(build, manifest)
-            _record(connection, [(row.run_id, row.job, key, facts, cached) for row in found])
-    else:
-        failure = msgspec.json.encode(build).decode()
-        found = connection.execute(_DISAPPOINTED, {"key": key, "failure": failure}).all()
-    shards = [row.shard for row in found]
-    if shards:
+            news.append((row.run_id, row.job, row.key, manifest_facts(build, manifest), cached))
+    _record(connection, news)
+    for key, build in of_key.items():
+        if build.state != "built":
+            failure = msgspec.json.encode(build).decode()
+            found += connection.execute(_DISAPPOINTED, {"keys": [key], "failure": failure})
+    if shards := [row.shard for row in found]:
         connection.execute(_LOCK_SHARDS, {"shards": shards})
         changed = connection.execute(_LESS_LACKING, {"shards": shards}).all()
         notify(connection, {f"work {row.soc}" for row in changed if not row.lacking and row.state == "waiting"})
+
+
+def want_no_more(connection: Connection, run_id: str) -> None:
+    """Let a run wait for no bundle any more; what nobody else waits for is not made."""
+    keys = sorted(set(connection.scalars(_WANT_NO_MORE, {"run": run_id})))
+    for start in range(0, len(keys), _PORTION):
+        portion = {"keys": keys[start : start + _PORTION]}
+        connection.execute(_STILL_WANTED, portion)
+        drop_unwanted(connection, portion["keys"])
+
+
+def drop_unwanted(connection: Connection, keys: Sequence[str]) -> None:
+    """Let bundles that wait to be made, and that nobody wants any more, not be made; asked for again, they are."""
+    reply = BuildReply("", ok=False, seconds=0.0, reason="nobody wanted it any more", infra=True)
+    connection.execute(_UNWANTED, {"keys": list(keys), "reply": msgspec.json.encode(reply).decode()})
 
 
 def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]:
@@ -203,11 +273,21 @@ def _manifest_json(build: Build, manifest: Manifest | None) -> str | None:
 
 def _record(connection: Connection, made: Sequence[tuple[str, str, str, Mapping[str, Any], bool]]) -> None:
     """Record how bundles of planned jobs came to be: run, job, key, what the manifest says, whether it was there."""
-    planned = []
-    for run_id, job, key, facts, cached in sorted(made, key=lambda one: one[:2]):
-        columns = build_columns(facts["seconds"], key, facts["fallback_ops"], facts["operators"], facts["program"])
-        for name in ("fallback_ops", "operators"):
-            columns[name] = msgspec.json.encode(columns[name]).decode()
-        planned.append({**columns, "run": run_id, "job": job, "cached": cached})
-    if planned:
+    ordered = sorted(made, key=lambda one: one[:2])
+    for start in range(0, len(ordered), _PORTION):
+        portion = ordered[start : start + _PORTION]
+        columns = [
+            build_columns(facts["seconds"], key, facts["fallback_ops"], facts["operators"], facts["program"])
+            for _, _, key, facts, _ in portion
+        ]
+        planned = {
+            "runs": [run_id for run_id, *_ in portion],
+            "jobs": [job for _, job, *_ in portion],
+            "keys": [one["bundle_key"] for one in columns],
+            "seconds": [one["build_seconds"] for one in columns],
+            "cached": [cached for *_, cached in portion],
+            "programs": [one["program_hash"] or "" for one in columns],
+            "fallback_ops": [msgspec.json.encode(one["fallback_ops"]).decode() for one in columns],
+            "operators": [msgspec.json.encode(one["operators"]).decode() for one in columns],
+        }
         connection.execute(_RECORD, planned)

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from farm.compile.protocol import BuildReply
 from farm.errors import LeaseLostError
 from farm.store import values
-from farm.store.cluster.build_rows import find_builds, manifest_facts, offer, outcome_columns, settle
+from farm.store.cluster.build_rows import drop_unwanted, find_builds, manifest_facts, offer, outcome_columns, settle
 from farm.store.cluster.part import ClusterPart, lock_soc, notify
 from farm.store.cluster.records import Build, HeldBuild, NewBuild
 from farm.system.text import one_line
@@ -129,6 +129,7 @@ class Builds(ClusterPart):
             if tried and not connection.scalar(_OTHERS, others):
                 give_up(connection, key, row.put_back)
             else:
+                drop_unwanted(connection, [key])
                 notify(connection, [f"build {row.toolchain}"])
 
         self._database.write(change)
@@ -137,9 +138,10 @@ class Builds(ClusterPart):
         """Record a bundle that somebody else made, or failed to make, and tell whether that was news."""
 
         def change(connection: Connection) -> bool:
-            is_new = offer(connection, build, manifest, self._clock(connection))
+            manifests = {} if manifest is None else {build.key: manifest}
+            is_new = bool(offer(connection, [build], manifests, self._clock(connection)))
             if is_new:
-                settle(connection, build, manifest)
+                settle(connection, [build], manifests)
             return is_new
 
         return self._database.write(change)
@@ -157,7 +159,7 @@ class Builds(ClusterPart):
             ours = {"key": key, "token": agent.token, "fence": fence, "manifest": facts}
             if connection.scalar(_ENDED, {**outcome_columns(build), **ours}) is None:
                 raise _lost(key)
-            settle(connection, build, manifest)
+            settle(connection, [build], {} if manifest is None else {build.key: manifest})
 
         self._database.write(change)
 
@@ -187,7 +189,7 @@ def give_up(connection: Connection, key: str, tried: dict[str, str]) -> None:
     why = one_line("; ".join(f"{host}: {why}" for host, why in sorted(tried.items())), 2000)
     reply = BuildReply(key, ok=False, seconds=0.0, reason=why, infra=True)
     if connection.scalar(_GIVE_UP, {"key": key, "reply": msgspec.json.encode(reply).decode()}) is not None:
-        settle(connection, Build(key, "failed", reply=reply), None)
+        settle(connection, [Build(key, "failed", reply=reply)], {})
 
 
 def _lost(key: str) -> LeaseLostError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, text, update
+from sqlalchemy import text, update
 
 from farm.errors import StoreError
 from farm.store import rows, schema, values
-from farm.store.cluster.build_rows import want_builds
+from farm.store.cluster.build_rows import want_builds, want_no_more
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewOrder, Order
 from farm.store.cluster.shard_rows import END_WAITING, insert_shards, keys_of
@@ -25,24 +25,32 @@ if TYPE_CHECKING:
     from farm.store.view import Stale
     from farm.suites.suite import Job
 
-_COUNTS = """
-    SELECT run_id, count(*) FILTER (WHERE state = 'waiting') AS waiting, count(*) FILTER (WHERE state = 'held') AS held,
-           count(*) FILTER (WHERE state = 'ended') AS ended, coalesce(sum(lacking), 0) AS lacking
-    FROM shard GROUP BY run_id
+_COUNTED = """
+    SELECT run_order.*, waiting, held, ended, lacking
+    FROM run_order CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE shard.state = 'waiting') AS waiting,
+               count(*) FILTER (WHERE shard.state = 'held') AS held,
+               count(*) FILTER (WHERE shard.state = 'ended') AS ended, coalesce(sum(shard.lacking), 0) AS lacking
+        FROM shard WHERE shard.run_id = run_order.run_id
+    ) AS counts
 """
-ORDERS = text(f"""
-    SELECT run_order.*, coalesce(waiting, 0) AS waiting, coalesce(held, 0) AS held, coalesce(ended, 0) AS ended,
-           coalesce(lacking, 0) AS lacking
-    FROM run_order LEFT JOIN ({_COUNTS}) AS counts USING (run_id)
-    WHERE (:run = '' OR run_id = :run) AND (NOT :open_only OR state <> 'ended')
-    ORDER BY priority DESC, submitted_ms, run_id
-""")  # noqa: S608 - constants
+ORDER = text(f"{_COUNTED} WHERE run_order.run_id = :run")
+"""One order with the counts of its shards; parameter: run."""
+OPEN_ORDERS = text(f"{_COUNTED} WHERE run_order.state <> 'ended' ORDER BY priority DESC, submitted_ms, run_id")
+"""Those that have not ended."""
+_ALL_ORDERS = text(f"{_COUNTED} ORDER BY priority DESC, submitted_ms, run_id")
+_WANTED = text("""
+    INSERT INTO build_wanted (shard, job, key, run_id)
+    SELECT shard, job, key, :run
+    FROM unnest(CAST(:shards AS bigint[]), CAST(:jobs AS text[]), CAST(:keys AS text[])) AS wanted (shard, job, key)
+""")
 _BUNDLES = text("UPDATE run_order SET bundles = bundles + :n WHERE run_id = :run")
 _CANCEL = text("""
     UPDATE run_order SET state = 'cancelled', cancelled_by = :user
     WHERE run_id = :run AND state = 'open' AND (:may_others OR user_name = :user)
     RETURNING run_id
 """)
+_STOPPED = text("SELECT cancelled_by FROM run_order WHERE run_id = :run AND state <> 'ended' FOR UPDATE")
 _END = text("""
     UPDATE run_order SET state = 'ended', ended_ms = :now_ms
     WHERE run_id = :run AND state <> 'ended'
@@ -125,44 +133,36 @@ class Orders(ClusterPart):
     def order(self, run_id: str) -> Order | None:
         """Return a submitted run as it is now, None where it never was."""
         with self._database.reading() as connection:
-            row = connection.execute(ORDERS, {"run": run_id, "open_only": False}).first()
+            row = connection.execute(ORDER, {"run": run_id}).first()
             return None if row is None else order_of(row, self._clock(connection))
 
     def orders(self, *, open_only: bool = True) -> list[Order]:
         """Return the submitted runs that have not ended, the most urgent first, then the oldest; or all."""
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
-            return [order_of(row, now_ms) for row in connection.execute(ORDERS, {"run": "", "open_only": open_only})]
+            return [order_of(row, now_ms) for row in connection.execute(OPEN_ORDERS if open_only else _ALL_ORDERS)]
 
     def cancel(self, run_id: str, user: str, *, may_others: bool = False) -> bool:
         """Let nothing more of a run begin, and what runs end at once; tell whether that was anything new.
 
-        False as well for a run of somebody else, unless `may_others`.
+        False as well for a run of somebody else, unless `may_others`. Its shards are ended by agents: `end_if_over`.
         """
         who = values.clean(user, values.NAME_LIMIT)
 
         def change(connection: Connection) -> bool:
             if connection.scalar(_CANCEL, {"run": run_id, "user": who, "may_others": may_others}) is None:
                 return False
-            connection.execute(END_WAITING, {"run": run_id, "why": f"cancelled by {who}"})
             notify(connection, [f"cancel {run_id}"])
             return True
 
         return self._database.write(change)
 
     def end_if_over(self, run_id: str) -> bool:
-        """End an order of which no shard waits or runs; True for the one who did."""
+        """End an order of which no shard waits or runs; True for the one who did.
 
-        def change(connection: Connection) -> bool:
-            # Whoever adds a shard to it holds another one, or this row.
-            row = schema.run_order.c
-            connection.execute(select(row.run_id).where(row.run_id == run_id).with_for_update())
-            over = connection.scalar(_END, {"run": run_id, "now_ms": self._clock(connection)}) is not None
-            if over:
-                notify(connection, [f"ended {run_id}"])
-            return over
-
-        return self._database.write(change)
+        Of one that was cancelled nothing waits any more.
+        """
+        return self._database.write(lambda connection: end_order(connection, run_id, self._clock(connection)))
 
     def unfinished(self) -> list[str]:
         """Return the submitted runs of which nothing waits or runs any more, and that have no end in the store yet."""
@@ -219,15 +219,31 @@ class Orders(ClusterPart):
             connection.execute(_BUNDLES, {"run": run_id, "n": len(lacking)})
         ids = insert_shards(connection, run_id, shards, lacking)
         wanted = [
-            {"shard": shard_id, "job": job, "key": key, "run_id": run_id}
+            (shard_id, job, key)
             for shard_id, new in zip(ids, shards, strict=True)
             for job, key in keys_of(new)
             if key in lacking
         ]
         if wanted:
-            connection.execute(schema.build_wanted.insert(), wanted)
+            columns = dict(zip(("shards", "jobs", "keys"), map(list, zip(*wanted, strict=True)), strict=True))
+            connection.execute(_WANTED, {**columns, "run": run_id})
         ready = {f"work {new.soc}" for new in shards if not lacking.intersection(key for _, key in keys_of(new))}
         notify(connection, ready | {f"build {new.toolchain}" for new in builds if new.key in lacking})
+
+
+def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
+    """End an order of which no shard runs, nor waits unless it was cancelled; tell whether it ended now."""
+    # Whoever adds a shard to it holds another one, or this row.
+    found = connection.execute(_STOPPED, {"run": run_id}).first()
+    if found is None:
+        return False
+    if found.cancelled_by:
+        connection.execute(END_WAITING, {"run": run_id, "why": f"cancelled by {found.cancelled_by}"})
+    if connection.scalar(_END, {"run": run_id, "now_ms": now_ms}) is None:
+        return False
+    want_no_more(connection, run_id)
+    notify(connection, [f"ended {run_id}"])
+    return True
 
 
 def order_of(row: Row[Any], now_ms: int) -> Order:

@@ -23,6 +23,12 @@ _LEVEL = 1
 
 READ_NAMES = text("SELECT names, done FROM shard_jobs WHERE shard = :shard")
 """Parameter: shard."""
+_INSERT_JOBS = text("""
+    INSERT INTO shard_jobs (shard, names, done, next_job, jobs)
+    SELECT shard, names, '[]', next_job, jobs
+    FROM unnest(CAST(:shards AS bigint[]), CAST(:names AS text[]), CAST(:next_jobs AS text[]), CAST(:jobs AS bytea[]))
+         AS made (shard, names, next_job, jobs)
+""")
 END_WAITING = text("UPDATE shard SET state = 'ended', why = :why WHERE run_id = :run AND state = 'waiting'")
 """Parameters: run, why."""
 
@@ -57,17 +63,13 @@ def insert_shards(
     ]
     inserted = shard.insert().returning(shard.c.id, sort_by_parameter_order=True)
     ids = list(connection.scalars(inserted, rows))
-    contents = [
-        {
-            "shard": shard_id,
-            "names": encode_names(one.job.id for one in new.jobs),
-            "done": "[]",
-            "next_job": new.jobs[0].job.id if new.jobs else "",
-            "jobs": encode_jobs(new.jobs),
-        }
-        for shard_id, new in zip(ids, shards, strict=True)
-    ]
-    connection.execute(schema.shard_jobs.insert(), contents)
+    contents = {
+        "shards": ids,
+        "names": [encode_names(one.job.id for one in new.jobs) for new in shards],
+        "next_jobs": [new.jobs[0].job.id if new.jobs else "" for new in shards],
+        "jobs": [encode_jobs(new.jobs) for new in shards],
+    }
+    connection.execute(_INSERT_JOBS, contents)
     return ids
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from farm.errors import StoreLostError
 from farm.store.cluster.agents import AGENTS, agent_of
-from farm.store.cluster.orders import ORDERS, order_of
+from farm.store.cluster.orders import OPEN_ORDERS, ORDER, order_of
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.quotas import read_quotas
 from farm.store.cluster.records import QueueView, RunProgress, ShardSum
@@ -16,7 +16,7 @@ from farm.store.cluster.shard_rows import decode_jobs
 from farm.store.cluster.situations import read_situation
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Row
 
 # Numbers are given before rows can be seen: one that is smaller may come later, from a transaction that took longer.
 _OVERLAP = 2000
@@ -66,7 +66,7 @@ class Views(ClusterPart):
         seen: set[int] = self.__dict__.setdefault("_seen", {}).setdefault(run_id, set()) if after else set()
         with self._database.reading() as connection:
             row = connection.execute(_RUN, {"run": run_id}).first()
-            found = connection.execute(ORDERS, {"run": run_id, "open_only": False}).first()
+            found = connection.execute(ORDER, {"run": run_id}).first()
             if row is None or found is None:
                 raise StoreLostError(f"run {run_id} was never submitted to this farm, or is not in the store any more")
             attempts = connection.execute(_ATTEMPTS, {"run": run_id, "after": max(after - _OVERLAP, 0)}).all()
@@ -96,7 +96,7 @@ class Views(ClusterPart):
             sums = tuple(_sum(row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
             return QueueView(
                 now_ms=now_ms,
-                orders=tuple(order_of(row, now_ms) for row in _open_orders(connection)),
+                orders=tuple(order_of(row, now_ms) for row in connection.execute(OPEN_ORDERS)),
                 situations={
                     soc: read_situation(connection, soc, now_ms).situation for soc in sorted({one.soc for one in sums})
                 },
@@ -105,10 +105,6 @@ class Views(ClusterPart):
                 builds_waiting={row.toolchain: int(row.n) for row in connection.execute(_BUILDS_WAITING)},
                 agents=tuple(agent_of(row, now_ms) for row in connection.execute(AGENTS)),
             )
-
-
-def _open_orders(connection: Connection) -> list[Row[Any]]:
-    return list(connection.execute(ORDERS, {"run": "", "open_only": True}))
 
 
 def _shown(row: Row[Any]) -> dict[str, Any]:
