@@ -19,12 +19,12 @@ class SharedRemains:
     """The files of a shared farm: artifacts of attempts, bundles, runtimes and code of suites."""
 
     def __init__(self, config: Config, store: Store) -> None:
-        self._cluster = store.cluster
+        self._named = store.files
         self._objects = open_objects(config, patience_s=READER_PATIENCE_S)
 
     def measure(self, artifacts: Collection[str], freed: Freed) -> None:
         """Add what `remove` would free once nothing names `artifacts` any more. Raises ArtifactsError."""
-        unused = {*artifacts, *self._cluster.unused_archives()}
+        unused = {*artifacts, *self._named.unused_archives()}
         found = self._unnamed(unused)
         freed.shared += len(found)
         freed.shared_bytes += sum(found.values())
@@ -32,7 +32,7 @@ class SharedRemains:
     def remove(self, freed: Freed) -> None:
         """Remove what nothing names and is a day old. Raises ArtifactsError."""
         self._objects.sweep()
-        self._cluster.forget_builds()
+        self._named.forget_builds()
         for name, nbytes in self._unnamed(()).items():
             if self._objects.discard(name):
                 freed.shared += 1
@@ -43,5 +43,5 @@ class SharedRemains:
         old = time.time() - GRACE_S
         # What is there is listed first: what is named afterwards is found among what is named.
         found = {one.name: one.nbytes for one in self._objects.all() if one.modified_s < old}
-        named = self._cluster.named_files(found) - set(unused)
+        named = self._named.named_files(found) - set(unused)
         return {name: nbytes for name, nbytes in found.items() if name not in named}

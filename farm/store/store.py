@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farm.store.leases.quarantines import Quarantines
     from farm.store.leases.registry import Registry
     from farm.store.messages.messages import Messages
+    from farm.store.objects.named import NamedFiles
     from farm.store.pruning import Pruning
     from farm.store.queries.alerts import Alerts
     from farm.store.queries.browse import Browse
@@ -170,6 +171,13 @@ class Store(Recording):
         from farm.store.messages.messages import Messages
 
         return Messages(self._database)
+
+    @cached_property
+    def files(self) -> NamedFiles:
+        """Which files of a shared farm a row names."""
+        from farm.store.objects.named import NamedFiles
+
+        return NamedFiles(self._database, self._clock)
 
     @cached_property
     def cluster(self) -> Cluster:

@@ -17,7 +17,7 @@ from shared_rows import shards as row_shards
 from shared_rows import submit
 
 from farm.bundles.cache import BundleCache
-from farm.cluster.agent.prepare import Preparer
+from farm.cluster.files.prepare import Preparer
 from farm.cluster.files.runtime_files import fetch_runtime, upload_runtime
 from farm.compile.protocol import BuildReply
 from farm.config.settings import Config, load_config
@@ -344,9 +344,9 @@ def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(
     bundle = find_made_bundle(farm.config("desk"), build.key)
     assert bundle is not None
     assert bundle.folder.is_relative_to(farm.root / "desk")
-    store.cluster.lose_bundle(build.key, "0" * 64, "another archive")
+    store.files.lose_bundle(build.key, "0" * 64, "another archive")
     assert store.cluster.build_of([build.key])[build.key].state == "built"
-    store.cluster.lose_bundle(build.key, build.archive, "it is damaged")
+    store.files.lose_bundle(build.key, build.archive, "it is damaged")
     lost = store.cluster.build_of([build.key])[build.key]
     assert lost.state == "failed"
     assert lost.reply is not None

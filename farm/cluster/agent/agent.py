@@ -26,11 +26,11 @@ from farm.cluster.agent.ledger import Ledger
 from farm.cluster.agent.life import Life
 from farm.cluster.agent.minder import Minder
 from farm.cluster.agent.office import Prepared
-from farm.cluster.agent.prepare import Preparer
 from farm.cluster.agent.recorder import Recorder
 from farm.cluster.agent.slot_process import SlotProcess
 from farm.cluster.agent.spool import Spool
 from farm.cluster.agent.works import Works
+from farm.cluster.files.prepare import Preparer
 from farm.cluster.terms import PROTOCOL
 from farm.errors import FarmError, InfraError
 from farm.store.cluster.records import AgentFacts
@@ -143,7 +143,7 @@ class Agent:
         ttl_s, folder = self._timing.ttl_s, self._life.folder
         objects = open_objects(self._config, note=self.note)
         self._preparer = Preparer(
-            self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.cluster.lose_bundle
+            self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )
         self._stack.callback(self._preparer.close)
         self._fetchers = ThreadPoolExecutor(4, "prepare")

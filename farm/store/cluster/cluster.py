@@ -9,7 +9,6 @@ from farm.errors import UsageError
 from farm.store.cluster.agents import Agents
 from farm.store.cluster.builds import Builds
 from farm.store.cluster.claims import Claims
-from farm.store.cluster.files import FarmFiles
 from farm.store.cluster.mend import Mending
 from farm.store.cluster.nights import Nights
 from farm.store.cluster.orders import Orders
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 
-class Cluster(Orders, Claims, Results, Builds, Agents, Mending, Quotas, Views, FarmFiles):
+class Cluster(Orders, Claims, Results, Builds, Agents, Mending, Quotas, Views):
     """What clients and agents of a shared farm say and ask. Raises UsageError for a store that is no PostgreSQL.
 
     Times are on the database's clock; every method is one transaction and raises StoreError when the database refuses.

@@ -10,7 +10,6 @@ from sqlalchemy import delete, select, update
 
 from farm.compile.protocol import BuildReply
 from farm.store import schema
-from farm.store.cluster.part import ClusterPart
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
@@ -18,13 +17,19 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
 # An hour would do: between asking whether a bundle is there and submitting a run that has it.
 _QUIET_MS = 86_400_000
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
-class FarmFiles(ClusterPart):
-    """What keeps a file in the place where the farm keeps its files."""
+class NamedFiles:
+    """What keeps a file in the place where a shared farm keeps its files; every method is one transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
 
     def named_files(self, sha256s: Collection[str]) -> set[str]:
         """Return those of the files that a row names.
