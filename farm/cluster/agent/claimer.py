@@ -22,8 +22,11 @@ _COALESCE_SECONDS = 0.003
 """Devices that want something within that time are decided about together."""
 
 _AGAIN_SECONDS = 1.0
-_SPREAD_SECONDS = 0.15
+_SPREAD_SECONDS = 0.1
 """All agents hear of work at once: within that time one of them has it decided whose devices it may have."""
+
+_SECOND_LOOK_SECONDS = 0.25
+"""The store decides that only now and then: what it has not looked at the first time, it looks at then."""
 
 
 class _Wish(NamedTuple):
@@ -47,8 +50,8 @@ class Claimer:
         self._agent: AgentId | None = None
         self._wishes: dict[str, _Wish] = {}
         self._due: set[str] = set()
-        self._undecided: dict[str, float] = {}
-        """SoCs for which somebody has to look, and when."""
+        self._undecided: dict[str, list[float]] = {}
+        """SoCs for which somebody has to look, and when next."""
         self._changed = threading.Condition()
         self._is_ending = False
         self._problem = ""
@@ -81,7 +84,8 @@ class Claimer:
             wanted = {wish.soc for wish in self._wishes.values()}
             self._due |= wanted & {soc} if soc else wanted
             if also_busy and soc not in wanted:
-                self._undecided.setdefault(soc, time.monotonic() + random.uniform(0, _SPREAD_SECONDS))  # noqa: S311
+                at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
+                self._undecided[soc] = [at_s, at_s + _SECOND_LOOK_SECONDS]
             if self._due or also_busy:
                 self._changed.notify()
 
@@ -109,8 +113,9 @@ class Claimer:
             with self._changed:
                 due, self._due = self._due, set()
                 wishes = dict(self._wishes)
-                undecided = {soc for soc, at_s in self._undecided.items() if at_s <= now_s}
-                self._undecided = {soc: at for soc, at in self._undecided.items() if soc not in undecided | due}
+                undecided = {soc for soc, times in self._undecided.items() if times[0] <= now_s}
+                later = {soc: [at_s for at_s in times if at_s > now_s] for soc, times in self._undecided.items()}
+                self._undecided = {soc: times for soc, times in later.items() if times}
             for soc in sorted(due | undecided):
                 mine = {device: wish for device, wish in wishes.items() if wish.soc == soc}
                 if mine or soc in undecided:
@@ -118,7 +123,7 @@ class Claimer:
 
     def _until_undecided(self) -> float | None:
         """Return for how long nothing is to be decided; None for ever."""
-        return max(0.0, min(self._undecided.values()) - time.monotonic()) if self._undecided else None
+        return max(0.0, min(self._undecided.values())[0] - time.monotonic()) if self._undecided else None
 
     def _claim(self, soc: str, wishes: dict[str, _Wish]) -> None:
         agent = self._agent
