@@ -49,7 +49,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield S3Server(supervisor, tmp_path_factory.mktemp("s3")).start()
 
 
-@pytest.fixture(params=["file", "sftp", "s3"])
+@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.whole) for name in ("sftp", "s3"))])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3")
@@ -94,6 +94,19 @@ def opened(
     monkeypatch.setenv("FARM_ARTIFACTS", address)
     monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / who))
     return open_objects(load_config(), **{"patience_s": 0.0, **options})  # type: ignore[arg-type]
+
+
+def test_sftp_and_s3_in_short(ssh: SshServer, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    make_bucket(s3, "farm-in-short")
+    (tmp_path / "place").mkdir()
+    for address in (sftp_address(ssh, tmp_path / "place"), s3.address("farm-in-short")):
+        hers, his = (opened(monkeypatch, tmp_path, address, f"{who}-{address[:2]}") for who in ("ada", "bob"))
+        name = hers.put(SOME)
+        assert (his.size(name), his.get(name).read_bytes(), his.has("0" * 64)) == (len(SOME), SOME, False)
+        with pytest.raises(ArtifactLostError, match="not there"):
+            his.read("1" * 64)
 
 
 def test_what_one_host_puts_another_has_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
