@@ -115,7 +115,9 @@ class Agent:
         from farm.system.processes import Supervisor
 
         with self._stack:
-            self._store: Store = self._stack.enter_context(open_store(self._config.store_url))
+            self._store: Store = self._stack.enter_context(
+                open_store(self._config.store_url, connections=4 if self._builds else 2)
+            )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
             self._open_parts()

@@ -1,0 +1,209 @@
+"""`farm agent` on real parts: PostgreSQL, virtual devices, slots and agents as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from agent_hosts import SMOKE, AgentHosts, agent_hosts
+from chaos_store import PostgresStore, postgres_cluster
+from farm_home import FarmHome
+
+from farm.results.attempt import Verdict
+from farm.virtual.faults import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ALL = 8
+_LONG = ("--iterations", "800")
+"""Jobs that take about a second."""
+
+
+@pytest.fixture(name="compiled", scope="module")
+def _compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compiled")
+    done = FarmHome(farm_cache, folder / "state", folder).farm(
+        "run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", timeout_s=300
+    )
+    assert done.returncode == 0, done.stderr
+    return farm_cache
+
+
+@pytest.fixture(name="store", scope="module")
+def _store() -> Iterator[PostgresStore]:
+    with postgres_cluster() as cluster:
+        if isinstance(cluster, str):
+            pytest.skip(cluster)
+        yield PostgresStore(cluster, "farm")
+
+
+@pytest.fixture(name="hosts")
+def _hosts(
+    store: PostgresStore, compiled: Path, toolchain: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[AgentHosts]:
+    # A database for each test: runs and agents of others are no matter.
+    name = f"agent_{abs(hash(request.node.name)) % 10**9}"
+    with agent_hosts(tmp_path, PostgresStore(store._cluster, name).url, toolchain, compiled) as hosts:
+        yield hosts
+
+
+def once_each(hosts: AgentHosts, run_id: str) -> None:
+    """Every job has exactly one verdict about the code."""
+    rows = hosts.rows(
+        "select job_id, count(*) from attempt join run_job on run_job.id = run_job_id join job on job.id = run_job.job "
+        "where run_id = %s and verdict in ('passed', 'failed') group by job_id",
+        run_id,
+    )
+    assert len(rows) == _ALL
+    assert {count for _, count in rows} == {1}
+
+
+@pytest.mark.whole
+def test_an_agent_runs_what_is_submitted_and_ends_when_it_is_told_to(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    done = hosts.you(*SMOKE, "-k", "add or gelu")
+    assert done.returncode == 0, done.stdout + done.stderr + hosts.logs()
+    assert "2 passed, 0 failed" in done.stdout
+    listed = hosts.you("agent", "list").stdout
+    assert "virtual-left-0" in listed
+    assert "free" in listed
+    assert hosts.stop_agents() == {"left": 0}
+    # Nothing of ours is left on the device, nor in the farm.
+    assert not list((hosts.folder_on_device("left") / "data/local/tmp").glob("**/session-*"))
+    assert hosts.rows("select 1 from lease where token <> ''") == []
+    assert "no agent" in hosts.you("agent", "list").stdout
+
+
+@pytest.mark.whole
+def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: AgentHosts) -> None:
+    for name in ("left", "right"):
+        hosts.host(name)
+    hosts.registered("left", "right")
+    # The canary's output is smaller.
+    hosts.break_device("left", Fault(FaultKind.WRONG_NUMBERS, after_bytes=1000, times=0))
+    run_id = hosts.detached(*_LONG)
+    view = hosts.finished(run_id)
+    wrong = [job for job in view.jobs if any(attempt.device == "virtual-left-0" for attempt in job.attempts)]
+    assert wrong
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    repeated = [job for job in wrong if len(job.attempts) > 1]
+    assert repeated
+    assert all(job.decisive.device == "virtual-right-0" for job in repeated)
+    # Whoever says other than the others has to show that it works.
+    assert ("outvoted",) in hosts.rows("select event from health_event where device like 'virtual-left-0%%'")
+
+
+@pytest.mark.whole
+def test_an_agent_that_was_killed_comes_back_and_nothing_is_lost_or_run_twice(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    run_id = hosts.detached(*_LONG)
+    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
+    os.kill(hosts.agents["left"].pid, signal.SIGKILL)
+    hosts.agents["left"].wait()
+    hosts.start_agent("left")
+    view = hosts.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    once_each(hosts, run_id)
+
+
+@pytest.mark.whole
+def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    run_id = hosts.detached(*_LONG)
+    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
+    [slot] = hosts.slots("left")
+    os.kill(slot, signal.SIGKILL)
+    view = hosts.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    once_each(hosts, run_id)
+    [another] = hosts.slots("left")
+    assert another != slot
+    assert "another takes its place" in hosts.logs()
+
+
+@pytest.mark.whole
+def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    run_id = hosts.detached(*_LONG)
+    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
+    assert hosts.you("agent", "drain", "nobody").returncode == 2
+    assert hosts.you("agent", "drain", "left").returncode == 0
+    assert hosts.agents["left"].wait(30) == 0
+    assert hosts.rows("select 1 from lease where token <> ''") == []
+    left = hosts.rows("select sum(remaining) from shard where state = 'waiting'")
+    assert left[0][0] > 0
+    hosts.host("right")
+    view = hosts.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    once_each(hosts, run_id)
+    assert {attempt.verdict for job in view.jobs for attempt in job.attempts} == {Verdict.PASSED}
+
+
+@pytest.mark.whole
+def test_a_cancelled_run_is_broken_off_and_the_device_is_free(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    # Its jobs would take minutes.
+    run_id = hosts.detached("--iterations", "100000")
+    hosts.until(lambda: hosts.rows("select 1 from shard where state = 'held'"), "a shard is held")
+    time.sleep(1.0)
+    assert hosts.you("cancel", run_id).returncode == 0
+    hosts.until(lambda: not hosts.rows("select 1 from lease where token <> ''"), "the device is free", 10)
+    assert hosts.you(*SMOKE, "-k", "gelu").returncode == 0
+    once = hosts.rows("select count(*) from attempt join run_job on run_job.id = run_job_id where run_id = %s", run_id)
+    assert once == [(0,)]
+
+
+@pytest.mark.whole
+def test_a_device_whose_lease_others_took_is_stopped_and_its_results_are_refused(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    run_id = hosts.detached(*_LONG)
+    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
+    hosts.rows(
+        "update lease set fence = fence + 1, token = 'stolen', user_name = 'eve', "
+        "expires_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint + 3000 returning device"
+    )
+    hosts.until(lambda: "its lease was lost" in hosts.logs(), "the agent notices")
+    view = hosts.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    once_each(hosts, run_id)
+
+
+@pytest.mark.whole
+def test_a_device_that_went_away_is_brought_back(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    run_id = hosts.detached(*_LONG)
+    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
+    hosts.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
+    view = hosts.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    assert ("recovered",) in hosts.rows("select event from health_event")
+
+
+@pytest.mark.whole
+def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(hosts: AgentHosts) -> None:
+    hosts.host("left")
+    hosts.registered("left")
+    # On the same host, then on another.
+    again = hosts.farm("left", "agent", "--name", "left")
+    assert again.returncode == 4
+    assert "runs on this host already" in again.stderr
+    hosts.attach("right", ["SM8650"])
+    elsewhere = hosts.farm("right", "agent", "--name", "left")
+    assert elsewhere.returncode == 4
+    assert "--name" in elsewhere.stderr
+    hosts.rows("update agent set facts = replace(facts, '\"protocol\":1', '\"protocol\":7') returning name")
+    newer = hosts.farm("right", "agent", "--name", "right")
+    assert newer.returncode == 4
+    assert "update farm on this host" in newer.stderr
