@@ -446,7 +446,7 @@ def test_roles_are_of_postgresql(tmp_path: Path) -> None:
 def farm(lab: Lab, user: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "FARM_STORE": lab.address(user), "FARM_STATE_DIR": str(tmp_path / "state"),
            "FARM_CACHE_DIR": str(tmp_path / "cache"), "LOGNAME": "somebody"}  # fmt: skip
-    argv = [sys.executable, "-m", "farm", *arguments]
+    argv = [sys.executable, "-m", "farm.cli.main", *arguments]
     return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
 
 

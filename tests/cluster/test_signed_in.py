@@ -1,0 +1,122 @@
+"""A shared farm whose people and hosts sign in as themselves, with passwords, over TLS, with the rights of a role."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from agent_hosts import SMOKE, agent_hosts
+from farm_home import FarmHome
+from postgresql_server import running_cluster
+from receivers import LOOPBACK, make_certificate
+
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PASSWORD = "correct-horse-7f3a"
+LOGINS = {"ada": "developer", "bob": "developer", "host1": "agent", "vic": "viewer"}
+
+_WARM = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add")
+
+pytestmark = pytest.mark.whole
+
+
+class Lab:
+    """A server that lets in over TLS and with a password alone; `lab` owns the database, groups and logins are made."""
+
+    def __init__(self, socket_folder: str, port: int, authority: Path, passwords: Path) -> None:
+        self.folder, self.port, self.authority = socket_folder, port, authority
+        passwords.write_text(f"{LOOPBACK}:{port}:lab:*:{PASSWORD}\n")
+        passwords.chmod(0o600)
+        self.sql("CREATE ROLE lab LOGIN", "CREATE DATABASE lab OWNER lab", database="postgres")
+        local = f"postgresql://{{}}@/lab?host={socket_folder}&port={port}"
+        with open_store(local.format("lab")) as store:
+            store.messages.require()
+        with open_store(local.format("farm")) as store:
+            store.roles.apply()
+        for name, group in LOGINS.items():
+            self.sql(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}' IN ROLE farm_{group}")
+
+    def sql(self, *statements: str, database: str = "lab") -> list[tuple[object, ...]]:
+        where = f"host={self.folder} port={self.port} user=farm dbname={database}"
+        with closing(psycopg.connect(where, autocommit=True)) as connection:
+            for statement in statements:
+                done = connection.execute(statement)  # type: ignore[arg-type]
+            return done.fetchall() if done.description else []
+
+    def url(self, user: str) -> str:
+        return f"postgresql://{user}@{LOOPBACK}:{self.port}/lab?sslmode=verify-full&sslrootcert={self.authority}"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("tls")
+    certificate = make_certificate(folder)
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    settings = (f"listen_addresses={LOOPBACK}", f"port={port}", "ssl=on", "ssl_cert_file={folder}/loopback.pem",
+                "ssl_key_file={folder}/loopback.pem")  # fmt: skip
+    hba = f"local all all trust\nhostssl all all {LOOPBACK}/32 scram-sha-256\n"
+    with (
+        running_cluster(*settings, hba=hba, files=[certificate]) as socket_folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PGPASSFILE", str(folder / "pgpass"))
+        yield Lab(socket_folder, port, certificate, folder / "pgpass")
+
+
+def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
+    lab: Lab, farm_cache: Path, toolchain: Path, tmp_path: Path
+) -> None:
+    compiled = FarmHome(farm_cache, tmp_path / "state", tmp_path)
+    done = compiled.farm("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    with agent_hosts(tmp_path, lab.url("ada"), toolchain, farm_cache) as hosts:
+        hosts.url = lab.url("host1")
+        hosts.host("left")
+        hosts.registered("left")
+
+        done = hosts.you(*SMOKE, "-k", "add or gelu")
+        assert done.returncode == 0, done.stdout + done.stderr + hosts.logs()
+        assert "2 passed, 0 failed" in done.stdout
+        assert lab.sql("SELECT DISTINCT user_name FROM run") == [("ada",)]
+
+        # Procrastinate's connections as well.
+        query = "SELECT usename, application_name, ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
+        found = lab.sql(f"{query} WHERE datname = 'lab' AND usename <> 'farm'")
+        assert ("host1", "farm messages", True) in found
+        assert {row[2] for row in found} == {True}
+        assert len([row for row in found if row[0] == "host1"]) <= 8
+
+        shown = subprocess.run(["ps", "axeww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        for place in (shown, hosts.logs(), done.stdout, done.stderr):
+            assert PASSWORD not in place
+
+        # Long enough for others to try and end it.
+        submitted = hosts.you(*_WARM, "--iterations", "3000", "--detach", "--json")
+        assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+        run_id = str(json.loads(submitted.stdout)["run"])
+        for name in ("bob", "vic"):
+            hosts.url = lab.url(name)
+            hosts.home(name)
+            assert hosts.farm(name, "status").returncode == 0
+            assert hosts.farm(name, "queue").returncode == 0
+            cancelled = hosts.farm(name, "cancel", run_id)
+            assert cancelled.returncode in (2, 4), cancelled.stdout + cancelled.stderr
+            forced = hosts.farm(name, "cancel", run_id, "--force")
+            assert forced.returncode in (2, 4), forced.stdout + forced.stderr
+        hosts.url = lab.url("vic")
+        refused = hosts.farm("vic", *_WARM)
+        assert refused.returncode == 4, refused.stdout + refused.stderr
+        assert "Roles" in refused.stderr
+        assert hosts.finished(run_id).exit_code == 0
+        assert hosts.stop_agents() == {"left": 0}
+        assert "permission denied" not in (tmp_path / "left" / "agent.log").read_text()
