@@ -74,7 +74,9 @@ def agent(store: Store, host: str = "h1", devices: int = 1, ttl_s: float = TTL_S
     return store.cluster.register(host, facts(host, devices, soc), ttl_s, user="farm")
 
 
-def attempt(of: Job, verdict: Verdict = Verdict.PASSED, device: str = "", started_ms: int = 1_790_000_000_000) -> Attempt:
+def attempt(
+    of: Job, verdict: Verdict = Verdict.PASSED, device: str = "", started_ms: int = 1_790_000_000_000
+) -> Attempt:
     """Return how a job ended."""
     stage = Stage.DONE if verdict is Verdict.PASSED else Stage.EXECUTE
     reason = "" if verdict is Verdict.PASSED else "it did not work"

@@ -55,8 +55,9 @@ _ENDED = text(f"""
 """)  # noqa: S608 - a constant
 _PUT_BACK = text(f"""
     UPDATE build SET state = 'waiting', agent = '', token = '',
-        put_back = CASE WHEN :tried THEN CAST(put_back AS jsonb) || jsonb_build_object(:agent, CAST(:why AS text))
-                        ELSE CAST(put_back AS jsonb) END
+        put_back = CASE WHEN :tried THEN
+            CAST(CAST(put_back AS jsonb) || jsonb_build_object(CAST(:agent AS text), CAST(:why AS text)) AS json)
+            ELSE put_back END
     WHERE {_OURS} RETURNING toolchain, put_back
 """)  # noqa: S608 - a constant
 # Hosts that are alive, offer its toolchain and have not given it up.

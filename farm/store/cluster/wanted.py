@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from farm.store.leases.rules import Priority
     from farm.store.leases.situation import Share
 
-# It costs as much as giving everything away, and many ask on a farm that is busy.
-LOOK_MS = 1_000
+# It costs as much as giving everything away, and many ask on a farm that is busy; but who has just come does not wait
+# for it.
+_LOOK_MS, _LOOK_FOR_NEWS_MS = 1_000, 100
+_NEW_MS = 3_000
 
 _LOOK = text("""
     INSERT INTO soc_look (soc, looked_ms) VALUES (:soc, :now_ms)
@@ -38,18 +40,22 @@ _MARK = text("""
 def look_for_wanted(connection: Connection, known: Known, shares: Mapping[str, Share]) -> None:
     """Mark what is to be handed over, where a decision leaves somebody waiting; at most once a second for a SoC.
 
+    Ten times a second where somebody has come just now.
+
     `known` is what the decision was about: the free devices.
     """
     situation = known.situation
     given = Counter(share.run_id or share.request for share in shares.values())
-    left = {
-        (order.priority, order.user)
+    left = [
+        (order.priority, order.user, order.since_ms)
         for order in situation.orders
         if order.ready + len(order.retries) > given[order.run_id]
-    } | {(one.priority, one.user) for one in situation.requests if one.count > given[one.id]}
-    if not may_be_wanted(left, known.held):
+    ] + [(one.priority, one.user, one.since_ms) for one in situation.requests if one.count > given[one.id]]
+    if not may_be_wanted({(priority, user) for priority, user, _ in left}, known.held):
         return
-    asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": LOOK_MS}
+    is_news = max(since_ms for *_, since_ms in left) > situation.now_ms - _NEW_MS
+    look_ms = _LOOK_FOR_NEWS_MS if is_news else _LOOK_MS
+    asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": look_ms}
     if connection.scalar(_LOOK, asked) is not None:
         mark_wanted(connection, read_situation(connection, situation.soc, situation.now_ms))
 

@@ -1,0 +1,375 @@
+"""Many processes at once on one shared farm: no device twice, no shard twice, every job once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+
+from farm.errors import AgentRefusedError, LeaseLostError
+from farm.results.attempt import Verdict
+from farm.results.blame import tried
+from farm.store.cluster.records import Build, NewBuild
+from farm.store.leases.rules import Priority
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.store.store import Store
+
+_TESTS = str(Path(__file__).parents[1])
+
+# Whoever has a device makes a file that nobody else may have made: it knows nothing of leases.
+_COMMON = """
+import os, random, sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from farm.errors import LeaseLostError
+from farm.store.store import open_store
+from farm.store.cluster.records import AgentId
+from farm.store.leases.rules import Priority
+from shared_rows import SOC, result
+store, used = open_store(sys.argv[2]), Path(sys.argv[3])
+def begin(device):
+    os.close(os.open(used / device, os.O_CREAT | os.O_EXCL))
+def end(device):
+    os.unlink(used / device)
+"""
+# Two of these are one agent.
+_AGENT = (
+    _COMMON
+    + """
+me, devices = AgentId(*sys.argv[4:6]), sys.argv[6:]
+while store.cluster.orders():
+    held = store.cluster.claim(me, SOC, devices, ttl_s=5, most=random.choice([1, 2, None]))
+    for one in held:
+        begin(one.lease.device)
+    time.sleep(random.uniform(0, 0.02))
+    for one in held:
+        half = random.random() < 0.2
+        refused = store.cluster.record(me, [result(one, each) for each in (one.jobs[:1] if half else one.jobs)], ttl_s=5)
+        assert not refused, refused
+        end(one.lease.device)
+        if half and len(one.jobs) > 1:
+            store.cluster.put_back(me, one.id, one.lease.fence, why="somebody else's turn")
+        store.cluster.release(me, [one.lease])
+        store.cluster.end_if_over(one.run_id)
+    if not held:
+        time.sleep(0.02)
+"""
+)
+_PERSON = (
+    _COMMON
+    + """
+while store.cluster.orders():
+    of = dict(count=1, user="eve", host="here", pid=os.getpid(), purpose="farm shell", priority=Priority.PERSON, ttl_s=5)
+    token = store.leases.request(sys.argv[4:], **of)
+    while store.cluster.orders():
+        if taken := store.leases.poll(token, ttl_s=5):
+            begin(taken[0].device)
+            time.sleep(random.uniform(0, 0.05))
+            end(taken[0].device)
+            store.leases.release(taken)
+            break
+        time.sleep(0.02)
+    store.leases.withdraw(token)
+"""
+)
+
+
+@pytest.fixture
+def address(new_database: Callable[[str], str], request: pytest.FixtureRequest) -> str:
+    return new_database(f"t{abs(hash(request.node.nodeid))}")
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    with open_store(address) as opened:
+        yield opened
+
+
+def test_processes_that_claim_and_wait_at_once_have_nothing_twice(store: Store, address: str, tmp_path: Path) -> None:
+    runs = [
+        submit(store, shards(8), "ada"),
+        submit(store, shards(8, jobs=1), "bob"),
+        submit(store, shards(8), "ci", Priority.NIGHTLY),
+    ]
+    agents = {host: agent(store, host, devices=2, ttl_s=60) for host in ("h1", "h2", "h3")}
+    devices = [f"{host}-{n}" for host in agents for n in range(2)]
+    common = [sys.executable, "-c"]
+    argv = [
+        [*common, _AGENT, _TESTS, address, str(tmp_path), one.name, one.token, f"{host}-0", f"{host}-1"]
+        for host, one in agents.items()
+        for _ in range(2)
+    ]
+    argv += [[*common, _PERSON, _TESTS, address, str(tmp_path), *devices] for _ in range(2)]
+    processes = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in argv]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [(process.returncode, words) for process, words in zip(processes, said, strict=True)] == [(0, "")] * 8
+
+    assert list(tmp_path.iterdir()) == []
+    for run_id in runs:
+        assert {len(one.attempts) for one in store.runs.view(run_id).jobs} == {1}
+        assert {one.state for one in store.cluster.shards(run_id)} == {"ended"}
+    assert store.leases.all() == []
+
+
+def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: Store) -> None:
+    submit(store, shards(1))
+    one = store.cluster.register("h1", facts("h1"), 0.2, user="farm")
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.2)
+    two = agent(store, "h2")
+    time.sleep(0.3)
+
+    # Stopped, as by SIGSTOP: it is dead for the others.
+    mended = store.cluster.mend(ttl_s=0.1)
+    [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
+
+    assert mended.lines == ("agent h1 is not heard of: 1 of its shards wait again",)
+    assert again.id == held.id
+    minded = store.cluster.heartbeat(one, None, TTL_S, [held.lease])
+    assert minded.lost == ("h1-0",)
+    assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+    assert store.leases.renew([held.lease], ttl_s=TTL_S).lost == (held.lease,)
+    with pytest.raises(LeaseLostError):
+        store.cluster.end_shard(one, held.id, held.lease.fence)
+    assert store.cluster.record(two, [result(again, each) for each in again.jobs], ttl_s=TTL_S) == {}
+
+
+def test_a_spool_that_comes_late_renews_its_lease_with_what_it_records(store: Store) -> None:
+    run_id = submit(store, shards(1))
+    one = store.cluster.register("h1", facts("h1"), 0.2, user="farm")
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.2)
+    time.sleep(0.3)
+    assert store.leases.all() == []
+
+    # Nobody has taken the device, nor the shard.
+    assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
+
+    assert [lease.fence for lease in store.leases.all()] == [held.lease.fence]
+    assert [len(each.attempts) for each in store.runs.view(run_id).jobs] == [1, 0]
+
+
+def test_a_result_after_somebody_else_had_the_device_is_refused(store: Store) -> None:
+    submit(store, shards(1))
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store.leases.release([held.lease])  # farm release --force
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ("h1-0",)
+
+    refused = store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
+
+    assert refused == {0: f"the lease {held.lease.fence} of h1-0 is over"}
+    assert "waits again" in store.cluster.mend(ttl_s=0).lines[0]
+    [again] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert (again.id, again.lease.fence) == (held.id, held.lease.fence + 1)
+    assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+
+
+def test_two_agents_of_one_name_are_told_apart(store: Store) -> None:
+    one = agent(store)
+    with pytest.raises(AgentRefusedError, match="lives on h1"):
+        agent(store)
+    submit(store, shards(1))
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+
+    two = store.cluster.register("h1", facts("h1"), TTL_S, user="farm", replaces=one.token)
+
+    assert store.cluster.heartbeat(one, None, TTL_S).replaced
+    assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+    # What the former life left on disk is the new one's to say.
+    assert store.cluster.record(two, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
+    store.cluster.begun(two)
+    [again] = store.cluster.claim(two, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert [each.job for each in again.jobs] == [job(1)]
+
+
+def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store: Store) -> None:
+    submit(store, shards(1))
+    one = store.cluster.register("h1", facts("h1"), 0.1, user="farm")
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)
+    time.sleep(0.2)
+
+    # As if it had been started a moment ago: a time to live is longer than it is up.
+    assert store.cluster.mend(ttl_s=1e6).lines == ()
+    with pytest.raises(AgentRefusedError):
+        store.cluster.register("h1", facts("h1"), 1e6, user="farm")
+    wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
+    token = store.leases.request(["h1-0"], **wish, ttl_s=1e6)  # type: ignore[arg-type]
+    assert store.leases.poll(token, ttl_s=1e6) == ()
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ()
+    assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
+
+
+def test_the_clock_of_a_host_decides_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000_000_000_000)
+    run_id = submit(store, shards(1), budget_s=3600.0)
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ()
+    assert store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
+    assert store.cluster.mend(ttl_s=0).lines == ()
+    order = store.cluster.order(run_id)
+    assert order is not None
+    assert not order.is_late
+
+
+def test_a_run_that_is_cancelled_meanwhile_begins_nothing(store: Store) -> None:
+    run_id = submit(store, shards(3))
+    one = agent(store, devices=2)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+
+    assert not store.cluster.cancel(run_id, "bob")
+    assert store.cluster.cancel(run_id, "ada")
+    assert not store.cluster.cancel(run_id, "ada")
+
+    assert store.cluster.heartbeat(one, None, TTL_S).cancelled == (run_id,)
+    assert store.cluster.claim(one, SOC, ["h1-1"], ttl_s=TTL_S) == []
+    assert not store.cluster.end_if_over(run_id)
+    store.cluster.put_back(one, held.id, held.lease.fence, why="cancelled")
+    ended = [store.cluster.end_if_over(run_id) for _ in range(2)]
+    assert ended == [True, False]
+    assert {each.why for each in store.cluster.shards(run_id)} == {"cancelled by ada", "cancelled"}
+
+
+def test_a_person_goes_before_a_night_and_the_second_user_gets_his_part(store: Store) -> None:
+    submit(store, shards(8), "ci", Priority.NIGHTLY)
+    one = agent(store, devices=3)
+    held = store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)
+    assert len(held) == 3
+    person = submit(store, shards(1), "ada")
+
+    assert store.cluster.claim(one, SOC, [], ttl_s=TTL_S) == []
+    wanted = store.cluster.heartbeat(one, None, TTL_S).wanted
+
+    [device] = wanted
+    assert wanted == {device: "ada"}
+    [night] = [each for each in held if each.lease.device == device]
+    # It goes on under the same lease, for somebody else.
+    [mine] = store.cluster.claim(one, SOC, [device], ttl_s=TTL_S, keep={device: night.lease})
+    assert (mine.run_id, mine.lease.fence, mine.lease.user) == (person, night.lease.fence, "ada")
+    assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
+    recorded = store.cluster.record(one, [result(night, night.jobs[0]), result(mine, mine.jobs[0])], ttl_s=TTL_S)
+    assert recorded == {}
+
+
+def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> None:
+    submit(store, shards(8), "ci", Priority.NIGHTLY)
+    one = agent(store)
+    store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    submit(store, shards(1), "ada")
+    store.cluster.mend(ttl_s=0)
+    assert store.cluster.heartbeat(one, None, TTL_S).wanted == {"h1-0": "ada"}
+    two = agent(store, "h2")
+    assert store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)[0].user == "ada"
+    store.cluster.mend(ttl_s=0)
+    assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
+
+
+def test_retries_without_another_device_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = submit(store, shards(1, jobs=1))
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    failed = result(held, held.jobs[0], Verdict.INFRA)
+    failed = result(held, held.jobs[0], Verdict.INFRA, repeat=(tried(failed.attempts[0]),))
+    store.cluster.record(one, [failed], ttl_s=TTL_S)
+    store.cluster.release(one, [held.lease])
+    assert store.cluster.mend(ttl_s=0).lines == ()
+
+    monkeypatch.setattr("farm.store.cluster.mend._ABANDONED_MS", 0)
+    time.sleep(0.01)
+    assert "no other device" in store.cluster.mend(ttl_s=0).lines[0]
+    store.cluster.mend(ttl_s=0)
+    order = store.cluster.order(run_id)
+    assert order is not None
+    assert order.state == "ended"
+
+
+def test_bundles_are_made_once_and_a_shard_begins_when_it_lacks_none(store: Store) -> None:
+    builds = [NewBuild(key(n), "tool", job(n), {}, position=n) for n in range(4)]
+    parts = shards(2)
+    first = submit(store, parts, builds=builds)
+    second = submit(store, parts, "bob", builds=builds)
+    device, host = agent(store), agent(store, "b1", devices=0)
+    assert store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    claimed: list[list[str]] = [[], []]
+
+    def make(number: int) -> None:
+        with open_store(store._database._url.render_as_string(hide_password=False)) as own:
+            while held := own.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S):
+                claimed[number].append(held[0].task.key)
+                own.cluster.built(host, held[0].task.key, held[0].fence, Build(held[0].task.key, "built", "a" * 64, 10))
+
+    threads = [threading.Thread(target=make, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(claimed[0] + claimed[1]) == [key(n) for n in range(4)]
+    held = [store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S)[0]]
+    assert {build.archive for build in held[0].builds.values()} == {"a" * 64}
+    for run_id in (first, second):
+        progress = store.cluster.progress(run_id, 0)
+        assert (progress.built, progress.to_build, progress.order.lacking) == (4, 4, 0)
+    # A third run finds them there.
+    third = submit(store, parts, "eve", builds=builds)
+    assert store.cluster.progress(third, 0).to_build == 0
+
+
+def test_a_build_that_failed_fails_for_who_asked_and_is_tried_again_for_who_asks_anew(store: Store) -> None:
+    builds = [NewBuild(key(0), "tool", job(0), {})]
+    submit(store, shards(1, jobs=1), builds=builds)
+    device, host = agent(store), agent(store, "b1", devices=0)
+    [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
+    store.cluster.failed(host, made.task.key, made.fence, Build(made.task.key, "failed", log="no such operator"))
+    with pytest.raises(LeaseLostError):
+        store.cluster.built(host, made.task.key, made.fence, Build(made.task.key, "built"))
+
+    submit(store, shards(1, jobs=1), "bob", builds=builds)
+    [held] = store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S)
+
+    assert held.user == "ada"
+    assert (held.builds[key(0)].state, held.builds[key(0)].log) == ("failed", "no such operator")
+    [again] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
+    assert again.fence == made.fence + 1
+
+
+def test_builds_that_nobody_wants_any_more_are_not_made(store: Store) -> None:
+    builds = [NewBuild(key(n), "tool", job(n), {}, position=n) for n in range(2)]
+    run_id = submit(store, shards(1), builds=builds)
+    host = agent(store, "b1", devices=0)
+    [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
+    store.cluster.cancel(run_id, "ada")
+
+    assert store.cluster.heartbeat(host, None, TTL_S).unwanted == (made.task.key,)
+    assert store.cluster.end_if_over(run_id)
+    assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
+    store.cluster.put_back_build(host, made.task.key, made.fence, why="cancelled", tried=False)
+    assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
+
+
+def test_a_host_that_cannot_make_a_bundle_leaves_it_to_others_until_none_is_left(store: Store) -> None:
+    submit(store, shards(1, jobs=1), builds=[NewBuild(key(0), "tool", job(0), {})])
+    hosts = [
+        store.cluster.register(name, facts(name, 0, toolchains=("tool",)), TTL_S, user="farm") for name in ("b1", "b2")
+    ]
+    for n, host in enumerate(hosts):
+        [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
+        store.cluster.put_back_build(host, made.task.key, made.fence, why=f"no room {n}")
+        assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
+    found = store.cluster.build_of([key(0)])[key(0)]
+    assert found.state == "failed"
+    assert found.reply is not None
+    assert (found.reply.infra, found.reply.reason) == (True, "b1: no room 0; b2: no room 1")
