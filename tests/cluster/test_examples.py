@@ -8,13 +8,20 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from chaos_store import postgres_cluster
 
 from farm.config.settings import load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chaos_store import Cluster
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FILES = _ROOT / "examples" / "shared_farm"
@@ -66,20 +73,13 @@ def test_the_units_drain_and_come_back() -> None:
 
 
 @pytest.mark.whole
-def test_postgresql_runs_as_the_compose_file_says(tmp_path: Path) -> None:
-    """With its settings and pg_hba.conf, without docker: people sign in by TLS and password, and nobody else does."""
+def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
+    """PostgreSQL with the settings and the pg_hba.conf of the compose file, without docker, and what the page types."""
     import psycopg
 
     service = yaml.safe_load((_FILES / "compose.yml").read_text())["services"]["postgres"]
-    command = service["command"]
-    assert command[0] == "postgres"
-    settings = [value for name, value in zip(command[1::2], command[2::2], strict=True) if name == "-c"]
+    settings = _settings(service)
     _certificate(tmp_path)
-    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
-    for path, source in mounted.items():
-        settings = [value.replace(path, f"{{folder}}/{Path(source).name}") for value in settings]
-    hba = (_FILES / "pg_hba.conf").read_text()
-    settings = [value for value in settings if not value.startswith("hba_file")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -87,18 +87,19 @@ def test_postgresql_runs_as_the_compose_file_says(tmp_path: Path) -> None:
     with postgres_cluster(hba="local all all trust\n") as cluster:
         if isinstance(cluster, str):
             pytest.skip(cluster)
-        where = {"host": str(cluster.folder), "user": "farm", "dbname": "postgres"}
-        with psycopg.connect(**where, autocommit=True) as connection:
-            connection.execute("CREATE ROLE ada LOGIN PASSWORD 'ada''s'")
-            connection.execute("CREATE DATABASE farm")
-        cluster.stop()
-        for name in ("server.crt", "server.key"):
-            copy = cluster.folder / name
-            shutil.copy(tmp_path / name, copy)
-            shutil.chown(copy, cluster.folder.owner(), cluster.folder.group())
-            copy.chmod(0o600)
-        (cluster.folder / "data/pg_hba.conf").write_text(hba)
+        where = {"host": str(cluster.folder), "user": "farm"}
+        with psycopg.connect(**where, dbname="postgres", autocommit=True) as connection:
+            connection.execute("CREATE ROLE lab LOGIN PASSWORD 'lab''s'")
+            connection.execute("CREATE DATABASE farm OWNER lab")
+        _use_files(cluster, tmp_path)
         cluster.start([value.format(folder=cluster.folder) for value in settings])
+        you = _machine(tmp_path, port)
+        script = you("lab", "store", "roles").stdout
+        # Over the socket only postgres signs in without a password: peer; here it is whoever runs the server.
+        _sql(cluster, port, script)
+        _sql(cluster, port, (_FILES / "logins.sql").read_text())
+        for name in ("host_a", "ada", "wall"):
+            _sql(cluster, port, f"ALTER ROLE {name} PASSWORD '{name}''s'")
         there = {"host": "labserver", "hostaddr": "127.0.0.1", "port": str(port), "dbname": "farm", "user": "ada"}
         safe = {"sslmode": "verify-full", "sslrootcert": str(tmp_path / "server.crt")}
         with psycopg.connect(**there, **safe, password="ada's") as connection:
@@ -108,6 +109,64 @@ def test_postgresql_runs_as_the_compose_file_says(tmp_path: Path) -> None:
                 psycopg.connect(**{**there, **wrong})
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "ada's"})
+        assert you("ada", "queue").stdout == "nothing waits and nothing runs\n"
+        assert "no host" in you("wall", "agent", "list").stdout.lower()
+        refused = you("wall", "quota", "user:ada", "4", code=None)
+        assert refused.returncode not in (0, 70)
+        assert "Traceback" not in refused.stderr
+
+
+def _settings(service: dict[str, Any]) -> list[str]:
+    command = service["command"]
+    assert command[0] == "postgres"
+    settings = [value for name, value in zip(command[1::2], command[2::2], strict=True) if name == "-c"]
+    for volume in service["volumes"]:
+        source, path, *_ = volume.split(":")
+        settings = [value.replace(path, f"{{folder}}/{Path(source).name}") for value in settings]
+    return [value for value in settings if not value.startswith("hba_file")]
+
+
+def _use_files(cluster: Cluster, folder: Path) -> None:
+    cluster.stop()
+    for name in ("server.crt", "server.key"):
+        copy = cluster.folder / name
+        shutil.copy(folder / name, copy)
+        shutil.chown(copy, cluster.folder.owner(), cluster.folder.group())
+        copy.chmod(0o600)
+    hba = (_FILES / "pg_hba.conf").read_text()
+    (cluster.folder / "data/pg_hba.conf").write_text(hba.replace("postgres       peer", "farm           trust"))
+
+
+def _sql(cluster: Cluster, port: int, script: str) -> None:
+    import psycopg
+
+    with psycopg.connect(
+        host=str(cluster.folder), port=port, user="farm", dbname="farm", autocommit=True
+    ) as connection:
+        connection.execute(script)  # type: ignore[call-overload]
+
+
+def _machine(folder: Path, port: int) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what runs `farm` as somebody, with the example's farm.toml and a file of passwords."""
+    home = folder / "you"
+    home.mkdir()
+    shutil.copy(_FILES / "farm.toml", home)
+    shutil.copy(folder / "server.crt", home / "lab-ca.pem")
+    names = ("lab", "host_a", "ada", "wall")
+    (home / "pgpass").write_text("".join(f"labserver:*:farm:{name}:{name}'s\n" for name in names))
+    (home / "pgpass").chmod(0o600)
+    # There is no such name in this machine's network.
+    own = {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(port), "PGPASSFILE": str(home / "pgpass"), "COLUMNS": "80"}
+
+    def run(user: str, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "farm.cli.main", *arguments]
+        env = {**os.environ, **own, "PGUSER": user}
+        done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        assert "'s" not in done.stdout + done.stderr or arguments[:2] == ("store", "roles")
+        return done
+
+    return run
 
 
 def _certificate(folder: Path) -> None:
