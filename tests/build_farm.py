@@ -1,0 +1,184 @@
+"""A shared farm that only compiles: a real store, build hosts with caches of their own, runs that lack bundles."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from farm.bundles.key import bundle_key
+from farm.cluster.agent.builds import BuildHost
+from farm.cluster.client.upload import new_builds
+from farm.cluster.files.suite_archive import upload_sources
+from farm.cluster.terms import PROTOCOL
+from farm.config.settings import load_config
+from farm.request.plan import PlannedJob
+from farm.store.cluster.records import AgentFacts, Build, NewOrder, NewShard, ShardJob
+from farm.store.leases.rules import Priority
+from farm.store.objects.objects import open_objects
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.toolchains.prepare import prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.store.cluster.records import AgentId
+    from farm.store.objects.objects import Objects
+    from farm.store.store import Store
+    from farm.toolchains.toolchain import Toolchain
+
+OPS = """
+import os, pathlib, signal, time, torch
+class Refuses(torch.nn.Module):
+    def forward(self, x):
+        print("about to refuse")
+        raise ValueError("two\\nlines")
+class Slow(torch.nn.Module):
+    def __init__(self, mark, seconds):
+        super().__init__()
+        pathlib.Path(mark).touch()
+        time.sleep(seconds)
+    def forward(self, x):
+        return torch.relu(x)
+class DiesOnce(torch.nn.Module):
+    # Kills its builder as often as there are marks.
+    def __init__(self, folder):
+        super().__init__()
+        for mark in sorted(pathlib.Path(folder).glob("die-*"))[:1]:
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def forward(self, x):
+        return torch.relu(x)
+"""
+_T = TypeVar("_T")
+_seeds = itertools.count(time.time_ns() % 2**40)
+
+
+def made_job(module: str = "torch.nn:ReLU", args: tuple[object, ...] = (), folder: Path | None = None) -> Job:
+    """Return a job whose bundle nobody has yet."""
+    case = Case(
+        folder.name if folder else "made",
+        f"case{next(_seeds)}",
+        module,
+        (InputSpec((1, 4), seed=next(_seeds)),),
+        args=args,
+        folder=str(folder) if folder else "",
+    )
+    return Job(case, Target("SM8650", "xnnpack", "fp32"))
+
+
+@dataclass
+class Submitted:
+    """A run that waits for its bundles."""
+
+    run_id: str
+    jobs: list[Job]
+    keys: list[str]
+
+
+@dataclass
+class RunningHost:
+    """A build host in this process."""
+
+    host: BuildHost
+    agent: AgentId
+    config: Config
+    notes: list[str]
+
+
+@dataclass
+class BuildFarm:
+    """Its store, and what its machines work with."""
+
+    store: Store
+    objects: Objects
+    file: Path
+    caches: Path
+    template: Path
+    tools: Toolchain
+    notes: list[str] = field(default_factory=list)
+
+    def config(self, machine: str) -> Config:
+        """Return the configuration of a machine, whose cache has no bundles yet."""
+        cache = self.caches / machine
+        if not cache.exists():
+            for part in ("native", "sdk", "hashes", "toolchains", "distributions", "edited"):
+                if (self.template / part).is_dir():
+                    shutil.copytree(self.template / part, cache / part, symlinks=True)
+        config = load_config(self.file)
+        return msgspec.structs.replace(config, cache_dir=cache, state_dir=self.caches / f"{machine}-state", builders=1)
+
+    def suite(self, name: str = "ops") -> Path:
+        """Return the folder of a user's suite."""
+        folder = self.file.parent / name
+        folder.mkdir(exist_ok=True)
+        (folder / "ops.py").write_text(OPS)
+        (folder / "suite.toml").write_text(f'[suite]\nname = "{name}"\n')
+        return folder
+
+    def submit(self, jobs: Sequence[Job], user: str = "ada", priority: Priority = Priority.PERSON) -> Submitted:
+        """Submit a run that has one shard a job, and lacks all of its bundles."""
+        planned = [PlannedJob(job, bundle_key(job, self.tools.versions), cached=False) for job in jobs]
+        builds = new_builds(planned, self.tools, "xnnpack", upload_sources(self.objects, jobs))
+        run_id = self.store.begin_run(RunRecord("test", user, "laptop", {"executorch": "1"}))
+        order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="test", terms=b"{}", protocol=PROTOCOL)
+        shards = [NewShard("SM8650", (ShardJob(one.job, one.key),), 1.0, number) for number, one in enumerate(planned)]
+        self.store.cluster.submit(order, shards, builds, jobs=jobs)
+        return Submitted(run_id, list(jobs), [one.key for one in planned])
+
+    def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 120.0) -> dict[str, Build]:
+        """Return the builds of keys once all are in one of these states."""
+        wanted = states or ("built", "failed")
+        return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: str(self.store.cluster.build_of(keys)))
+
+    def _in(self, keys: Sequence[str], states: Sequence[str]) -> dict[str, Build] | None:
+        found = self.store.cluster.build_of(keys)
+        return found if all(key in found and found[key].state in states for key in keys) else None
+
+    @contextmanager
+    def host(self, name: str, *, ttl_s: float = 600.0) -> Iterator[RunningHost]:
+        """Yield a build host that claims, in this process."""
+        config, notes = self.config(name), list[str]()
+        host = BuildHost(config, self.store, self.objects, notes.append, ttl_s=ttl_s)
+        with ExitStack() as stack:
+            stack.callback(host.stop)
+            host.look()
+            facts = AgentFacts(
+                host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids(), offered=host.offered()
+            )
+            agent = self.store.cluster.register(name, facts, ttl_s, user="farm")
+            stack.callback(self.store.cluster.leave, agent)
+            host.begin(agent)
+            yield RunningHost(host, agent, config, notes)
+
+
+def await_true(find: Callable[[], _T | None], timeout_s: float = 60.0, say: Callable[[], str] = lambda: "") -> _T:
+    """Return what `find` finds, as soon as that is something."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        if (found := find()) is not None and found is not False:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"it did not come in {timeout_s:g} s: {say()}")
+
+
+@contextmanager
+def build_farm(url: str, folder: Path, farm_cache: Path) -> Iterator[BuildFarm]:
+    """Yield a farm whose store is at `url`, with everything else below `folder`."""
+    file = folder / "farm.toml"
+    file.write_text(f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n')
+    (folder / "artifacts").mkdir()
+    config = msgspec.structs.replace(load_config(file), cache_dir=farm_cache)
+    tools = prepare(config, lambda _: None)
+    client = msgspec.structs.replace(config, cache_dir=folder / "client-cache")
+    with open_store(url) as store:
+        yield BuildFarm(store, open_objects(client), file, folder / "caches", farm_cache, tools)

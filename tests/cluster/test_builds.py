@@ -1,0 +1,202 @@
+"""Build hosts: real builders, a real PostgreSQL. What is made, refused, failed, stopped, and by whom."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import psycopg
+import pytest
+from build_farm import BuildFarm, RunningHost, await_true, build_farm, made_job
+from postgresql_server import running_cluster
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.cluster.agent.build_task import RefusedBuildError, job_here, require_inside
+from farm.cluster.files.suite_archive import upload_sources
+from farm.cluster.toolchain_id import toolchain_id
+from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.leases.rules import Priority
+from farm.store.objects.bundle_archive import fetch_bundle
+from farm.store.records import RunRecord
+from farm.system.trust import weakness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.suites.suite import Job
+
+
+@pytest.fixture(scope="module")
+def farm(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildFarm]:
+    with running_cluster() as folder:
+        url = f"postgresql://farm@/postgres?host={folder}"
+        with build_farm(url, tmp_path_factory.mktemp("farm"), farm_cache) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def host(farm: BuildFarm) -> Iterator[RunningHost]:
+    """A build host with one builder, for all tests that do nothing to it: torch is loaded once."""
+    with farm.host("build-1") as running:
+        yield running
+
+
+def test_a_bundle_is_made_once_and_found_by_everybody(farm: BuildFarm, host: RunningHost, tmp_path: Path) -> None:
+    job = made_job()
+    first, second = farm.submit([job]), farm.submit([job], user="bob")
+    assert first.keys == second.keys
+    [key] = first.keys
+    host.host.wake()
+    build = farm.await_builds([key])[key]
+    assert build.state == "built", build
+    assert build.reply is not None
+    assert build.reply.seconds > 0
+    bundle = fetch_bundle(farm.objects, BundleCache(tmp_path / "device-host"), key, build.archive)
+    bundle.verify()
+    assert bundle.manifest.job_id == job.id
+    for run in (first, second):
+        [recorded] = farm.store.runs.view(run.run_id).jobs
+        assert recorded.program == bundle.manifest.program != ""
+        [shard] = farm.store.cluster.shards(run.run_id)
+        assert shard.lacking == 0
+
+
+def test_what_its_cache_has_is_sent_and_not_compiled(farm: BuildFarm, host: RunningHost) -> None:
+    job = made_job()
+    [key] = farm.submit([job]).keys
+    host.host.wake()
+    farm.await_builds([key])
+    # As if it had been forgotten: the row goes, the cache of the host stays.
+    _forget(farm, key)
+    [key] = farm.submit([job]).keys
+    host.host.wake()
+    build = farm.await_builds([key])[key]
+    assert build.reply is not None
+    assert build.state == "built"
+    assert build.reply.seconds == 0.0
+
+
+def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_s(
+    farm: BuildFarm, host: RunningHost
+) -> None:
+    suite = farm.suite()
+    bad = made_job(".ops:Refuses", folder=suite)
+    run = farm.submit([bad, made_job("torch.nn:ReLU", folder=suite)])
+    host.host.wake()
+    builds = farm.await_builds(run.keys)
+    failed, built = (builds[key] for key in run.keys)
+    assert (failed.state, built.state) == ("failed", "built")
+    assert failed.reply is not None
+    assert not failed.reply.infra
+    assert "ValueError" in failed.reply.reason
+    assert "about to refuse" in failed.log
+    [unpacked] = (host.config.cache_dir / "suites").rglob("ops.py")
+    assert unpacked.read_text() == (suite / "ops.py").read_text()
+    assert unpacked.stat().st_uid == os.geteuid()
+    assert weakness(unpacked) == "", "nobody else can change what is executed"
+
+
+def test_a_key_that_this_host_does_not_come_to_is_refused(farm: BuildFarm, host: RunningHost) -> None:
+    job = made_job(folder=farm.suite("edited"), module=".ops:Slow", args=("mark", 0.0))
+    run = farm.submit([job])
+    # Other code under the same key: as a client with a package that this host has not.
+    other = _with_key(farm, job, "f" * 64)
+    host.host.wake()
+    build = farm.await_builds([other])[other]
+    assert build.state == "failed"
+    assert build.reply is not None
+    assert build.reply.infra
+    assert "build-1: " in build.reply.reason
+    assert "has another key here" in build.reply.reason
+    assert "--build here" in build.reply.reason
+    assert BundleCache(host.config.cache_dir).lookup(other) is None
+    farm.await_builds(run.keys)
+
+
+def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHost, tmp_path: Path) -> None:
+    mark = tmp_path / "began"
+    job = made_job(".ops:Slow", (str(mark), 60.0), folder=farm.suite())
+    run = farm.submit([job], user="bob")
+    host.host.wake()
+    await_true(mark.exists)
+    assert host.host.making == tuple(run.keys)
+    farm.store.cluster.cancel(run.run_id, "bob")
+    minded = farm.store.cluster.heartbeat(host.agent, None, 600.0)
+    assert minded.unwanted == tuple(run.keys)
+    host.host.unwanted(minded.unwanted)
+    await_true(lambda: not host.host.making, 20.0)
+    time.sleep(0.5)
+    assert host.host.making == (), "it is not claimed again"
+    assert all(build.state == "waiting" for build in farm.store.cluster.build_of(run.keys).values())
+    # The host goes on with what others want.
+    other = farm.submit([made_job()])
+    host.host.wake()
+    farm.await_builds(other.keys)
+
+
+def test_a_person_goes_before_a_night_and_users_take_turns(farm: BuildFarm, host: RunningHost, tmp_path: Path) -> None:
+    mark = tmp_path / "began"
+    first = farm.submit([made_job(".ops:Slow", (str(mark), 1.0), folder=farm.suite())])
+    host.host.wake()
+    await_true(mark.exists)
+    night = farm.submit([made_job() for _ in range(3)], user="night", priority=Priority.NIGHTLY)
+    ada = farm.submit([made_job() for _ in range(4)])
+    bob = farm.submit([made_job()], user="bob")
+    keys = [*first.keys, *night.keys, *ada.keys, *bob.keys]
+    farm.await_builds(keys)
+    order = _order_of_builds(farm, keys)
+    assert order.index(bob.keys[0]) <= 2, "Bob does not wait for all that Ada has"
+    assert max(order.index(key) for key in (*ada.keys, *bob.keys)) < min(order.index(key) for key in night.keys)
+
+
+def test_a_case_that_leads_out_of_its_suite_is_read_by_nobody(tmp_path: Path) -> None:
+    suite = tmp_path / "suites" / "mine"
+    suite.mkdir(parents=True)
+    case = made_job(folder=suite).case
+    for bad in (
+        msgspec.structs.replace(case, pte="/etc/passwd"),
+        msgspec.structs.replace(case, checkpoint="../../../../etc/passwd"),
+        msgspec.structs.replace(case, module="..//etc.passwd:X"),
+        msgspec.structs.replace(case, pte="missing.pte"),
+    ):
+        with pytest.raises(RefusedBuildError):
+            require_inside(bad)
+    require_inside(case)
+
+
+def test_a_suite_that_farm_ships_is_that_of_the_host(tmp_path: Path) -> None:
+    job = made_job(folder=tmp_path / "elsewhere" / "quantized_ops")
+    task = NewBuild("0" * 64, "t", job, {})
+    here = job_here(task, lambda _, job: job)
+    assert here.case.folder.endswith("test_suites/quantized_ops")
+    unknown = made_job(folder=tmp_path / "no_such_suite")
+    with pytest.raises(RefusedBuildError, match="no suite no_such_suite"):
+        job_here(NewBuild("0" * 64, "t", unknown, {}), lambda _, job: job)
+
+
+def _with_key(farm: BuildFarm, job: Job, key: str) -> str:
+    """Submit a run whose bundle has a key that is not that of its job."""
+    assert bundle_key(job, farm.tools.versions) != key
+    versions = dict(farm.tools.versions)
+    source = upload_sources(farm.objects, [job])[job.id]
+    task = NewBuild(key, toolchain_id(versions, "xnnpack"), job, versions, source)
+    run_id = farm.store.begin_run(RunRecord("test", "ada", "laptop", {}))
+    order = NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="test", terms=b"{}")
+    farm.store.cluster.submit(order, [NewShard("SM8650", (ShardJob(job, key),), 1.0, 0)], [task], jobs=[job])
+    return key
+
+
+def _forget(farm: BuildFarm, key: str) -> None:
+    with psycopg.connect(**farm.store.connection_arguments(), autocommit=True) as connection:
+        connection.execute("DELETE FROM build WHERE key = %s", (key,))
+
+
+def _order_of_builds(farm: BuildFarm, keys: list[str]) -> list[str]:
+    """Return keys in the order in which they were claimed."""
+    with psycopg.connect(**farm.store.connection_arguments(), autocommit=True) as connection:
+        asked = "SELECT key FROM build WHERE key = ANY(%s) ORDER BY held_ms"
+        return [row[0] for row in connection.execute(asked, (keys,))]
