@@ -13,7 +13,8 @@ multiplied by how often the simulated night makes them. All bundles are made bef
 `person_wait_s`, `nightly_wait_s`  from submission to the first job: median, 95 %, longest
 `shards`, `handed_over`  how many were begun; how many of these ended early for somebody else
 `queries_per_s`          statements that agents send, on average and in the busiest second
-`cost_ms`                what PostgreSQL executes for one call of each kind, milliseconds
+`cost_ms`, `caller_ms`   processor time of PostgreSQL and of the caller for one call of each kind
+`statements`             of one call
 `database_cores`         processors of such a database server that the average second of that night keeps busy
 `breaks_first`           what reaches its bound with the fewest hosts, and with about how many
 """
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from filled_farm import Costs
 
-QUICK = Size(hosts=40, devices=400, socs=4, users=20, jobs=12_000, person_runs=30, deaths=2)
+QUICK = Size(hosts=20, devices=160, socs=3, users=20, jobs=4_000, person_runs=12, deaths=2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps(line), flush=True)
     if given.only != "simulation":
         costs = measure(size)
-        line |= {"cost_ms": costs.cost_ms, "wall_ms": costs.wall_ms, "statements": costs.statements}
+        line |= {"cost_ms": costs.cost_ms, "caller_ms": costs.caller_ms, "statements": costs.statements}
         if found is not None:
             line |= what_the_database_does(found, costs, size)
     print(json.dumps(line))
@@ -97,7 +98,7 @@ def what_the_database_does(found: Found, costs: Costs, size: Size) -> dict[str, 
     cores = {name: rate[0] * costs.cost_ms[name] / 1000 for name, rate in calls.items()}
     # Decisions about one SoC come one after the other.
     busiest = max(sum(n for (_, one), n in found.claims_of_soc.items() if one == soc) for soc in _socs(found))
-    locked = busiest / found.ended_s * costs.wall_ms["claim"] / 1000
+    locked = busiest / found.ended_s * (costs.cost_ms["claim"] + costs.caller_ms["claim"]) / 1000
     bounds = {
         "decisions of the largest SoC, one after the other": locked,
         f"processors of a database with {costs.cores}": sum(cores.values()) / costs.cores,

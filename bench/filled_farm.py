@@ -1,7 +1,9 @@
 """A real PostgreSQL with the rows of a large farm at work, and what the calls of agents and clients cost in it.
 
 Agents register, runs are submitted and shards are claimed by the calls that a real farm makes, one after the other, by
-one client. What a call costs is what PostgreSQL's own statistics say (pg_stat_statements): planning and executing.
+one client; most rows are copies of what these calls wrote (bench/farm_rows.py). What a call costs is processor time, as
+the kernel counts it: of PostgreSQL's processes, and of the caller. Other work on the machine makes that little more.
+Statements are counted by pg_stat_statements.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos_store import Cluster, PostgresStore, postgres_cluster
+from farm_rows import add_history, hold_devices, multiply_shards
 from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
+from sqlalchemy import create_engine
 
 from farm.cluster.divide import divide
 from farm.devices.device import AdbAddress, Device
@@ -29,16 +34,19 @@ from farm.suites.suite import Job, Target
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sqlalchemy import Connection
+
     from farm.store.cluster.records import AgentId, HeldShard
 
 SETTINGS = (
     "shared_preload_libraries=pg_stat_statements",
-    "pg_stat_statements.track_planning=on",
     "max_connections=200",
     "shared_buffers=512MB",
 )
 TTL_S = 3600.0
 CALLS = 200
+SUBMITTED = 8_000
+"""Jobs of nightly runs that are submitted by calls; their rows are multiplied then."""
 # Runs of people that are there at once, beside all nightly ones.
 PERSON_RUNS = 40
 KIND, OS = "hardware", "android"
@@ -47,9 +55,10 @@ BUNDLES = 1_000
 """Of each SoC."""
 
 _STATEMENTS = """
-    SELECT coalesce(sum(calls), 0), coalesce(sum(total_exec_time + total_plan_time), 0) FROM pg_stat_statements
-    WHERE query NOT IN ('BEGIN', 'COMMIT', 'ROLLBACK') AND query NOT LIKE '%pg_stat_statements%'
+    SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
+    WHERE query NOT IN ('BEGIN', 'COMMIT', 'ROLLBACK') AND query NOT LIKE '%pg_stat_%'
 """
+_PROCESSES = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
 @dataclass
@@ -57,9 +66,9 @@ class Costs:
     """What one call of each kind costs."""
 
     cost_ms: dict[str, float] = field(default_factory=dict)
-    """In PostgreSQL."""
-    wall_ms: dict[str, float] = field(default_factory=dict)
-    """For the caller, its own processor time included; a SoC is locked for about so long by a claim."""
+    """Processor time of PostgreSQL."""
+    caller_ms: dict[str, float] = field(default_factory=dict)
+    """Processor time of the caller."""
     statements: dict[str, float] = field(default_factory=dict)
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
     connections: int = 5_000
@@ -71,8 +80,9 @@ def measure(size: Size) -> Costs:
     with postgres_cluster(*SETTINGS) as cluster:
         if not isinstance(cluster, Cluster):
             raise SystemExit(cluster)
-        with open_store(PostgresStore(cluster, "farm").url) as store:
-            filled = Filled(store, size)
+        url = PostgresStore(cluster, "farm").url
+        with open_store(url) as store:
+            filled = Filled(store, url, size)
             filled.fill()
             return filled.costs()
 
@@ -80,12 +90,11 @@ def measure(size: Size) -> Costs:
 class Filled:
     """The rows of a farm at work."""
 
-    def __init__(self, store: Store, size: Size) -> None:
-        self._store, self._size = store, size
+    def __init__(self, store: Store, url: str, size: Size) -> None:
+        self._store, self._url, self._size = store, url, size
         self._night = Night(size)
         self._draw = random.Random(size.seed)
         self._agents: dict[str, AgentId] = {}
-        self._facts: dict[str, AgentFacts] = {}
         self._held: list[tuple[str, HeldShard]] = []
         """With the host."""
         self._built: set[str] = set()
@@ -95,18 +104,31 @@ class Filled:
         """Register all hosts, submit the nights and some runs of people, and let every device run something."""
         with self._timed("registering"):
             self._register()
+        nights = sum(sum(jobs.values()) for run, jobs in self._night.submissions if run.priority == Priority.NIGHTLY)
+        times = max(1, nights // SUBMITTED)
         with self._timed("submitting"):
             for run, jobs in self._chosen():
-                self._submit(run, jobs)
-        with self._timed("the first claims"):
-            for host, agent in self._agents.items():
-                for soc, names in self._devices_of(host).items():
-                    self._claim(host, agent, soc, names)
+                part = times if run.priority == Priority.NIGHTLY else 1
+                self._submit(run, {soc: max(1, count // part) for soc, count in jobs.items()})
+        idle = sorted(self._draw.sample(sorted(self._night.host_of), min(CALLS, len(self._night.host_of) // 4)))
+        with self._timed("rows of the others"), self._connection() as connection:
+            multiply_shards(connection, times - 1)
+            hold_devices(connection, idle)
+        with self._timed("claims"):
+            for device in idle:
+                host = self._night.host_of[device]
+                self._claim(host, self._agents[host], device.split("-", maxsplit=1)[0], [device])
+        host, held = self._held[0]
+        self._store.record_device(held.run_id, _device(held.lease.device))
+        self._record(host, held, held.jobs[:1])
+        with self._timed("history"), self._connection() as connection:
+            add_history(connection, self._size.jobs)
         self._sql("ANALYZE")
         shards = self._sql("SELECT count(*) FROM shard")
         megabytes = self._sql("SELECT pg_database_size(current_database()) / 1000000")
         print(
-            f"{len(self._agents)} agents; {len(self._held)} devices run shards, of {shards}; {megabytes} MB", flush=True
+            f"{len(self._agents)} agents; {len(self._night.host_of)} devices; {shards} shards; {megabytes} MB",
+            flush=True,
         )
 
     def costs(self) -> Costs:
@@ -119,10 +141,10 @@ class Filled:
         self._cost(
             "heartbeat", [lambda host=host: cluster.heartbeat(self._agents[host], None, TTL_S) for host in hosts]
         )
-        for held in {shard.run_id: shard for _, shard in self._held}.values():
-            for device in {one.lease.device for _, one in self._held if one.run_id == held.run_id}:
-                self._store.record_device(held.run_id, _device(device))
-        chosen = draw.sample(self._held, min(CALLS, len(self._held)))
+        for _, held in self._held:
+            self._store.record_device(held.run_id, _device(held.lease.device))
+        # Of the first one a job is recorded.
+        chosen = self._held[1:]
         self._cost(
             "record",
             [lambda host=host, held=held: self._record(host, held, held.jobs[:1]) for host, held in chosen],
@@ -147,7 +169,6 @@ class Filled:
                 hosts.setdefault(host, []).append(AgentDevice(name, name, farm.soc, KIND, OS, device.labels))
         for host, devices in sorted(hosts.items()):
             facts = AgentFacts(host=host, pid=1, version="bench", protocol=1, devices=tuple(devices))
-            self._facts[host] = facts
             self._agents[host] = self._store.cluster.register(host, facts, TTL_S, user="farm")
 
     def _chosen(self) -> Iterator[tuple[Run, dict[str, int]]]:
@@ -175,12 +196,6 @@ class Filled:
         self._built.update(build.key for build in built)
         self._store.cluster.submit(order, shards, (), built, jobs=[job for job, _ in planned])
 
-    def _devices_of(self, host: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for device in self._facts[host].devices:
-            found.setdefault(device.soc, []).append(device.id)
-        return found
-
     def _claim(self, host: str, agent: AgentId, soc: str, names: Sequence[str]) -> None:
         for held in self._store.cluster.claim(agent, soc, names, ttl_s=TTL_S):
             self._held.append((host, held))
@@ -200,26 +215,35 @@ class Filled:
         self._store.cluster.claim(self._agents[host], soc, (), ttl_s=TTL_S, keep=keep)
 
     def _cost(self, name: str, calls: Sequence[object]) -> None:
-        calls_before, ms_before = self._statistics()
-        began = time.perf_counter()
+        before, before_ms, began_s = self._statements(), self._used_ms(), time.process_time()
         for call in calls:
             call()  # type: ignore[operator]
-        wall_s = time.perf_counter() - began
-        calls_after, ms_after = self._statistics()
-        self._measured.cost_ms[name] = round((ms_after - ms_before) / len(calls), 3)
-        self._measured.wall_ms[name] = round(wall_s / len(calls) * 1000, 3)
-        self._measured.statements[name] = round((calls_after - calls_before) / len(calls), 1)
-        now = {kind: getattr(self._measured, kind)[name] for kind in ("cost_ms", "wall_ms", "statements")}
+        caller_s, used_ms = time.process_time() - began_s, self._used_ms()
+        self._measured.cost_ms[name] = round((used_ms - before_ms) / len(calls), 2)
+        self._measured.caller_ms[name] = round(caller_s / len(calls) * 1000, 2)
+        self._measured.statements[name] = round((self._statements() - before) / len(calls), 1)
+        now = {kind: getattr(self._measured, kind)[name] for kind in ("cost_ms", "caller_ms", "statements")}
         print(json.dumps({name: now}), flush=True)
 
-    def _statistics(self) -> tuple[int, float]:
+    def _statements(self) -> int:
+        self._sql("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+        return int(str(self._sql(_STATEMENTS)))
+
+    def _used_ms(self) -> float:
+        """Return the processor time of all connections of this process so far."""
         import psycopg
 
         with psycopg.connect(**self._store.connection_arguments(), autocommit=True) as connection:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
-            row = connection.execute(_STATEMENTS).fetchone()
-            assert row is not None
-            return int(row[0]), float(row[1])
+            processes = [row[0] for row in connection.execute(_PROCESSES).fetchall()]
+        # The first number: nanoseconds on a processor.
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in processes) / 1e6
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        engine = create_engine(self._url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as connection:
+            yield connection
+        engine.dispose()
 
     def _sql(self, statement: str) -> object:
         import psycopg
