@@ -138,7 +138,7 @@ class ThreeHosts:
         """Return what each job of a run came to, from the store: verdict, stage, cause, known issue and figures."""
         url = self.url if shared else str(self.folder / "alone" / "state" / "farm.db")
         with open_store(url, readonly=True) as store:
-            view = store.runs.view(run["run"])
+            view = store.runs.view(run["id"])
         found = {}
         for job in view.jobs:
             last = job.attempts[-1]
