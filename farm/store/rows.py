@@ -222,11 +222,11 @@ def insert_attempt_row(
     attempt_id = insert_new(connection, schema.attempt, row)
     if attempt_id is None:
         return False
-    _insert(connection, schema.comparison, _comparison_rows(attempt_id, attempt.comparisons))
+    insert_rows(connection, schema.comparison, comparison_rows(attempt_id, attempt.comparisons))
     _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements, series)
-    _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
-    _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
-    _insert_artifacts(connection, attempt_id, artifacts)
+    insert_rows(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
+    insert_rows(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
+    insert_missing(connection, schema.artifact, artifact_rows(attempt_id, artifacts))
     return True
 
 
@@ -262,7 +262,8 @@ def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt
     return insert_device_row(connection, run_id, row)
 
 
-def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+def comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return the rows of comparisons of an attempt."""
     rows = []
     for position, comparison in enumerate(comparisons):
         figures: dict[str, float | None] = {name: getattr(comparison, name) for name in COLUMNS}
@@ -292,7 +293,17 @@ def _insert_measurements(
 ) -> None:
     keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
     ids = series if series is not None and all(key in series for key in keys) else None
-    ids = _series_ids(connection, job_row_id, keys) if ids is None else ids
+    ids = series_ids(connection, job_row_id, keys) if ids is None else ids
+    floats, integers = measurement_rows(attempt_id, measurements, ids)
+    insert_rows(connection, schema.measurement, floats)
+    insert_rows(connection, schema.counter, integers)
+
+
+def measurement_rows(
+    attempt_id: int, measurements: Sequence[Measurement], ids: Mapping[_SeriesKey, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of measurements of an attempt, and those of what repeats exactly; `ids` are those of series."""
+    keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
     floats, integers = [], []
     for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
         samples = measurement.samples
@@ -308,11 +319,12 @@ def _insert_measurements(
         else:
             median = sorted(exact)[(len(exact) - 1) // 2]
             integers.append({**row, "value": median, "max": max(exact), "samples": values.pack_integers(exact)})
-    _insert(connection, schema.measurement, floats)
-    _insert(connection, schema.counter, integers)
+    return floats, integers
 
 
-def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
+def series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
+    """Return the ids of series of a job, which are made where they are new."""
+
     def known() -> dict[_SeriesKey, int]:
         rows = connection.execute(statement("recording.series"), {"job": job_row_id})
         return {(metric, unit, direction, exact): found for found, metric, unit, direction, exact in rows}
@@ -326,23 +338,21 @@ def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesK
     return ids
 
 
-def _insert_artifacts(connection: Connection, attempt_id: int, artifacts: Sequence[ArtifactRecord]) -> None:
-    insert_missing(
-        connection,
-        schema.artifact,
-        [
-            {
-                "attempt_id": attempt_id,
-                "sha256": artifact.sha256,
-                "size": artifact.size,
-                "kind": values.clean(artifact.kind, values.SOC_LIMIT),
-            }
-            for artifact in artifacts
-        ],
-    )
+def artifact_rows(attempt_id: int, artifacts: Sequence[ArtifactRecord]) -> list[dict[str, Any]]:
+    """Return the rows of artifacts of an attempt."""
+    return [
+        {
+            "attempt_id": attempt_id,
+            "sha256": artifact.sha256,
+            "size": artifact.size,
+            "kind": values.clean(artifact.kind, values.SOC_LIMIT),
+        }
+        for artifact in artifacts
+    ]
 
 
-def _insert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that nobody else inserts."""
     if rows:
         connection.execute(_inserting(table), rows)
 

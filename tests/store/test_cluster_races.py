@@ -54,7 +54,8 @@ while store.cluster.orders():
     time.sleep(random.uniform(0, 0.02))
     for one in held:
         half = random.random() < 0.2
-        refused = store.cluster.record(me, [result(one, each) for each in (one.jobs[:1] if half else one.jobs)], ttl_s=5)
+        done = one.jobs[:1] if half else one.jobs
+        refused = store.cluster.record(me, [result(one, each) for each in done], ttl_s=5)
         assert not refused, refused
         end(one.lease.device)
         if half and len(one.jobs) > 1:
@@ -69,8 +70,8 @@ _PERSON = (
     _COMMON
     + """
 while store.cluster.orders():
-    of = dict(count=1, user="eve", host="here", pid=os.getpid(), purpose="farm shell", priority=Priority.PERSON, ttl_s=5)
-    token = store.leases.request(sys.argv[4:], **of)
+    of = dict(count=1, user="eve", host="here", pid=os.getpid(), purpose="farm shell", priority=Priority.PERSON)
+    token = store.leases.request(sys.argv[4:], ttl_s=5, **of)
     while store.cluster.orders():
         if taken := store.leases.poll(token, ttl_s=5):
             begin(taken[0].device)

@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from shared_rows import SOC, TTL_S, agent, job, result, shards, submit
+from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
 
-from farm.errors import LeaseLostError, UsageError
+from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
+from farm.results.measurements import counted
+from farm.store.cluster.records import NewOrder
+from farm.store.leases.rules import Priority
+from farm.store.records import ArtifactRecord
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from conftest import Make
+
+    from farm.results.attempt import Attempt
     from farm.store.store import Store
 
 
@@ -89,6 +96,144 @@ def test_a_result_is_recorded_once(store: Store) -> None:
     assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
     assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {0: "recorded already"}
     assert [len(each.attempts) for each in store.runs.view(run_id).jobs] == [1, 0]
+
+
+def test_many_results_at_once_are_recorded_as_one_after_the_other(store: Store, make: type[Make]) -> None:
+    run_id = submit(store, shards(1, jobs=4))
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store.record_device(run_id, make.device("serial-h1-0"))
+    files = [ArtifactRecord("a" * 64, 5, "etdump"), ArtifactRecord("b" * 64, 6, "qnn_log")]
+
+    def attempts(number: int) -> tuple[Attempt, ...]:
+        common = {"device": "serial-h1-0", "measurements": (make.latency(1.0, number), counted("pte_size", number))}
+        first = make.attempt(job(number), started_ms=1, verdict=Verdict.INFRA, reason="hung", **common)
+        last = make.attempt(job(number), started_ms=2, comparisons=(make.comparison(sqnr_db=number),), **common)
+        return (first, last)
+
+    results = [
+        result(held, each, attempts=attempts(number), artifacts=files if number else ())
+        for number, each in enumerate(held.jobs)
+    ]
+    assert store.cluster.record(one, results[:1], ttl_s=TTL_S) == {}
+    assert store.cluster.record(one, results, ttl_s=TTL_S) == {0: "recorded already"}
+
+    for number, each in enumerate(store.runs.view(run_id).jobs):
+        assert each.attempts == attempts(number)
+        assert store.runs.artifacts(run_id, each.id) == (files if number else [])
+    [device] = store.runs.view(run_id).devices
+    assert (device.serial, device.jobs) == ("serial-h1-0", 4)
+
+
+def test_who_follows_sees_what_is_new(store: Store) -> None:
+    run_id = submit(store, shards(2))
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    progress = store.cluster.progress(run_id, 0)
+    assert (progress.attempts, progress.running) == ((), {"h1.0": job(0).id})
+    store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
+
+    progress = store.cluster.progress(run_id, progress.last)
+
+    assert [(each["job_id"], each["verdict"]) for each in progress.attempts] == [(job(0).id, "passed")]
+    assert progress.running == {"h1.0": job(1).id}
+    assert (progress.order.waiting, progress.order.held, progress.finished) == (1, 1, False)
+    assert store.cluster.progress(run_id, progress.last).attempts == ()
+    view = store.cluster.queue()
+    assert [(each.run_id, each.waiting, each.held) for each in view.sums] == [(run_id, 1, 1)]
+    assert [each.id for each in view.situations[SOC].devices] == ["h1-0"]
+
+
+def test_a_run_that_is_resumed_goes_on(store: Store) -> None:
+    run_id = submit(store, shards(1))
+    store.cluster.cancel(run_id, "ada")
+    assert store.cluster.end_if_over(run_id)
+    store.finish_run(run_id, 130)
+    with pytest.raises(StoreError, match="submitted before"):
+        store.cluster.submit(NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="", terms=b""), [])
+
+    store.cluster.add(run_id, shards(2, first=2), jobs=[job(n) for n in range(2, 6)])
+
+    order = store.cluster.order(run_id)
+    assert order is not None
+    assert (order.state, order.waiting, order.ended, order.cancelled_by) == ("open", 2, 1, "")
+    assert store.runs.view(run_id).finished_ms is None
+    assert len(store.runs.view(run_id).jobs) == 6
+
+
+def test_after_so_many_failures_or_so_long_nothing_begins(store: Store) -> None:
+    failing = submit(store, shards(3, jobs=1), most_failures=1)
+    late = submit(store, shards(1, first=10), "bob", budget_s=0.0)
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert held.run_id == failing
+    store.cluster.record(one, [result(held, held.jobs[0], Verdict.FAILED)], ttl_s=TTL_S)
+    store.cluster.release(one, [held.lease])
+
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    store.cluster.mend(ttl_s=0)
+
+    assert {each.why for each in store.cluster.shards(late)} == {"its time was over"}
+    assert [each.why for each in store.cluster.shards(failing)] == ["", "1 jobs failed", "1 jobs failed"]
+    assert store.cluster.unfinished() == sorted([failing, late])
+    order = store.cluster.order(late)
+    assert order is not None
+    assert order.is_late
+
+
+def test_quotas_bind_users_and_labels(store: Store) -> None:
+    submit(store, shards(8))
+    one = agent(store, devices=3)
+    store.cluster.set_quota("user:ada", 2, "root")
+    held = store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)
+    assert len(held) == 2
+    assert store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S) == []
+    assert store.cluster.quotas() == {"user:ada": 2}
+    store.cluster.set_quota("user:ada", None, "root")
+    assert len(store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)) == 1
+    with pytest.raises(UsageError, match="neither"):
+        store.cluster.set_quota("ada", 1, "root")
+
+
+def test_orders_take_the_devices_that_they_name(store: Store) -> None:
+    named = submit(store, shards(2), devices=("h1.1",))
+    other_kind = submit(store, shards(2), "bob", classes=(f"{SOC}/hardware/android",))
+    one = agent(store, devices=2)
+    held = store.cluster.claim(one, SOC, ["h1-0", "h1-1"], ttl_s=TTL_S)
+    assert [(each.run_id, each.lease.device, each.others) for each in held] == [(named, "h1-1", ())]
+    assert store.cluster.shards(other_kind)[0].state == "waiting"
+
+
+def test_a_reserved_device_is_its_users(store: Store) -> None:
+    submit(store, shards(1))
+    one = agent(store)
+    store.leases.reserve("h1-0", "bob", 60)
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    store.leases.cancel("h1-0", "bob")
+    assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)) == 1
+
+
+def test_a_drained_agent_gets_nothing_new(store: Store) -> None:
+    submit(store, shards(2))
+    one = agent(store)
+    assert store.cluster.drain("h1")
+    assert not store.cluster.drain("nobody")
+    assert store.cluster.heartbeat(one, None, TTL_S).drain
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    store.cluster.drain("h1", on=False)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store.cluster.leave(one)
+    assert store.cluster.agents() == []
+    assert store.leases.all() == []
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).replaced
+
+
+def test_an_agent_of_another_protocol_is_told_what_to_do(store: Store) -> None:
+    agent(store)
+    with pytest.raises(AgentRefusedError, match="update farm there"):
+        store.cluster.register("h2", facts("h2", protocol=2), TTL_S, user="farm")
+    with pytest.raises(AgentRefusedError, match="update farm on this host"):
+        store.cluster.register("h3", facts("h3", protocol=0), TTL_S, user="farm")
 
 
 def test_a_shared_farm_needs_postgresql(tmp_path: Path) -> None:

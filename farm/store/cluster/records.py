@@ -249,6 +249,8 @@ class Minded(msgspec.Struct, frozen=True):
     """Devices that others have a better right to, and who: hand over after the running job."""
     cancelled: tuple[str, ...] = ()
     """Runs of which nothing is wanted any more: stop at once."""
+    stopped: tuple[str, ...] = ()
+    """Runs of which nothing more may begin, as they are late or too much has failed: finish what runs."""
     unwanted: tuple[str, ...] = ()
     """Keys of bundles that the agent makes and no open order is in want of: stop."""
     claimable: tuple[str, ...] = ()
