@@ -15,7 +15,7 @@ from postgresql_server import server_binaries
 
 from farm.cluster.delivery import app as delivery_app
 from farm.cluster.delivery.app import Periodic
-from farm.cluster.delivery.worker import Delivery
+from farm.cluster.delivery.worker import MessageDelivery
 from farm.errors import StoreError
 from farm.store.messages.messages import work_queue
 from farm.store.store import open_store
@@ -81,9 +81,9 @@ class Heard:
 @contextmanager
 def delivering(
     store: Store, heard: Heard, *, size: int = 2, queues: tuple[str, ...] = (QUEUE,), patience_s: float = 5, **more: Any
-) -> Iterator[Delivery]:
+) -> Iterator[MessageDelivery]:
     calls: dict[str, Any] = {"work": heard.work, "finish": heard.finish, "mend": heard.mend, **more}
-    delivery = Delivery(store, note=heard.notes.append, size=size, **calls)
+    delivery = MessageDelivery(store, note=heard.notes.append, size=size, **calls)
     delivery.start(queues)
     try:
         until(lambda: delivery.is_connected)

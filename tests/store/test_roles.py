@@ -386,7 +386,7 @@ def test_messages_are_sent_by_developers_and_taken_by_agents(lab: Lab, stores: d
 def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
     import threading
 
-    from farm.cluster.delivery.worker import Delivery
+    from farm.cluster.delivery.worker import MessageDelivery
 
     heard = threading.Event()
     notes: list[str] = []
@@ -396,7 +396,7 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
         heard.set()
         return True
 
-    delivery = Delivery(stores["host1"], work=work, note=notes.append, size=1)
+    delivery = MessageDelivery(stores["host1"], work=work, note=notes.append, size=1)
     delivery.start(["soc:Z"])
     try:
         stores["ada"].messages.wake({"soc:Z": 1})

@@ -28,7 +28,7 @@ _CONNECT_EVERY_S = 1.0
 _HURRY_S = 0.5
 
 
-class Delivery:
+class MessageDelivery:
     """Messages to one agent. Its methods may be called in any thread.
 
     `work(soc)` and `build(toolchain)` do what there is to do, go on as long as there is something, and return False
