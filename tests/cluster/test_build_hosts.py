@@ -1,0 +1,234 @@
+"""What happens to a build when something dies: hosts as processes, killed builders, a database that is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from build_farm import BuildFarm, await_true, build_farm, made_job
+from chaos_store import Cluster
+from postgresql_server import server_binaries
+
+from farm.bundles.cache import leftovers
+from farm.cluster.client.upload import build_here, new_builds
+from farm.cluster.files.suite_archive import upload_sources
+from farm.request.plan import PlannedJob
+from farm.system.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.compile.protocol import BuildReply
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    cluster = Cluster(server_binaries())
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BuildFarm]:
+    import psycopg
+
+    name = f"t{abs(hash(request.node.nodeid))}"
+    with psycopg.connect(f"host={server.folder} user=farm dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    with build_farm(f"postgresql://farm@/{name}?host={server.folder}", tmp_path, farm_cache) as made:
+        yield made
+
+
+@contextmanager
+def agent(farm: BuildFarm, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `farm agent --build` of a host that has no devices, with a cache and a state of its own."""
+    config = farm.config(name)
+    env = {
+        **os.environ, "FARM_CONFIG": str(farm.file), "FARM_CACHE_DIR": str(config.cache_dir),
+        "FARM_STATE_DIR": str(config.state_dir),
+    }  # fmt: skip
+    words = [sys.executable, "-m", "farm.cli.main", "agent", "--build", "--no-devices", "--name", name]
+    log = farm.file.parent / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, env=env, stderr=output, stdout=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _processes_of(cache: Path) -> list[int]:
+    """Return the processes that have a cache among their arguments: builders."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(cache).encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
+    mark = tmp_path / "began"
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 6.0), folder=farm.suite())])
+    with agent(farm, "build-1") as first:
+        await_true(mark.exists, 120.0, lambda: (tmp_path / "build-1.log").read_text())
+        with agent(farm, "build-2"):
+            mark.unlink()
+            first.kill()
+            first.wait()
+            await_true(lambda: not _processes_of(farm.config("build-1").cache_dir), 20.0)
+            build = farm.await_builds(run.keys, timeout_s=180.0)[run.keys[0]]
+            assert build.state == "built", build
+            assert mark.exists(), "it was made anew"
+        # Of what the killed one had half made, its next life removes what is left.
+        with agent(farm, "build-1"):
+            await_true(lambda: not leftovers(farm.config("build-1").cache_dir), 60.0)
+
+
+def test_two_hosts_share_what_is_to_be_made(farm: BuildFarm) -> None:
+    jobs = [made_job() for _ in range(12)]
+    with farm.host("build-1") as one, farm.host("build-2") as two:
+        first, second = farm.submit(jobs), farm.submit(jobs, user="bob")
+        assert first.keys == second.keys
+        for host in (one, two):
+            host.host.wake()
+        farm.await_builds(first.keys)
+        made = [
+            {path.name for path in (host.config.cache_dir / "bundles").glob("*/*") if path.name in first.keys}
+            for host in (one, two)
+        ]
+        assert made[0] | made[1] == set(first.keys)
+        assert not made[0] & made[1], "each is made once"
+        assert made[0]
+        assert made[1]
+        assert one.notes + two.notes == []
+
+
+def test_a_host_whose_builders_are_killed_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
+    # A builder is tried twice, as the kernel may have wanted its memory.
+    for number in range(2):
+        (tmp_path / f"die-{number}").touch()
+    run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
+    with farm.host("build-2") as other, farm.host("build-1") as host:
+        host.host.wake()
+        await_true(lambda: host.notes or None, 120.0)
+        await_true(lambda: not host.host.making)
+        assert "was killed (signal 9)" in host.notes[0]
+        host.host.wake()
+        other.host.wake()
+        assert farm.await_builds(run.keys)[run.keys[0]].state == "built"
+
+
+def test_the_only_host_fails_a_build_as_the_machine_s(farm: BuildFarm, tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"die-{number}").touch()
+    run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
+    with farm.host("build-1") as host:
+        host.host.wake()
+        build = farm.await_builds(run.keys)[run.keys[0]]
+        assert build.reply is not None
+        assert (build.state, build.reply.infra) == ("failed", True)
+        assert build.reply.reason.startswith("build-1: ")
+        # Asked for again, it is tried again.
+        again = farm.submit(run.jobs)
+        host.host.wake()
+        await_true(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built" or None, 120.0)
+
+
+def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_it_back(
+    farm: BuildFarm, tmp_path: Path
+) -> None:
+    mark = tmp_path / "began"
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 2.0), folder=farm.suite()), made_job()])
+    with farm.host("build-1") as host:
+        host.host.wake()
+        await_true(mark.exists, 120.0)
+        host.host.drain()
+        states = [farm.store.cluster.build_of(run.keys)[key].state for key in run.keys]
+        assert sorted(states) == ["built", "waiting"]
+    mark.unlink()
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 600.0), folder=farm.suite())])
+    with farm.host("build-2") as host:
+        host.host.wake()
+        await_true(mark.exists, 120.0)
+        began_s = time.monotonic()
+        host.host.stop()
+        assert time.monotonic() - began_s < 20
+        assert farm.store.cluster.build_of(run.keys)[run.keys[0]].state == "waiting"
+
+
+def test_what_is_made_while_the_database_is_away_is_told_when_it_is_back(
+    farm: BuildFarm, server: Cluster, tmp_path: Path
+) -> None:
+    mark = tmp_path / "began"
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 1.0), folder=farm.suite())])
+    with farm.host("build-1") as host:
+        host.host.wake()
+        await_true(mark.exists, 120.0)
+        server.stop()
+        try:
+            await_true(lambda: host.notes or None, 60.0)
+            host.host.wake()
+        finally:
+            server.start()
+        build = farm.await_builds(run.keys, timeout_s=60.0)[run.keys[0]]
+        assert build.state == "built"
+
+
+def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm, tmp_path: Path) -> None:
+    suite = farm.suite()
+    jobs = [made_job(".ops:Refuses", folder=suite), made_job(), made_job()]
+    run = farm.submit(jobs)
+    tools = farm.tools
+    planned = [PlannedJob(job, key, cached=False) for job, key in zip(jobs, run.keys, strict=True)]
+    builds = new_builds(planned, tools, "xnnpack", upload_sources(farm.objects, jobs))
+    # A build host has made one of them meanwhile.
+    with farm.host("build-1") as host:
+        other = farm.submit([jobs[2]])
+        host.host.wake()
+        farm.await_builds(other.keys)
+        host.host.drain()
+    done: list[BuildReply] = []
+    started: list[str] = []
+    lock = threading.Lock()
+
+    def ended(reply: BuildReply) -> None:
+        with lock:
+            done.append(reply)
+
+    notes: list[str] = []
+    with (
+        Supervisor() as supervisor,
+        build_here(
+            farm.config("laptop"), run.run_id, tmp_path / "logs", builds, tools, farm.objects, farm.store, supervisor,
+            on_start=started.append, on_done=ended, note=notes.append,
+        ) as join,
+    ):  # fmt: skip
+        join()
+    states = [farm.store.cluster.build_of(run.keys)[key].state for key in run.keys]
+    assert states == ["failed", "built", "built"]
+    assert run.keys[2] not in started
+    assert {reply.key for reply in done} <= set(run.keys[:2])
+    assert notes == []
+    failed = farm.store.cluster.build_of(run.keys)[run.keys[0]]
+    assert "about to refuse" in failed.log
