@@ -228,3 +228,7 @@ async def _wind_up(app: App, running: dict[asyncio.Task[None], Worker], patience
             task.cancel()
     with suppress(Exception):
         await app.close_async()
+
+
+Delivery = MessageDelivery
+"""The same, by the name that agents call it until they say the other."""
