@@ -32,7 +32,9 @@ from farm.cluster.agent.spool import Spool
 from farm.cluster.agent.works import Works
 from farm.cluster.files.prepare import Preparer
 from farm.cluster.terms import PROTOCOL
+from farm.devices.health import Health
 from farm.errors import FarmError, InfraError
+from farm.pool.announce import Announcer, hide_secrets
 from farm.store.cluster.records import AgentFacts
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from farm.cluster.agent.device_work import DeviceWork
     from farm.cluster.agent.host_devices import Look
     from farm.cluster.agent.slot_protocol import Slot
-    from farm.cluster.delivery.worker import Delivery
+    from farm.cluster.delivery.worker import MessageDelivery
     from farm.cluster.nights import NightStarter
     from farm.config.settings import Config
     from farm.devices.device import Device
@@ -95,15 +97,16 @@ class Agent:
         self._works = Works(self, self._close_slot, timing.linger_s)
         self._recorded: set[tuple[str, str]] = set()
         """Devices of runs, by the run, that the store knows of."""
-        self._is_draining = False
+        self._is_draining = self._is_to_announce = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
         self._is_hurried = threading.Event()
+        self._patience_s = float("inf")
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
         self._build_host: BuildHost | None = None
         self._nights: NightStarter | None = None
-        self._delivery: Delivery | None = None
+        self._delivery: MessageDelivery | None = None
         self._timers: set[threading.Timer] = set()
 
     def run(self) -> None:
@@ -114,6 +117,8 @@ class Agent:
         from farm.store.store import open_store
         from farm.system.processes import Supervisor
 
+        # Before anything starts that would inherit them.
+        hide_secrets(self._config)
         with self._stack:
             self._store: Store = self._stack.enter_context(
                 open_store(self._config.store_url, connections=4 if self._builds else 2)
@@ -169,6 +174,7 @@ class Agent:
             ttl_s=ttl_s,
             heartbeat_s=self._timing.heartbeat_s,
         )
+        self._announcer = Announcer(self._config, self._store, self.note)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
             from farm.cluster.nights import NightStarter
@@ -204,10 +210,10 @@ class Agent:
         self._works.open()
 
     def _begin_delivery(self) -> None:
-        from farm.cluster.delivery.worker import Delivery
+        from farm.cluster.delivery.worker import MessageDelivery
 
         periodic = self._nights.periodic() if self._nights is not None else ()
-        self._delivery = Delivery(
+        self._delivery = MessageDelivery(
             self._store, work=self._wake_for, build=self._wake_builds, note=self.note, size=2, periodic=periodic
         )
         self._delivery.start(self._queues())
@@ -242,13 +248,15 @@ class Agent:
                     work.tick()
             if self._is_hurried.is_set():
                 self._is_hurried.clear()
+                # The store may be away: what is held ends by itself then.
+                self._patience_s = time.monotonic() + _LAST_SECONDS
                 for work in self._works.all():
                     work.hurry("the agent ends")
                 if self._build_host is not None:
                     self._build_host.stop()
 
     def _is_over(self) -> bool:
-        if self._ended_by is not None:
+        if self._ended_by is not None or time.monotonic() > self._patience_s:
             return True
         if not self._is_draining or self._drainer.is_alive():
             return False
@@ -310,6 +318,9 @@ class Agent:
     def _keep_looking(self) -> None:
         while not self._ending.wait(self._timing.scan_s):
             self._look_at_devices()
+            if self._is_to_announce:
+                self._is_to_announce = False
+                self._announcer.look()
 
     def _look_at_devices(self, *, is_first: bool = False) -> None:
         if not self._has_devices:
@@ -395,8 +406,9 @@ class Agent:
         self._recorder.release(lease, lambda: self.post(done))
 
     def health(self, event: HealthEvent) -> None:
-        """Record what happened to a device."""
+        """Record what happened to a device; who is to hear of a quarantine hears of it soon afterwards."""
         self._recorder.health(event)
+        self._is_to_announce = self._is_to_announce or event.state == Health.QUARANTINED
 
     def slot(self, device: Device) -> Slot:
         """Return a new slot."""
@@ -451,6 +463,8 @@ class Agent:
             timer.cancel()
         if not self._recorder.close(_LAST_SECONDS):
             self.note("the store is away: what is not recorded is offered at the next start")
+        elif self._is_to_announce:
+            self._announcer.close()
         self._spool.close()
         self._minder.close()
         self._fetchers.shutdown(wait=False, cancel_futures=True)

@@ -184,6 +184,11 @@ class DeviceWork:
                 self._put_back(part, "the run was cancelled")
             self._go_on()
 
+    def stopped(self, run_id: str) -> None:
+        """Begin nothing more of a run: its time is over, or too much of it has failed."""
+        if self._hand.parts and self._hand.parts[0].held.run_id == run_id and self.phase is Phase.WORKING:
+            self._leave("nothing more of the run may begin")
+
     def forget(self, run_id: str) -> None:
         """Note that the files of a run are gone: where it goes on, it begins anew."""
         self._must_begin = self._must_begin or (self._begun is not None and self._begun[0] == run_id)

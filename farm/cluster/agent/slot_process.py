@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 16
 
+# A slot needs neither the store nor that of artifacts.
+_SECRETS = frozenset({"FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
+
 
 class SlotProcess:
     """A `farm.cluster.agent.slot` that this process started."""
@@ -41,7 +44,8 @@ class SlotProcess:
         self._answer = answer
         argv = [sys.executable, "-m", "farm.cluster.agent.slot"]
         # Dozens of slots share the processors, and no matrix here is worth threads.
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        env = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        env["OPENBLAS_NUM_THREADS"] = "1"
         self._child = self._supervisor.spawn(
             argv, name=self._name, env=env, stdin_pipe=True, stdout_pipe=True, stderr=self._log
         )

@@ -98,6 +98,9 @@ class Works:
         for id_, who in minded.wanted.items():
             if id_ in self._works:
                 self._works[id_].wanted(who)
+        for run_id in minded.stopped:
+            for work in self.all():
+                work.stopped(run_id)
         for run_id in minded.cancelled:
             for work in self.all():
                 work.cancelled(run_id)
