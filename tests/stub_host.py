@@ -36,6 +36,11 @@ def virtual_device(serial: str, host: str, soc: str = "SM8650", labels: tuple[st
     )
 
 
+def device_of(device: AgentDevice, host: str) -> Device:
+    """Return the device that an agent tells of."""
+    return Device(device.serial, device.soc, "virtual", "stub/build", AdbAddress(1), "stub", host=host)
+
+
 class StubHost(threading.Thread):
     """Claims what `store.cluster` gives it, and says of every job what `answer` says, `seconds` later."""
 
@@ -50,10 +55,13 @@ class StubHost(threading.Thread):
         answer: Callable[[str, str], Answer] = lambda *_: PASSED,
         repeat: Callable[[str, str], tuple[Tried, ...]] = lambda *_: (),
         seconds: float = 0.0,
+        jobs: int | None = None,
     ) -> None:
+        """With `jobs` it does only so many, until `let` says that it may do more."""
         super().__init__(name=name, daemon=True)
         self._url, self._devices, self._objects, self._offered = url, list(devices), objects, tuple(offered)
-        self._answer, self._repeat, self.seconds = answer, repeat, seconds
+        self._answer, self._repeat, self._seconds = answer, repeat, seconds
+        self._may = threading.Semaphore(jobs if jobs is not None else 1_000_000)
         self._over = threading.Event()
         self._registered = threading.Event()
         self.ran: list[tuple[str, str]] = []
@@ -62,12 +70,16 @@ class StubHost(threading.Thread):
 
     def __enter__(self) -> StubHost:
         self.start()
-        assert self._registered.wait(30)
+        assert self._registered.wait(15)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self.join(30)
+
+    def let(self, jobs: int = 1_000_000) -> None:
+        """Let it do so many jobs more."""
+        self._may.release(jobs)
 
     def run(self) -> None:
         with open_store(self._url) as store:
@@ -117,18 +129,29 @@ class StubHost(threading.Thread):
 
     def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:
         device = next(one for one in self._devices if one.id == held.lease.device)
-        whole = Device(
-            device.serial, device.soc, "virtual", "stub/build", AdbAddress("localhost", 1), "stub", host=self.name
-        )
-        store.record_device(held.run_id, whole, {"runner": "stub"})
+        store.record_device(held.run_id, device_of(device, self.name), {"runner": "stub"})
         for one in held.jobs:
-            if self._over.wait(self.seconds) or held.run_id in store.cluster.heartbeat(agent, None, TTL_S).cancelled:
-                store.cluster.end_shard(agent, held.id, held.lease.fence)
+            if not self._may_go_on(store, agent, held):
                 break
             refused = store.cluster.record(agent, [self._result(held, one, device)], ttl_s=TTL_S)
             assert not refused or "cancelled" in str(refused), refused
             self.ran.append((one.job.id, device.id))
         store.cluster.release(agent, [held.lease])
+
+    def _may_go_on(self, store: Store, agent: AgentId, held: HeldShard) -> bool:
+        """Take the time of a job, as an agent whose slot is busy: it hears what is wanted of it meanwhile."""
+        end_s = time.monotonic() + self._seconds
+        while True:
+            minded = store.cluster.heartbeat(agent, None, TTL_S)
+            if held.run_id in minded.cancelled:
+                store.cluster.end_shard(agent, held.id, held.lease.fence)
+                return False
+            if held.lease.device in minded.wanted or self._over.is_set():
+                store.cluster.put_back(agent, held.id, held.lease.fence, why="handed over")
+                return False
+            if time.monotonic() >= end_s and self._may.acquire(timeout=0.1):
+                return True
+            time.sleep(0.02)
 
     def _result(self, held: HeldShard, one: ShardJob, device: AgentDevice) -> ShardResult:
         verdict, stage, reason = self._answer(one.job.id, device.id)

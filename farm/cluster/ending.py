@@ -39,12 +39,13 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
         _mark_stale(store, view, order)
         view = store.runs.view(run_id)
     code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
-    store.finish_run(run_id, code)
     try:
         record_look_back(store, run_id)
     except FarmError as error:
         # Verdicts are in the store, and stay.
         note(f"the numbers of run {run_id} were not compared with those before: {error}")
+    # Last: who dies before leaves a run that others find to be without an end.
+    store.finish_run(run_id, code)
     return code
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from farm.cluster.queue import QueuedRun
 
-_HEAD = ("run", "user", "age", "runs on", "shards left", "to compile", "begins", "ends")
+# Names are last, and cut where there is no room.
+_HEAD = ("run", "age", "runs on", "waiting", "builds", "begins", "ends", "user")
 _INDENT = "    "
-_USER_WIDTH = 10
 
 
 @click.command("queue")
@@ -63,20 +63,30 @@ def queue_lines(runs: Sequence[QueuedRun], now_ms: int, columns_of_terminal: int
 
 
 def _cells(run: QueuedRun, now_ms: int) -> list[str]:
-    from farm.report.model.format import duration
-
-    begins = "now" if run.starts_s == 0 else f"{duration(run.starts_s)}" if run.starts_s is not None else "-"
-    ends = duration(run.ends_s) if run.ends_s is not None else "-"
+    begins, ends = _about(run.starts_s), _about(run.ends_s)
     if run.cancelled:
-        begins, ends = "cancelled", ""
-    user = one_line(run.user, _USER_WIDTH)
+        begins, ends = "-", "cancelled"
+    elif run.running:
+        begins = "runs"
+    user = one_line(run.user)
     return [
         run.run_id,
-        f"{user} (night)" if run.priority == "nightly" else user,
-        duration(max(0.0, (now_ms - run.submitted_ms) / 1000)),
+        _about(max(0.0, (now_ms - run.submitted_ms) / 1000)),
         str(run.running),
         str(run.waiting),
         str(run.lacking),
         begins,
         ends,
+        f"{user}, night" if run.priority == "nightly" else user,
     ]
+
+
+def _about(seconds: float | None) -> str:
+    """Return a time in one number, as it is only about so long."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return "now"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

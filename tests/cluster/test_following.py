@@ -1,0 +1,182 @@
+"""What who follows a run on a shared farm is shown, and who waits for what: from values, without a database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.cli.cluster.queue import queue_lines
+from farm.cluster.client.devices import choose
+from farm.cluster.client.follow import Shown
+from farm.cluster.client.submit import most_failures
+from farm.cluster.queue import queued, why_it_waits
+from farm.cluster.terms import PROTOCOL
+from farm.pool.fleet import Choice
+from farm.store.cluster.records import (
+    Agent,
+    AgentDevice,
+    AgentFacts,
+    Order,
+    QueueView,
+    RunProgress,
+    ShardSum,
+)
+from farm.store.leases.rules import Priority
+from farm.store.leases.situation import LivingDevice, OpenOrder, Situation
+
+ORDER = Order(
+    run_id="20261123-171000-abcdef",
+    user="ada",
+    priority=Priority.PERSON,
+    purpose="farm run --soc SM8650 --suite quantized_ops",
+    state="open",
+    submitted_ms=1_000_000,
+    cancelled_by="",
+    terms=b"",
+    devices=(),
+    labels=(),
+    most_devices=None,
+    until_ms=None,
+    waiting=12,
+    held=0,
+    ended=3,
+    lacking=0,
+)
+
+
+class Listener:
+    """Notes what a run tells."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.running: dict[str, str] = {}
+
+    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
+        self.told.append(("begin", f"{jobs} {to_build} {devices}"))
+
+    def build_started(self, job_id: str) -> None:
+        self.told.append(("build", job_id))
+
+    def build_ended(self, job_id: str, reply: object) -> None:
+        del reply
+        self.told.append(("built", job_id))
+
+    def devices(self, running: dict[str, str]) -> None:
+        self.running = running
+
+    def job_ended(self, shown: dict[str, Any]) -> None:
+        self.told.append(("ended", f"{shown['job_id']} on {shown['device']}"))
+
+    def job_repeated(self, shown: dict[str, Any]) -> None:
+        self.told.append(("repeated", f"{shown['job_id']} on {shown['device']}"))
+
+    def note(self, text: str) -> None:
+        self.told.append(("note", text))
+
+
+def attempt(job_id: str, device: str) -> dict[str, Any]:
+    return {"job_id": job_id, "device": device, "verdict": "infra", "reason": "", "known_issue": "", "seconds": 0.1}
+
+
+def progress(
+    *attempts: dict[str, Any], retried: tuple[str, ...] = (), building: tuple[str, ...] = (), built: int = 0
+) -> RunProgress:
+    return RunProgress(0, attempts, frozenset(retried), {}, building, built, 3, ORDER, finished=False, exit_code=None)
+
+
+def test_a_job_ends_once_however_often_it_is_tried() -> None:
+    listener = Listener()
+    shown = Shown(listener)
+    shown.show(progress(attempt("a", "v1"), attempt("b", "v1"), retried=("a",)))
+    shown.show(progress(retried=("a",)))
+    shown.show(progress(attempt("a", "v2")))
+    assert listener.told == [("repeated", "a on v1"), ("ended", "b on v1"), ("ended", "a on v2")]
+
+
+def test_a_job_that_no_device_is_left_for_ends_with_what_it_has() -> None:
+    listener = Listener()
+    shown = Shown(listener)
+    shown.show(progress(attempt("a", "v1"), retried=("a",)))
+    shown.show(progress())
+    shown.show(progress())
+    assert listener.told == [("repeated", "a on v1"), ("ended", "a on v1")]
+
+
+def test_two_attempts_in_one_look_are_one_end() -> None:
+    listener = Listener()
+    Shown(listener).show(progress(attempt("a", "v1"), attempt("a", "v2")))
+    assert listener.told == [("repeated", "a on v1"), ("ended", "a on v2")]
+
+
+def test_bundles_are_counted_from_where_the_run_began() -> None:
+    listener = Listener()
+    shown = Shown(listener, 1)
+    shown.show(progress(building=("a", "needs 0"), built=1))
+    shown.show(progress(built=3))
+    assert sorted(listener.told) == [("build", "a"), ("build", "canary"), ("built", "a"), ("built", "canary")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [((), None), (("-x",), 1), (("--maxfail=3",), 3), (("-m", "slow"), None), (("--maxfail=0",), None)],
+)
+def test_after_how_many_failures_a_run_ends(arguments: tuple[str, ...], most: int | None) -> None:
+    assert most_failures(arguments) == most
+
+
+def agent(name: str, *devices: AgentDevice, alive: bool = True, protocol: int = PROTOCOL) -> Agent:
+    facts = AgentFacts(host=name, pid=1, version="1.0", protocol=protocol, devices=devices)
+    return Agent(name, "farm", 0, 0, alive, facts)
+
+
+def device(serial: str, kind: str = "hardware", soc: str = "SM8650", **more: Any) -> AgentDevice:
+    return AgentDevice(id=serial, serial=serial, soc=soc, kind=kind, os="android", **more)
+
+
+def test_a_run_has_the_hardware_of_living_hosts_or_else_virtual_devices() -> None:
+    agents = [agent("a", device("phone"), device("v1", "virtual")), agent("b", device("dead"), alive=False)]
+    chosen, refused = choose(agents, {}, ["SM8650"], Choice())
+    assert [one.serial for one in chosen] == ["phone"]
+    assert refused == ["dead (SM8650 of b: its agent does not answer)"]
+    named, _ = choose(agents, {}, ["SM8650"], Choice(devices=("v1",)))
+    assert [one.serial for one in named] == ["v1"]
+    labelled = agent("c", device("x", labels=("camera",)), device("y", refused="no root"))
+    chosen, refused = choose([labelled], {}, ["SM8650"], Choice(labels=("camera",)))
+    assert [one.serial for one in chosen] == ["x"]
+    assert refused == ["y (SM8650 of c: not labelled camera)"]
+    _, refused = choose([agent("old", device("z"), protocol=PROTOCOL + 1)], {}, ["SM8650"], Choice())
+    assert "upgrade it, or this one" in refused[0]
+
+
+def view(**more: Any) -> QueueView:
+    order = OpenOrder(ORDER.run_id, "ada", Priority.PERSON, 1_000_000, ready=12, **more)
+    situation = Situation(
+        soc="SM8650", now_ms=1_060_000, devices=[LivingDevice("v1", names=("v1",))], leases=[], orders=[order]
+    )
+    return QueueView(
+        now_ms=1_060_000,
+        orders=(ORDER,),
+        situations={"SM8650": situation},
+        sums=(ShardSum(ORDER.run_id, "SM8650", 12, 720.0, 0, 0.0, 0),),
+        quotas={},
+        builds_waiting={},
+        agents=(),
+    )
+
+
+def test_the_queue_says_when_a_run_begins_and_ends_within_80_columns() -> None:
+    runs = queued(view())
+    assert (runs[0].waiting, runs[0].running, runs[0].priority) == (12, 0, "person")
+    assert runs[0].ends_s == pytest.approx(720.0)
+    lines = list(queue_lines(runs, 1_060_000, 80))
+    assert max(map(len, lines)) <= 80
+    assert ORDER.run_id in lines[1]
+    assert lines[1].split()[-4:] == ["now", "12", "min", "ada"]
+    assert list(queue_lines([], 0, 80)) == ["nothing waits and nothing runs"]
+
+
+def test_what_no_living_device_can_run_is_said() -> None:
+    words = why_it_waits(view(labels=("camera",)), ORDER.run_id)
+    assert "no living host has" in words
+    assert why_it_waits(view(), "another") == ""
