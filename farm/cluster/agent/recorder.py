@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from farm.errors import ArtifactLostError, ArtifactsError, FarmError, StoreError, StoreLostError
+from farm.errors import ArtifactLostError, ArtifactsError, FarmError, LeaseLostError, StoreError, StoreLostError
 from farm.store.leases.registry import HealthEvent
 from farm.system.text import reason_line
 
@@ -235,7 +236,9 @@ class Recorder:
     def _put_back(self, item: PutBack) -> None:
         if self._agent is not None:
             held = item.held
-            self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=item.why, jobs=item.jobs)
+            # Others may have it by now.
+            with contextlib.suppress(LeaseLostError):
+                self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=item.why, jobs=item.jobs)
 
     def _record(self, results: Sequence[ShardResult]) -> None:
         """Record results, and note those that are refused: others have the job by now. Raises StoreError."""
