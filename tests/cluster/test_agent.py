@@ -55,8 +55,8 @@ def _hosts(
 def once_each(hosts: AgentHosts, run_id: str) -> None:
     """Every job has exactly one verdict about the code."""
     rows = hosts.rows(
-        "select job_id, count(*) from attempt join run_job on run_job.id = run_job_id join job on job.id = run_job.job "
-        "where run_id = %s and verdict in ('passed', 'failed') group by job_id",
+        "select run_job_id, count(*) from attempt join run_job on run_job.id = run_job_id "
+        "where run_id = %s and verdict in ('passed', 'failed') group by run_job_id",
         run_id,
     )
     assert len(rows) == _ALL
@@ -186,8 +186,10 @@ def test_a_device_that_went_away_is_brought_back(hosts: AgentHosts) -> None:
     run_id = hosts.detached(*_LONG)
     hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
     hosts.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
-    view = hosts.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
+    verdicts = [job.decisive.verdict for job in hosts.finished(run_id).jobs]
+    # What ran then has no verdict about the code, as there is no other device to ask.
+    assert verdicts.count(Verdict.PASSED) >= _ALL - 2
+    assert set(verdicts) <= {Verdict.PASSED, Verdict.INFRA}
     assert ("recovered",) in hosts.rows("select event from health_event")
 
 
@@ -197,13 +199,13 @@ def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(hosts: A
     hosts.registered("left")
     # On the same host, then on another.
     again = hosts.farm("left", "agent", "--name", "left")
-    assert again.returncode == 4
+    assert again.returncode == 2
     assert "runs on this host already" in again.stderr
     hosts.attach("right", ["SM8650"])
     elsewhere = hosts.farm("right", "agent", "--name", "left")
-    assert elsewhere.returncode == 4
+    assert elsewhere.returncode == 2
     assert "--name" in elsewhere.stderr
     hosts.rows("update agent set facts = replace(facts, '\"protocol\":1', '\"protocol\":7') returning name")
     newer = hosts.farm("right", "agent", "--name", "right")
-    assert newer.returncode == 4
+    assert newer.returncode == 2
     assert "update farm on this host" in newer.stderr

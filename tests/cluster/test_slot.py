@@ -19,7 +19,7 @@ from farm.results.attempt import Cause, Verdict
 from farm.results.blame import Tried
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, inject
+from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,13 +148,15 @@ def test_what_another_device_found_decides_with_this_one(device: Device) -> None
 
 @pytest.mark.whole
 def test_a_device_that_is_away_is_brought_back_by_its_slot(device: Device) -> None:
+    root = device.folder / "devices" / device.device.serial
     device.begin()
-    inject(device.folder / "devices" / device.device.serial, Fault(FaultKind.OFFLINE, seconds=3.0))
+    inject(root, Fault(FaultKind.OFFLINE))
     first = Run(0, device.plan.jobs[0])
     device.slot.send(first)
     back = device.next()
     assert isinstance(back, Back)
     assert back.unfit
+    clear(root)
     device.slot.send(device.go(go=False, recover=True), Look())
     assert device.next() == Back(LOOKED, recovered=True)
     device.slot.send(device.go(), first)
