@@ -228,7 +228,3 @@ async def _wind_up(app: App, running: dict[asyncio.Task[None], Worker], patience
             task.cancel()
     with suppress(Exception):
         await app.close_async()
-
-
-Delivery = MessageDelivery
-"""The same, by the name that agents call it until they say the other."""
