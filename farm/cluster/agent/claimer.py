@@ -105,7 +105,9 @@ class Claimer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due or self._is_ending, self._until_undecided())
+                if not (self._due or self._is_ending):
+                    # Not wait_for: what is to be decided, and so for how long to wait, may change meanwhile.
+                    self._changed.wait(self._until_undecided())
                 if self._is_ending:
                     return
             time.sleep(_COALESCE_SECONDS)
