@@ -17,6 +17,7 @@ from farm.cluster.delivery import app as delivery_app
 from farm.cluster.delivery.app import Periodic
 from farm.cluster.delivery.worker import MessageDelivery
 from farm.errors import StoreError
+from farm.store.messages.install import needed_version
 from farm.store.messages.messages import work_queue
 from farm.store.store import open_store
 
@@ -128,6 +129,25 @@ def test_a_queue_of_a_long_name_is_that_of_its_toolchain(store: Store) -> None:
         until(lambda: made)
     assert made == [ids[0]]
     assert messages(store) == {(f"build:{'b' * 32}", "todo"): 1}
+
+
+def test_tables_of_a_newer_farm_are_refused_and_of_an_older_one_brought_up_to_date(store: Store) -> None:
+    import psycopg
+
+    store.messages.require()
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        connection.execute("UPDATE farm_messages SET version = '99.00.00_01/1'")
+        with pytest.raises(StoreError, match="of a newer farm.*update farm"):
+            store.messages.require()
+        # Its newest migration makes this function anew, without what farm adds to all of them.
+        name = "procrastinate_trigger_function_status_events_update_v1"
+        connection.execute("DROP TRIGGER procrastinate_trigger_status_events_update_v1 ON procrastinate_jobs")
+        connection.execute(f"DROP FUNCTION {name}")
+        connection.execute("UPDATE farm_messages SET version = '03.04.00_01/1'")
+        store.messages.require()
+        assert connection.execute("SELECT version FROM farm_messages").fetchall() == [(needed_version(),)]
+        query = "SELECT prosecdef FROM pg_proc WHERE proname = %s"
+        assert connection.execute(query, (name,)).fetchall() == [(True,)]
 
 
 def test_waking_again_sends_no_more_than_is_wanted(store: Store) -> None:
@@ -291,7 +311,8 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
 
     with ExitStack() as agents:
         for _ in range(3):
-            agents.enter_context(delivering(store, Heard()))
+            # With the real mend, and nothing else that an agent asks.
+            agents.enter_context(delivering(store, Heard(), mend=None))
         with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
             database = connection.info.dbname
             for setting in ("log_statement = 'all'", "log_line_prefix = '%d '"):
@@ -305,4 +326,4 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
     asked = re.findall(rf"^{database} LOG:  (?:statement|execute [^:]*): (.*)", log, re.MULTILINE)
     queries = [query for query in asked if "ALTER SYSTEM" not in query and "pg_reload_conf" not in query]
     assert queries
-    assert len(queries) / 30 < 2.5
+    assert len(queries) / 30 < 2, Counter(query[:60] for query in queries)
