@@ -68,10 +68,13 @@ class Bench:
 
     def efficiency(self) -> None:
         """Run all jobs of one user on all devices."""
+        before = self._statements()
         began_s, run_id = self._submit("ada", self.jobs)
         self._await_end(run_id)
+        seen = self._statements() - before
         ran = self.hosts.ran(run_id)
         self.found["efficiency"] = self._share(ran, began_s)
+        say(f"    {seen.total() / self.jobs:.2f} statements a job, submitting and waiting for the end included")
         self._judge(run_id, ran, once=True)
 
     def second_user(self) -> None:
