@@ -9,7 +9,7 @@ import pytest
 from farm.cli.cluster.queue import queue_lines
 from farm.cluster.client.devices import choose
 from farm.cluster.client.follow import Shown
-from farm.cluster.client.submit import most_failures
+from farm.cluster.client.manner import most_failures
 from farm.cluster.queue import queued, why_it_waits
 from farm.cluster.terms import PROTOCOL
 from farm.pool.fleet import Choice

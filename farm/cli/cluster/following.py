@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cli.progress import Front
-    from farm.cluster.client.follow import Answer
+    from farm.cluster.client.follow import Meaning
     from farm.request.request import RunOutcome
 
 
-def asking(front: Front) -> Callable[[], Answer] | None:
+def asking(front: Front) -> Callable[[], Meaning] | None:
     """Return what asks whoever sits at the terminal; None where nobody does."""
     return partial(_ask, front) if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
-def _ask(front: Front) -> Answer:
+def _ask(front: Front) -> Meaning:
     """Ask whether to leave the run running. A second Ctrl-C raises KeyboardInterrupt, and leaves as well."""
-    from farm.cluster.client.follow import Answer
+    from farm.cluster.client.follow import Meaning
 
-    meanings = {"l": Answer.LEAVE, "c": Answer.CANCEL, "f": Answer.FOLLOW}
+    meanings = {"l": Meaning.LEAVE, "c": Meaning.CANCEL, "f": Meaning.FOLLOW}
     with front.paused():
         while True:
             echo("farm: [l]eave it running, [c]ancel it, or [f]ollow on? (Ctrl-C leaves) ", err=True, nl=False)
             line = sys.stdin.readline()
             if not line:
-                return Answer.LEAVE
+                return Meaning.LEAVE
             if (first := line.strip().casefold()[:1]) in meanings:
                 return meanings[first]
 

@@ -27,10 +27,10 @@ _INDENT = "    "
 def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     """Show the runs on a shared farm that are not over.
 
-    What a run has to do is divided into shards of about a minute. For each
-    run: the devices that work for it, the shards that wait, the bundles that
+    What a run has to do is divided into shards of about a minute. Of each
+    run: how many devices work for it, how many shards wait, how many bundles
     are still to be compiled, and about when its next shard begins and when it
-    ends, from what its jobs took before. Below it stands why something waits.
+    ends, by what its jobs took before. Below it stands why something waits.
 
     A person comes before a night; among users of the same urgency who has
     the fewest devices is next: see docs/leases.md. farm quota bounds users.

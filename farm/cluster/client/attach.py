@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.cluster.client.follow import Ending, follower_of
+from farm.cluster.client.follow import FollowEnd, follower_of
 from farm.cluster.client.submit import say_numbers
 from farm.errors import UsageError
 from farm.request.request import RunOutcome
@@ -14,12 +14,14 @@ from farm.system.interrupts import INTERRUPTED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.cluster.client.follow import Answer
+    from farm.cluster.client.follow import Meaning
     from farm.config.settings import Config
     from farm.run.progress import ProgressListener
 
 
-def attach(config: Config, ref: str, listener: ProgressListener, ask: Callable[[], Answer] | None = None) -> RunOutcome:
+def attach(
+    config: Config, ref: str, listener: ProgressListener, ask: Callable[[], Meaning] | None = None
+) -> RunOutcome:
     """Follow a run, `latest`, an id or a name, and return how it ended.
 
     Whoever follows another's run cannot cancel it. Raises UnknownNameError, UsageError for one that was not handed in.
@@ -32,7 +34,7 @@ def attach(config: Config, ref: str, listener: ProgressListener, ask: Callable[[
         if order is None:
             raise UsageError(f"run {run_id} was not handed in to the shared farm: 'farm report {run_id}' shows it")
         first = store.cluster.progress(run_id, 0)
-        ending = Ending.FINISHED
+        ending = FollowEnd.FINISHED
         if not first.finished:
             view = store.runs.view(run_id)
             jobs = sum(job.stale is None or bool(job.attempts) for job in view.jobs)
@@ -40,8 +42,8 @@ def attach(config: Config, ref: str, listener: ProgressListener, ask: Callable[[
             ending = follower_of(store, run_id, listener, built=first.built, ask=ask).follow(first)
         view = store.runs.view(run_id)
         path = config.run_folder(run_id) / "report.html"
-        if ending is Ending.LEFT:
+        if ending is FollowEnd.LEFT:
             return RunOutcome(INTERRUPTED, view, path, left=True)
         say_numbers(store, run_id, listener.note)
-        code = view.exit_code if ending is Ending.FINISHED and view.exit_code is not None else INTERRUPTED
+        code = view.exit_code if ending is FollowEnd.FINISHED and view.exit_code is not None else INTERRUPTED
         return RunOutcome(code, view, report_of(config, store, view))

@@ -37,7 +37,7 @@ _NEEDED = "needs "
 _CANCELLED_SECONDS = 15.0
 
 
-class Answer(StrEnum):
+class Meaning(StrEnum):
     """What Ctrl-C means."""
 
     LEAVE = "leave"
@@ -45,7 +45,7 @@ class Answer(StrEnum):
     FOLLOW = "follow"
 
 
-class Ending(StrEnum):
+class FollowEnd(StrEnum):
     """Why nobody follows a run any more."""
 
     FINISHED = "finished"
@@ -115,7 +115,7 @@ class Follower:
         listener: ProgressListener,
         *,
         cancel: Callable[[], object],
-        ask: Callable[[], Answer] | None = None,
+        ask: Callable[[], Meaning] | None = None,
         interrupts: InterruptHandler | None = None,
         built: int = 0,
     ) -> None:
@@ -131,7 +131,7 @@ class Follower:
         self._away_s: float | None = None
         self._said, self._said_s = "", time.monotonic()
 
-    def follow(self, first: RunProgress) -> Ending:
+    def follow(self, first: RunProgress) -> FollowEnd:
         """Show the run as it is at `first` and from then on, and return why there is no more to show.
 
         Raises StoreError when the store is lost, not while it is only away.
@@ -146,9 +146,9 @@ class Follower:
                     return self._loop(hints, first.last, signals, None)
                 except KeyboardInterrupt:
                     self._listener.note(self._words_of_leaving())
-                    return Ending.LEFT
+                    return FollowEnd.LEFT
 
-    def _loop(self, hints: Hints, after: int, signals: Signals | None, asked: threading.Event | None) -> Ending:
+    def _loop(self, hints: Hints, after: int, signals: Signals | None, asked: threading.Event | None) -> FollowEnd:
         while True:
             looked_s = time.monotonic()
             progress = self._look(after)
@@ -156,24 +156,24 @@ class Follower:
                 after = progress.last
                 self._shown.show(progress)
                 if progress.finished:
-                    return Ending.FINISHED
+                    return FollowEnd.FINISHED
                 self._say_why(progress)
             if self._cancelled_s is not None and time.monotonic() - self._cancelled_s > _CANCELLED_SECONDS:
-                return Ending.CANCELLED
+                return FollowEnd.CANCELLED
             ending = self._wait(hints, looked_s, signals, asked)
             if ending is not None:
                 return ending
 
     def _wait(
         self, hints: Hints, looked_s: float, signals: Signals | None, asked: threading.Event | None
-    ) -> Ending | None:
+    ) -> FollowEnd | None:
         """Wait for news; return an ending where somebody wants one."""
         descriptor = None if signals is None else signals.descriptor
         while True:
             if signals is not None and signals.came and self._cancelled_s is None:
-                if self._decide(signals) is Answer.LEAVE:
+                if self._decide(signals) is Meaning.LEAVE:
                     self._listener.note(self._words_of_leaving())
-                    return Ending.LEFT
+                    return FollowEnd.LEFT
                 return None
             if asked is not None and asked.is_set() and self._cancelled_s is None:
                 self._stop("the run is cancelled")
@@ -192,16 +192,16 @@ class Follower:
         """Return the descriptor while what it says is news."""
         return None if self._cancelled_s is not None else descriptor
 
-    def _decide(self, signals: Signals) -> Answer:
+    def _decide(self, signals: Signals) -> Meaning:
         """Find out what the signal that came means, and do it; return what it was."""
         if signals.came[0] == signal.SIGHUP:
-            return Answer.LEAVE
-        choice = Answer.CANCEL
+            return Meaning.LEAVE
+        choice = Meaning.CANCEL
         if signals.came[0] == signal.SIGINT and self._ask is not None:
             choice = self._ask()
-        if choice is Answer.CANCEL:
+        if choice is Meaning.CANCEL:
             self._stop("the run is cancelled; Ctrl-C again does not wait for its devices")
-        elif choice is Answer.FOLLOW:
+        elif choice is Meaning.FOLLOW:
             signals.forget()
         return choice
 
@@ -258,7 +258,7 @@ def follower_of(
     listener: ProgressListener,
     *,
     built: int = 0,
-    ask: Callable[[], Answer] | None = None,
+    ask: Callable[[], Meaning] | None = None,
     interrupts: InterruptHandler | None = None,
 ) -> Follower:
     """Return who follows a run and may cancel it; `built` as for `Follower`."""

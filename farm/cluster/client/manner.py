@@ -1,13 +1,21 @@
-"""How a run is handed in: what only somebody at a shared farm decides."""
+"""How a run is handed in: what only somebody at a shared farm decides, and what cannot be."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from farm.errors import UsageError
+from farm.request.profiling import Profile
 
-    from farm.cluster.client.follow import Answer
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.cluster.client.follow import Meaning
+    from farm.request.request import RunRequest
+
+# Options of pytest that need the session which runs the jobs; those that choose jobs are answered here.
+_OF_A_SESSION = ("-p", "--pdb", "--trace", "--capture", "-s", "--durations")
 
 
 class Manner(NamedTuple):
@@ -19,5 +27,33 @@ class Manner(NamedTuple):
     """What is not compiled yet is compiled in this process."""
     wait: bool = False
     """An SoC or a toolchain that no living host has is waited for, however long."""
-    ask: Callable[[], Answer] | None = None
+    ask: Callable[[], Meaning] | None = None
     """Asks a person what Ctrl-C means; None where nobody can answer."""
+
+
+def require_possible(request: RunRequest, manner: Manner) -> None:
+    """Raise UsageError for what a shared farm cannot do."""
+    if manner.detach and manner.build_here:
+        raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
+    if manner.detach and request.confirm:
+        raise UsageError("--confirm measures again once the run is over: leave --detach out, or use 'farm confirm'")
+    if request.profile is Profile.OPTRACE:
+        raise UsageError(
+            "--profile optrace needs the SDK that made the program beside the device: run it on the machine that the "
+            "device hangs on, without artifacts in farm.toml, or on the simulator with --virtual"
+        )
+    for word in request.pytest_arguments:
+        if word.startswith(_OF_A_SESSION):
+            raise UsageError(f"{word}: no session of pytest's runs the jobs of a shared farm: leave it out")
+
+
+def most_failures(pytest_arguments: Sequence[str]) -> int | None:
+    """Return after how many failures nothing else begins, as -x and --maxfail say; None for no end. Pure."""
+    most: int | None = None
+    for word in pytest_arguments:
+        if word in ("-x", "--exitfirst"):
+            most = 1
+        elif word.startswith("--maxfail="):
+            with contextlib.suppress(ValueError):
+                most = int(word.partition("=")[2])
+    return most or None

@@ -6,7 +6,6 @@ before leaves a run that never began, and afterwards the run goes on.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,13 +14,13 @@ import msgspec
 
 from farm.bundles.cache import BundleCache
 from farm.cluster.client.devices import Wanted
-from farm.cluster.client.follow import Ending, follower_of
-from farm.cluster.client.work import Work, manifests_of, upload_runtimes
+from farm.cluster.client.follow import FollowEnd, follower_of
+from farm.cluster.client.manner import most_failures, require_possible
+from farm.cluster.client.work import RunWork, manifests_of, upload_runtimes
 from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
 from farm.errors import FarmError, StoreError, UsageError
 from farm.report.model.format import plural
 from farm.request.budget import Budget
-from farm.request.profiling import Profile
 from farm.request.request import RunOutcome
 from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
 from farm.suites.options import runtime_flags
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 # Of each SoC so many messages wake agents at most, whatever the number of shards: each goes on by itself.
 _MESSAGES_A_DEVICE = 2
 _MOST_BUILD_MESSAGES = 24
-# Options of pytest that need the session which runs the jobs; those that choose jobs are answered here.
-_OF_A_SESSION = ("-p", "--pdb", "--trace", "--capture", "-s", "--durations")
 
 
 def submit(
@@ -68,7 +65,7 @@ def submit(
     """
     from farm.store.store import open_store
 
-    _require_possible(request, manner)
+    require_possible(request, manner)
     budget = Budget(request.budget_s)
     config, jobs = choose(config, request, listener.note, only)
     with open_store(config.store_url) as store:
@@ -94,7 +91,7 @@ def resume(
 
     with open_store(config.store_url) as store:
         config, request, view, missing = left_of(config, store, ref, listener.note)
-        _require_possible(request, manner)
+        require_possible(request, manner)
         order = store.cluster.order(view.id)
         if order is not None and order.state != "ended":
             raise UsageError(f"run {view.id} is still running: 'farm attach {view.id}' follows it")
@@ -106,34 +103,6 @@ def resume(
         missing = tuple(job for job in missing if job.target.soc not in given_up)
         run = _SharedRun(config, request, listener, store, interrupts, budget, manner, wanted)
         return run.execute(missing, view.id, was_submitted=order is not None)
-
-
-def _require_possible(request: RunRequest, manner: Manner) -> None:
-    """Raise UsageError for what a shared farm cannot do."""
-    if manner.detach and manner.build_here:
-        raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
-    if manner.detach and request.confirm:
-        raise UsageError("--confirm measures again once the run is over: leave --detach out, or use 'farm confirm'")
-    if request.profile is Profile.OPTRACE:
-        raise UsageError(
-            "--profile optrace needs the SDK that made the program beside the device: run it on the machine that the "
-            "device hangs on, without artifacts in farm.toml, or on the simulator with --virtual"
-        )
-    for word in request.pytest_arguments:
-        if word.startswith(_OF_A_SESSION):
-            raise UsageError(f"{word}: no session of pytest's runs the jobs of a shared farm: leave it out")
-
-
-def most_failures(pytest_arguments: Sequence[str]) -> int | None:
-    """Return after how many failures nothing else begins, as -x and --maxfail say; None for no end. Pure."""
-    most: int | None = None
-    for word in pytest_arguments:
-        if word in ("-x", "--exitfirst"):
-            most = 1
-        elif word.startswith("--maxfail="):
-            with contextlib.suppress(ValueError):
-                most = int(word.partition("=")[2])
-    return most or None
 
 
 class _SharedRun(RunSteps):
@@ -200,7 +169,7 @@ class _SharedRun(RunSteps):
         self._say_stale(len(work.stale), len(jobs))
         return self._followed(run_id, (after, made_before), work, tools, objects)
 
-    def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> Work:
+    def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
         """Return what there is to do, with all files of it uploaded."""
         from farm.cluster.client.upload import new_builds
         from farm.cluster.divide import divide
@@ -228,7 +197,7 @@ class _SharedRun(RunSteps):
             first=self._first,
         )
         needs = {soc: tuple(one.key for one in canaries if one.job.target.soc == soc) for soc in self._wanted.socs}
-        return Work(
+        return RunWork(
             # No device begins before its canary is there.
             shards=[msgspec.structs.replace(shard, needs=needs.get(shard.soc, ())) for shard in shards],
             to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
@@ -303,7 +272,7 @@ class _SharedRun(RunSteps):
             failed_before=planned.failed_before,
         )
 
-    def _order_of(self, run_id: str, work: Work) -> NewOrder:
+    def _order_of(self, run_id: str, work: RunWork) -> NewOrder:
         from farm.store.cluster.records import NewOrder
         from farm.store.leases.rules import Priority
 
@@ -323,7 +292,7 @@ class _SharedRun(RunSteps):
             budget_s=self._budget.left_s,
         )
 
-    def _wake(self, work: Work) -> None:
+    def _wake(self, work: RunWork) -> None:
         """Send as many messages as there may be somebody to take them; each goes on by itself."""
         shards = Counter(shard.soc for shard in work.shards)
         devices = self._wanted.per_soc
@@ -337,7 +306,7 @@ class _SharedRun(RunSteps):
             self._listener.note(f"agents were not woken, and find the run within seconds: {error}")
 
     def _followed(
-        self, run_id: str, before: tuple[int, int], work: Work, tools: Toolchain, objects: Objects
+        self, run_id: str, before: tuple[int, int], work: RunWork, tools: Toolchain, objects: Objects
     ) -> RunOutcome:
         """Follow the run unless nobody is to, and return how it ended.
 
@@ -358,7 +327,7 @@ class _SharedRun(RunSteps):
         return self._ended(run_id, ending)
 
     @contextmanager
-    def _building(self, run_id: str, work: Work, tools: Toolchain, objects: Objects) -> Iterator[None]:
+    def _building(self, run_id: str, work: RunWork, tools: Toolchain, objects: Objects) -> Iterator[None]:
         """Compile on this machine while the body runs, where that was asked for."""
         if not self._manner.build_here or not work.to_build:
             yield
@@ -380,12 +349,12 @@ class _SharedRun(RunSteps):
         ):  # fmt: skip
             yield
 
-    def _ended(self, run_id: str, ending: Ending) -> RunOutcome:
+    def _ended(self, run_id: str, ending: FollowEnd) -> RunOutcome:
         """Return how a run ended that was followed so far."""
         view = self._store.runs.view(run_id)
-        if ending is Ending.LEFT:
+        if ending is FollowEnd.LEFT:
             return self._left(run_id, INTERRUPTED)
-        if ending is Ending.CANCELLED or view.exit_code is None:
+        if ending is FollowEnd.CANCELLED or view.exit_code is None:
             return self._outcome(run_id, INTERRUPTED)
         say_numbers(self._store, run_id, self._listener.note, confirm=self._request.confirm)
         return self._outcome(run_id, view.exit_code)

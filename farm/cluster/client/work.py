@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-class Work(NamedTuple):
+class RunWork(NamedTuple):
     """All that agents have to do for a run, and what is left out."""
 
     shards: Sequence[NewShard]
