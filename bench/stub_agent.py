@@ -23,8 +23,8 @@ from stub_evidence import Evidence, now_s
 from stub_farm import words_of
 from stub_hosts import HostPlan
 
-from farm.cluster.agent.agent import Agent, Timing
-from farm.cluster.agent.slot_protocol import LOOKED, Back, Begin, Break, Died, End, Ended, Grant, Look, Run, ToSlot
+from farm.cluster.agent.host_agent import HostAgent, Timing
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Begin, Break, Died, End, Ended, Grant, Look, Run, ToSlot
 from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
 from farm.errors import FarmError
@@ -35,7 +35,7 @@ from farm.results.attempt import Attempt, Stage, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.cluster.agent.slot_protocol import FromSlot
+    from farm.cluster.slots.slot_protocol import FromSlot
     from farm.request.plan import PlannedJob
 
 
@@ -59,7 +59,7 @@ class StubSlot:
         self._thread.start()
 
     def send(self, *messages: ToSlot) -> None:
-        """Take messages, as farm/cluster/agent/slot.py does."""
+        """Take messages, as farm/cluster/slots/slot.py does."""
         for message in messages:
             if isinstance(message, Grant):
                 self._grant, self._holds_back = message.grant, False
@@ -138,7 +138,7 @@ def main() -> int:
     """Run until SIGTERM, and return what `farm agent` would exit with."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
     devices = devices_of(plan)
-    agent = Agent(
+    agent = HostAgent(
         load_config(folder=plan.folder),
         name=plan.name,
         note=note,

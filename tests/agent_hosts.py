@@ -126,7 +126,7 @@ class AgentHosts(ThreeHosts):
             text=True,
             check=False,
         ).stdout.splitlines()
-        return [int(line.split()[0]) for line in children if "farm.cluster.agent.slot" in line]
+        return [int(line.split()[0]) for line in children if "farm.cluster.slots.slot" in line]
 
     def folder_on_device(self, name: str) -> Path:
         return self.folder / name / "devices" / f"virtual-{name}-0"

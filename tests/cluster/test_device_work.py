@@ -10,7 +10,7 @@ import pytest
 
 from farm.cluster.agent.device_work import DeviceWork
 from farm.cluster.agent.office import Prepared
-from farm.cluster.agent.slot_protocol import (
+from farm.cluster.slots.slot_protocol import (
     LOOKED,
     Back,
     Begin,

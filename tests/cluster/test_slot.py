@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from farm_home import FarmHome
 
-from farm.cluster.agent.slot_process import SlotProcess
-from farm.cluster.agent.slot_protocol import LOOKED, Back, Begin, Break, Died, Ended, FromSlot, Grant, Health, Look, Run
+from farm.cluster.slots.slot_process import SlotProcess
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Begin, Break, Died, Ended, FromSlot, Grant, Health, Look, Run
 from farm.devices.adb.server import start_adb_server
 from farm.pool.worker_grant import WorkerGrant, now_s
 from farm.request.plan import RunPlan, read_plan

@@ -54,9 +54,9 @@ def command(
     builds = config.agent.build if builds is None else builds
     if no_devices and not builds and not config.agent.nights:
         raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
-    from farm.cluster.agent.agent import Agent, stop_by_signal
+    from farm.cluster.agent.host_agent import HostAgent, stop_by_signal
 
-    agent = Agent(config, name, note=_note, builds=builds, has_devices=not no_devices)
+    agent = HostAgent(config, name, note=_note, builds=builds, has_devices=not no_devices)
     stop_by_signal(agent)
     agent.run()
 

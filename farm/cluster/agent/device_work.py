@@ -1,7 +1,6 @@
 """What an agent does with one device: claimed shards go to its slot job by job, and the device goes on without a pause.
 
-All of it happens in the agent's one thread of decisions; what takes time is done elsewhere and comes back as a call.
-
+All of it happens in the agent's thread of decisions; what takes time is done elsewhere and comes back as a call.
 idle      no shard, no lease: it is claimed for
 working   a shard, and where that is about to end the next one
 leaving   the slot finishes or breaks off what runs and lets go of the device; then the lease goes
@@ -14,33 +13,19 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from farm.cluster.agent.hand import MOST_SHARDS, Hand, Part
-from farm.cluster.agent.slot_link import SlotLink
-from farm.cluster.agent.slot_protocol import (
-    LOOKED,
-    Back,
-    Begin,
-    Break,
-    Broken,
-    Died,
-    Ended,
-    Grant,
-    Health,
-    Run,
-    SlotTimes,
-)
+from farm.cluster.agent.feeding import Feeding
+from farm.cluster.agent.hand import MOST_SHARDS, Hand, Part, own_fault
+from farm.cluster.slots.slot_link import SlotLink
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Break, Broken, Died, Ended, Health, SlotTimes
 from farm.errors import FarmError
-from farm.pool.worker_grant import WorkerGrant
-from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import ShardResult
-from farm.system.text import bounded_log, reason_line
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from farm.cluster.agent.hand import InHand
     from farm.cluster.agent.office import Office, Prepared
-    from farm.cluster.agent.slot_protocol import FromSlot, ToSlot
+    from farm.cluster.slots.slot_protocol import FromSlot, ToSlot
     from farm.devices.device import Device
-    from farm.request.plan import RunPlan
     from farm.store.cluster.records import HeldShard
     from farm.store.leases.rules import Lease
 
@@ -48,8 +33,6 @@ _MOST_DEATHS = 5
 """After so many deaths of its slot in a row, with no job done in between, a device rests."""
 
 _REST_SECONDS = 60.0
-_SILENCE_SECONDS = 900.0
-"""A slot shows that it goes on whenever it waits for something; see farm.run.controller."""
 
 
 class Phase(Enum):
@@ -80,21 +63,14 @@ class DeviceWork:
         self.is_open = False
         """Whether it may get work."""
         self.lease: Lease | None = None
-        self._until_s: float | None = None
-        """When the lease ends unless it is renewed, on the clock of `now_s`."""
         self._slot = SlotLink(device, office, self._heard)
         self._hand = Hand()
-        self._begun: tuple[str, int] | None = None
-        """The run and the fence that the slot has begun."""
-        self._must_begin = False
-        """Nothing is left of the files of that run."""
-        self._plan: RunPlan | None = None
-        self._sent: WorkerGrant | None = None
+        self._feeding = Feeding(self._slot, self._hand)
         self._is_stalled = False
         """The slot has given everything back, as the lease is over for all that it knows."""
         self._trouble: Back | None = None
         self._why_leaving, self._is_broken_off, self._leaving_since_s = "", False, 0.0
-        self._outvoted, self._must_mend = 0, False
+        self._must_mend = False
         self._deaths = 0
         self._idle_since_s: float | None = None
         self._wants: tuple[Lease | None] | None = None
@@ -144,7 +120,7 @@ class DeviceWork:
             else:
                 self._office.release(held.lease, lambda: None)
             return
-        self.lease, self._until_s = held.lease, until_s
+        self.lease, self._feeding.until_s = held.lease, until_s
         part = Part(held)
         self.phase = Phase.WORKING
         self._hand.parts.append(part)
@@ -153,9 +129,9 @@ class DeviceWork:
 
     def renewed(self, until_s: float) -> None:
         """Note until when the lease is the agent's."""
-        self._until_s = until_s
+        self._feeding.until_s = until_s
         self._is_stalled = False
-        if self.phase is Phase.WORKING and self._begun is not None:
+        if self.phase is Phase.WORKING and self._feeding.has_begun:
             self._grant()
             self._feed()
         elif self.phase is Phase.MENDING:
@@ -165,7 +141,7 @@ class DeviceWork:
         """Stop at once: the device is somebody else's."""
         if self.lease is not None:
             self._office.note(f"{self.device.called} is not ours any more: its lease was lost")
-            self.lease = self._until_s = None
+            self.lease = self._feeding.until_s = None
             self._leave("its lease was lost", broken_off=True)
 
     def wanted(self, by: str) -> None:
@@ -191,13 +167,13 @@ class DeviceWork:
 
     def forget(self, run_id: str) -> None:
         """Note that the files of a run are gone: where it goes on, it begins anew."""
-        self._must_begin = self._must_begin or (self._begun is not None and self._begun[0] == run_id)
+        self._feeding.forget(run_id)
 
     def outvoted(self, times: int) -> None:
         """Let the device show that it works, on which jobs failed that passed on others."""
         # In a session that begins anew its canary runs first of all.
-        if self.phase is Phase.WORKING and self._begun is not None:
-            self._outvoted += times
+        if self.phase is Phase.WORKING and self._feeding.has_begun:
+            self._feeding.outvoted += times
             self._must_mend = True
             self._grant()
             self._slot.look()
@@ -211,11 +187,9 @@ class DeviceWork:
             return
         if self.phase is Phase.LEAVING and self._is_broken_off and now > self._leaving_since_s + self._times.break_s:
             self._slot.kill()
-        elif self._plan is not None and (self._hand.jobs or self.phase in (Phase.LEAVING, Phase.MENDING)):
-            sign_s = max(self._slot.sign_s, _changed_s(self._plan))
-            if now > sign_s + _SILENCE_SECONDS + 2 * self._plan.timeout_s:
-                self._office.note(f"the slot of {self.device.called} has not moved for long: it is ended")
-                self._slot.kill()
+        elif (self._hand.jobs or self.phase in (Phase.LEAVING, Phase.MENDING)) and self._feeding.is_silent(now):
+            self._office.note(f"the slot of {self.device.called} has not moved for long: it is ended")
+            self._slot.kill()
 
     def close(self) -> None:
         """End the slot. May take some seconds: any thread may call it once nothing else happens."""
@@ -264,17 +238,7 @@ class DeviceWork:
     def _record_own_fault(self, number: int, reason: str, log: str = "") -> None:
         """Record a job that farm itself could not run."""
         done = self._hand.ended(number)
-        attempt = Attempt(
-            done.job.job.id,
-            Verdict.INFRA,
-            Stage.EXECUTE,
-            reason_line(reason),
-            device=self.device.serial,
-            started_ms=time.time_ns() // 1_000_000,
-            bundle_key=done.job.key,
-            cause=Cause.WORKER,
-            log=bounded_log(log),
-        )
+        attempt = own_fault(done.job, self.device, reason, log)
         self._record(done, Ended(number, (attempt,)))
 
     def _came_back(self, message: Back) -> None:
@@ -312,7 +276,7 @@ class DeviceWork:
         self._go_on()
 
     def _died(self, reason: str) -> None:
-        self._begun = self._sent = None
+        self._feeding.died()
         self._is_stalled = False
         if self.phase is Phase.WORKING and (number := self._hand.died()) is not None:
             self._record_own_fault(number, f"the worker process died twice while it ran this job: {reason}")
@@ -345,50 +309,14 @@ class DeviceWork:
         """Give the slot as many jobs as it has room for, and claim what comes next."""
         if self.phase is not Phase.WORKING or self._is_stalled or self._must_mend:
             return
-        messages: list[ToSlot] = []
-        runs: list[Run] = []
-        while (part := self._hand.next_part()) is not None and part.prepared is not None:
-            if self._begun != part.begun_as or self._must_begin:
-                if self._hand.jobs:
-                    # Of another run, or under another lease: it begins when the slot has nothing else.
-                    break
-                messages += self._beginning(part, part.prepared.plan)
-            number, job = self._hand.give(part)
-            runs.append(Run(number, part.planned(job), job.history, more=True))
-        if runs:
-            last = runs.pop()
-            self._slot.send(*messages, *runs, Run(last.number, last.planned, last.history))
+        self._feeding.feed()
         if self._hand.is_nearly_empty:
             self._want()
 
-    def _beginning(self, part: Part, plan: RunPlan) -> list[ToSlot]:
-        """Return what lets a slot begin with a shard's run, under its lease."""
-        is_of_run = self._begun is not None and self._begun[0] == part.held.run_id and not self._must_begin
-        self._must_begin = False
-        self._begun, self._plan = part.begun_as, plan
-        if not is_of_run:
-            # Of the worker that begins: what a former one made good for is over.
-            self._outvoted = 0
-        self._sent = self._newest_grant()
-        return [Grant(self._sent)] if is_of_run else [Grant(self._sent), Begin(str(plan.path))]
-
-    def _newest_grant(self) -> WorkerGrant:
-        part = self._hand.parts[0] if self._hand.parts else None
-        lease = part.held.lease if part is not None else self.lease
-        return WorkerGrant(
-            go=self.phase is Phase.WORKING and not self._must_mend and lease is not None,
-            fence=lease.fence if lease is not None else 0,
-            until_s=self._until_s,
-            recover=self.phase is Phase.MENDING,
-            outvoted=self._outvoted,
-            others=part.held.others if part is not None else (),
-        )
-
     def _grant(self) -> None:
-        grant = self._newest_grant()
-        if grant != self._sent:
-            self._sent = grant
-            self._slot.send(Grant(grant))
+        fence = self.lease.fence if self.lease is not None else None
+        may_go = self.phase is Phase.WORKING and not self._must_mend
+        self._feeding.grant(fence, recover=self.phase is Phase.MENDING, go=may_go)
 
     def _mend(self, why: str) -> None:
         """Have the slot bring the device back; what was claimed is for others."""
@@ -424,14 +352,11 @@ class DeviceWork:
             return
         self.phase, self._why_leaving, self._must_mend = Phase.LEAVING, why, False
         self._is_broken_off, self._leaving_since_s = broken_off, time.monotonic()
-        if is_new and self._begun is None:
+        if is_new and not self._feeding.has_begun:
             self._left()
             return
-        self._sent = None
-        messages: list[ToSlot] = [Grant(WorkerGrant(go=False))]
+        messages: list[ToSlot] = [self._feeding.revoked(broken_off=broken_off)]
         if broken_off:
-            # Its worker is of no more use.
-            self._begun = None
             messages.append(Break())
             self._office.later(self._times.break_s + 0.1, self.tick)
         if is_new:
@@ -445,7 +370,7 @@ class DeviceWork:
         self._put_back_all(self._why_leaving)
         self._is_broken_off = self._is_stalled = False
         self._trouble = None
-        lease, self.lease, self._until_s = self.lease, None, None
+        lease, self.lease, self._feeding.until_s = self.lease, None, None
         if lease is None:
             self._released()
         else:
@@ -474,12 +399,3 @@ class DeviceWork:
     def _unwant(self) -> None:
         self._wants = None
         self._office.unwant(self.device.id)
-
-
-def _changed_s(plan: RunPlan) -> float:
-    """Return when a slot last showed that it goes on, on the clock of `time.monotonic`."""
-    try:
-        changed = (plan.workers / "0").stat().st_mtime
-    except OSError:
-        return 0.0
-    return time.monotonic() - max(0.0, time.time() - changed)

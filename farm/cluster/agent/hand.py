@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.system.text import bounded_log, reason_line
+
 if TYPE_CHECKING:
     from farm.cluster.agent.office import Prepared
+    from farm.devices.device import Device
     from farm.request.plan import PlannedJob
     from farm.store.cluster.records import HeldShard, ShardJob
 
@@ -115,3 +120,18 @@ class Hand:
         part, job = self.jobs[number]
         self._deaths[part.held.id, job.job.id] += 1
         return number if self._deaths[part.held.id, job.job.id] >= _JOB_DEATHS else None
+
+
+def own_fault(job: ShardJob, device: Device, reason: str, log: str) -> Attempt:
+    """Return the attempt of a job that farm itself could not run."""
+    return Attempt(
+        job.job.id,
+        Verdict.INFRA,
+        Stage.EXECUTE,
+        reason_line(reason),
+        device=device.serial,
+        started_ms=time.time_ns() // 1_000_000,
+        bundle_key=job.key,
+        cause=Cause.WORKER,
+        log=bounded_log(log),
+    )

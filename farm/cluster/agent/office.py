@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.cluster.agent.slot_protocol import Slot
+    from farm.cluster.slots.slot_protocol import Slot
     from farm.devices.device import Device
     from farm.errors import FarmError
     from farm.request.plan import PlannedJob, RunPlan

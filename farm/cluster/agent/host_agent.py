@@ -1,6 +1,6 @@
 """`farm agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
 
-One thread decides what the devices do (`Agent.run`), in the order in which it hears of things. What takes time is
+One thread decides what the devices do (`HostAgent.run`), in the order in which it hears of things. What takes time is
 done by others, and comes back to it: claims (`claimer.py`), heartbeats and hints (`minder.py`), results
 (`recorder.py`), bundles and runtimes (`prepare.py`), the slots, a look at what is attached (`host_devices.py`), builds
 (`builds.py`) and messages (`farm.cluster.delivery`).
@@ -14,25 +14,22 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm import __version__
 from farm.cluster.agent.claimer import Claimer
+from farm.cluster.agent.desk import Desk, DeskParts
 from farm.cluster.agent.host_devices import HostDevices
 from farm.cluster.agent.ledger import Ledger
 from farm.cluster.agent.life import Life
 from farm.cluster.agent.minder import Minder
-from farm.cluster.agent.office import Prepared
 from farm.cluster.agent.recorder import Recorder
-from farm.cluster.agent.slot_process import SlotProcess
 from farm.cluster.agent.spool import Spool
 from farm.cluster.agent.works import Works
 from farm.cluster.files.prepare import Preparer
 from farm.cluster.terms import PROTOCOL
-from farm.devices.health import Health
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.store.cluster.records import AgentFacts
@@ -41,16 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.cluster.agent.builds import BuildHost
-    from farm.cluster.agent.device_work import DeviceWork
     from farm.cluster.agent.host_devices import Look
-    from farm.cluster.agent.slot_protocol import Slot
     from farm.cluster.delivery.worker import MessageDelivery
     from farm.cluster.nights import NightStarter
+    from farm.cluster.slots.slot_protocol import Slot
     from farm.config.settings import Config
     from farm.devices.device import Device
-    from farm.store.cluster.records import AgentId, HeldShard, Minded, ShardJob, ShardResult
-    from farm.store.leases.registry import HealthEvent
-    from farm.store.leases.rules import Lease
+    from farm.store.cluster.records import AgentId, Minded
     from farm.store.store import Store
 
 _TICK_SECONDS = 1.0
@@ -70,8 +64,8 @@ class Timing(NamedTuple):
     """How long a device without work keeps its lease, and its session."""
 
 
-class Agent:
-    """One host of a shared farm. It is an `Office` for its devices."""
+class HostAgent:
+    """One host of a shared farm."""
 
     def __init__(
         self,
@@ -89,15 +83,13 @@ class Agent:
 
         `devices` are used in the place of those that are attached, `slots` in the place of processes.
         """
-        self._config, self._note_line, self._timing = config, note, timing
+        self._config, self._timing = config, timing
         self.name = name or config.agent.name or socket.gethostname()
         self._builds, self._has_devices = builds, has_devices
-        self._find, self._make_slot = devices, slots
-        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._works = Works(self, self._close_slot, timing.linger_s)
-        self._recorded: set[tuple[str, str]] = set()
-        """Devices of runs, by the run, that the store knows of."""
-        self._is_draining = self._is_to_announce = False
+        self._find, self._note = devices, note
+        self._desk = Desk(lambda device: self._works.get(device).device.soc, self._changed, note, slots)
+        self._works = Works(self._desk, lambda work: self._desk.aside(work.close), timing.linger_s)
+        self._is_draining = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
         self._is_hurried = threading.Event()
@@ -107,7 +99,6 @@ class Agent:
         self._build_host: BuildHost | None = None
         self._nights: NightStarter | None = None
         self._delivery: MessageDelivery | None = None
-        self._timers: set[threading.Timer] = set()
 
     def run(self) -> None:
         """Do what is asked of this host until `stop` is called. Raises FarmError for why it cannot, or must not.
@@ -142,48 +133,50 @@ class Agent:
         if self._ending.is_set():
             self._is_hurried.set()
         self._ending.set()
-        self.post(self._drain)
+        self._desk.post(self._drain)
 
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
 
         ttl_s, folder = self._timing.ttl_s, self._life.folder
-        objects = open_objects(self._config, note=self.note)
-        self._preparer = Preparer(
+        objects = open_objects(self._config, note=self._note)
+        preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )
-        self._stack.callback(self._preparer.close)
-        self._fetchers = ThreadPoolExecutor(4, "prepare")
+        self._stack.callback(preparer.close)
         self._spool = Spool(folder / "spool")
         ledger = Ledger()
-        self._recorder = Recorder(self._store, self._spool, ledger, self._preparer, self.note, ttl_s)
+        self._recorder = Recorder(self._store, self._spool, ledger, preparer, self._note, ttl_s)
         self._claimer = Claimer(
             self._store,
             ledger,
-            lambda held, until_s: self.post(partial(self._works.claimed, held, until_s)),
-            self.note,
+            lambda held, until_s: self._desk.post(partial(self._works.claimed, held, until_s)),
+            self._note,
             ttl_s,
         )
         self._minder = Minder(
             self._store,
             ledger,
             self.facts,
-            minded=lambda minded, until_s: self.post(partial(self._minded, minded, until_s)),
+            minded=lambda minded, until_s: self._desk.post(partial(self._minded, minded, until_s)),
             hinted=self._hinted,
-            note=self.note,
+            note=self._note,
             ttl_s=ttl_s,
             heartbeat_s=self._timing.heartbeat_s,
         )
-        self._announcer = Announcer(self._config, self._store, self.note)
+        self._desk.open(
+            DeskParts(self._store, self._supervisor, self._recorder, self._claimer, preparer, folder / "logs")
+        )
+        self._announcer = Announcer(self._config, self._store, self._note)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
             from farm.cluster.nights import NightStarter
 
-            self._nights = NightStarter(self._config, self._store, self.note)
+            self._nights = NightStarter(self._config, self._store, self._note)
         if self._builds:
             from farm.cluster.agent.builds import BuildHost
 
-            self._build_host = BuildHost(self._config, self._store, objects, self.note, ttl_s=ttl_s)
+            self._build_host = BuildHost(self._config, self._store, objects, self._note, ttl_s=ttl_s)
             self._build_host.look()
 
     def _register(self) -> AgentId:
@@ -204,7 +197,7 @@ class Agent:
         self._begin_delivery()
         kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
         compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
-        self.note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
+        self._note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
         if self._has_devices:
             threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
         self._works.open()
@@ -214,7 +207,7 @@ class Agent:
 
         periodic = self._nights.periodic() if self._nights is not None else ()
         self._delivery = MessageDelivery(
-            self._store, work=self._wake_for, build=self._wake_builds, note=self.note, size=2, periodic=periodic
+            self._store, work=self._wake_for, build=self._wake_builds, note=self._note, size=2, periodic=periodic
         )
         self._delivery.start(self._queues())
 
@@ -241,7 +234,7 @@ class Agent:
         ticked_s = time.monotonic()
         while not self._is_over():
             with contextlib.suppress(Empty):
-                self._events.get(timeout=max(0.0, ticked_s + _TICK_SECONDS - time.monotonic()))()
+                self._desk.events.get(timeout=max(0.0, ticked_s + _TICK_SECONDS - time.monotonic()))()
             if time.monotonic() >= ticked_s + _TICK_SECONDS:
                 ticked_s = time.monotonic()
                 for work in self._works.all():
@@ -266,7 +259,7 @@ class Agent:
         if self._is_draining:
             return
         self._is_draining = True
-        self.note("finishing what runs; nothing else begins")
+        self._note("finishing what runs; nothing else begins")
         self._works.shut("its agent takes no more work")
         self._minder.wake()
         self._drainer.start()
@@ -276,7 +269,7 @@ class Agent:
             self._nights.stop()
         if self._build_host is not None:
             self._build_host.drain()
-        self.post(lambda: None)
+        self._desk.post(lambda: None)
 
     def _minded(self, minded: Minded, until_s: float) -> None:
         if minded.replaced:
@@ -308,7 +301,7 @@ class Agent:
                 self._claimer.decided(name)
                 is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
             elif word == "ended":
-                self.post(partial(self._forget_run, name))
+                self._desk.post(partial(self._forget_run, name))
             elif word == "drain":
                 is_urgent = is_urgent or name == self.name
         return is_urgent
@@ -318,8 +311,8 @@ class Agent:
     def _keep_looking(self) -> None:
         while not self._ending.wait(self._timing.scan_s):
             self._look_at_devices()
-            if self._is_to_announce:
-                self._is_to_announce = False
+            if self._desk.has_quarantined:
+                self._desk.has_quarantined = False
                 self._announcer.look()
 
     def _look_at_devices(self, *, is_first: bool = False) -> None:
@@ -330,25 +323,20 @@ class Agent:
         except FarmError as error:
             if is_first:
                 raise
-            self.note(f"what is attached cannot be seen: {error}")
+            self._note(f"what is attached cannot be seen: {error}")
             return
         if is_first:
             self._looked(look)
         else:
-            self.post(partial(self._looked, look))
+            self._desk.post(partial(self._looked, look))
 
     def _looked(self, look: Look) -> None:
         if self._works.looked(look):
-            self.changed()
-
-    def _close_slot(self, work: DeviceWork) -> None:
-        self._fetchers.submit(work.close)
+            self._changed()
 
     def _forget_run(self, run_id: str) -> None:
-        """Let go of the files of a run that is over."""
         if self._works.forget_run(run_id):
-            self._recorded = {one for one in self._recorded if one[0] != run_id}
-            self._fetchers.submit(self._preparer.forget, run_id)
+            self._desk.forget_run(run_id)
 
     def facts(self) -> AgentFacts:
         """Return what the agent says of itself now."""
@@ -364,84 +352,11 @@ class Agent:
             offered=host.offered() if host is not None else (),
         )
 
-    # What its devices ask of it.
-
-    def want(self, device: str, keep: Lease | None) -> None:
-        """Claim a shard for a device."""
-        self._claimer.want(device, self._works.get(device).device.soc, keep)
-
-    def unwant(self, device: str) -> None:
-        """Claim nothing for a device."""
-        self._claimer.unwant(device)
-
-    def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
-        """Fetch what a shard needs, and call `done`."""
-
-        def prepare() -> None:
-            try:
-                ready = self._preparer.prepare(held, device)
-                key = held.run_id, device.id
-                if key not in self._recorded:
-                    self._store.record_device(held.run_id, device, ready.plan.runtimes[device.serial].versions)
-                    self._recorded.add(key)
-                answer: Prepared | FarmError = Prepared(ready.plan, ready.planned)
-            except FarmError as error:
-                answer = error
-            except Exception as error:  # noqa: BLE001 - a shard that nobody can prepare must not stay with this host
-                answer = InfraError(f"{type(error).__name__}: {error}")
-            self.post(lambda: done(answer))
-
-        self._fetchers.submit(prepare)
-
-    def result(self, result: ShardResult) -> None:
-        """Record a result."""
-        self._recorder.result(result)
-
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
-        """Give back a shard with the jobs that are left."""
-        self._recorder.put_back(held, jobs, why)
-
-    def release(self, lease: Lease, done: Callable[[], None]) -> None:
-        """End a lease after all results are recorded, and call `done`."""
-        self._recorder.release(lease, lambda: self.post(done))
-
-    def health(self, event: HealthEvent) -> None:
-        """Record what happened to a device; who is to hear of a quarantine hears of it soon afterwards."""
-        self._recorder.health(event)
-        self._is_to_announce = self._is_to_announce or event.state == Health.QUARANTINED
-
-    def slot(self, device: Device) -> Slot:
-        """Return a new slot."""
-        if self._make_slot is not None:
-            return self._make_slot(device)
-        log = self._life.folder / "logs" / f"{device.id.replace('/', '_')}.log"
-        return SlotProcess(self._supervisor, f"slot-{device.serial}", log)
-
-    def post(self, action: Callable[[], None]) -> None:
-        """Have `action` called in the thread of decisions."""
-        self._events.put(action)
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have `action` called in the thread of decisions, in a while."""
-
-        def ring() -> None:
-            self._timers.discard(timer)
-            self.post(action)
-
-        timer = threading.Timer(seconds, ring)
-        timer.daemon = True
-        self._timers.add(timer)
-        timer.start()
-
-    def changed(self) -> None:
+    def _changed(self) -> None:
         """Let the others know that the agent's facts are others now."""
         if self._delivery is not None:
             self._minder.wake()
             self._delivery.listen_to(self._queues(), 2)
-
-    def note(self, line: str) -> None:
-        """Write a line for people."""
-        self._note_line(line)
 
     def _end(self) -> None:
         """Leave nothing behind."""
@@ -459,22 +374,20 @@ class Agent:
             self._delivery.stop(2.0)
         for thread in closing:
             thread.join()
-        for timer in list(self._timers):
-            timer.cancel()
+        self._desk.close()
         if not self._recorder.close(_LAST_SECONDS):
-            self.note("the store is away: what is not recorded is offered at the next start")
-        elif self._is_to_announce:
+            self._note("the store is away: what is not recorded is offered at the next start")
+        elif self._desk.has_quarantined:
             self._announcer.close()
         self._spool.close()
         self._minder.close()
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
         if not is_replaced:
             with contextlib.suppress(FarmError):
                 self._store.cluster.leave(self._agent)
                 self._life.forget()
 
 
-def stop_by_signal(agent: Agent) -> None:
+def stop_by_signal(agent: HostAgent) -> None:
     """Let SIGTERM, SIGINT and SIGHUP end an agent: the first lets jobs finish, the second breaks them off."""
 
     def stop(*_: Any) -> None:

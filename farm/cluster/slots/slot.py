@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.cluster.agent.slot_protocol import (
+from farm.cluster.slots.slot_protocol import (
     LOOKED,
     Back,
     Begin,
@@ -43,7 +43,7 @@ from farm.run.worker import Done, Outfit, Returned, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.cluster.agent.slot_protocol import FromSlot
+    from farm.cluster.slots.slot_protocol import FromSlot
     from farm.request.plan import PlannedJob, RunPlan
     from farm.results.attempt import Attempt
     from farm.results.blame import Tried

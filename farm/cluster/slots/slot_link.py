@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from farm.cluster.agent.slot_protocol import LOOKED, Back, Died, Look
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Died, Look
 from farm.errors import FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cluster.agent.office import Office
-    from farm.cluster.agent.slot_protocol import FromSlot, Slot, ToSlot
+    from farm.cluster.slots.slot_protocol import FromSlot, Slot, ToSlot
     from farm.devices.device import Device
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.cluster.agent.slot_protocol import Died, End, Frames, FromSlot, SlotTimes, frame
+from farm.cluster.slots.slot_protocol import Died, End, Frames, FromSlot, SlotTimes, frame
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from farm.cluster.agent.slot_protocol import ToSlot
+    from farm.cluster.slots.slot_protocol import ToSlot
     from farm.system.processes import Child, Supervisor
 
 _READ_BYTES = 1 << 16
@@ -29,7 +29,7 @@ _SECRETS = frozenset({"FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECR
 
 
 class SlotProcess:
-    """A `farm.cluster.agent.slot` that this process started."""
+    """A `farm.cluster.slots.slot` that this process started."""
 
     def __init__(self, supervisor: Supervisor, name: str, log: Path, times: SlotTimes = SlotTimes()) -> None:  # noqa: B008 - frozen
         """`name` is for people; what the process prints goes into `log`."""
@@ -42,7 +42,7 @@ class SlotProcess:
     def start(self, answer: Callable[[FromSlot], None]) -> None:
         """Start the process; `answer` gets every message, from a thread. Raises InfraError."""
         self._answer = answer
-        argv = [sys.executable, "-m", "farm.cluster.agent.slot"]
+        argv = [sys.executable, "-m", "farm.cluster.slots.slot"]
         # Dozens of slots share the processors, and no matrix here is worth threads.
         env = {name: value for name, value in os.environ.items() if name not in _SECRETS}
         env["OPENBLAS_NUM_THREADS"] = "1"

@@ -1,0 +1,1 @@
+"""Slots: the processes of an agent that run jobs, one a device."""
