@@ -131,7 +131,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     await_true(lambda: not host.host.making, 20.0)
     time.sleep(0.5)
     assert host.host.making == (), "it is not claimed again"
-    assert all(build.state == "waiting" for build in farm.store.cluster.build_of(run.keys).values())
+    assert all(build.state in ("waiting", "failed") for build in farm.store.cluster.build_of(run.keys).values())
     # The host goes on with what others want.
     other = farm.submit([made_job()])
     host.host.wake()

@@ -36,6 +36,9 @@ _FIRST = text("""
         SELECT key, user_name, priority, position FROM build
         WHERE toolchain = offered AND state = 'waiting' AND user_name = users.user_name
           AND NOT jsonb_exists(CAST(put_back AS jsonb), :agent)
+          -- A user whose run was cancelled may have another one that is open.
+          AND EXISTS (SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+                      WHERE build_wanted.key = build.key AND failure IS NULL AND run_order.state = 'open')
         ORDER BY priority DESC, position, key LIMIT :most
     ) AS first
 """)
