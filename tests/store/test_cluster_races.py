@@ -278,6 +278,34 @@ def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> No
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
 
 
+def test_a_job_that_agents_die_of_is_run_no_more(store: Store) -> None:
+    run_id = submit(store, shards(1))
+    for _ in range(3):
+        one = store.cluster.register("h1", facts("h1"), 0.1, user="farm")
+        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)
+        time.sleep(0.15)
+        lines = store.cluster.mend(ttl_s=0.1).lines
+    assert "is not run any more" in lines[1]
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert [each.job for each in held.jobs] == [job(1)]
+    [attempt] = store.runs.view(run_id).jobs[0].attempts
+    assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, "worker")
+
+
+def test_who_waits_for_a_device_and_gives_one_back_wakes_agents(store: Store) -> None:
+    import psycopg
+
+    agent(store)
+    wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        connection.execute("LISTEN farm")
+        token = store.leases.request(["h1-0"], **wish, ttl_s=5)  # type: ignore[arg-type]
+        store.leases.release(store.leases.poll(token, ttl_s=5))
+        heard = [one.payload for one in connection.notifies(timeout=5, stop_after=2)]
+    assert heard == [f"work {SOC}"] * 2
+
+
 def test_retries_without_another_device_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = submit(store, shards(1, jobs=1))
     one = agent(store)

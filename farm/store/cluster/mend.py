@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.store import rows
 from farm.store.cluster.agents import put_back_held
 from farm.store.cluster.orders import end_order
 from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import Mended
+from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.cluster.situations import read_situation
 from farm.store.cluster.wanted import mark_wanted
 from farm.store.leases.rows import is_settled
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 _ABANDONED_MS = 60_000
 # Of a SoC or a toolchain: more than that would be woken at once.
 _MOST_MESSAGES = 64
+
+# As often as agents die with a shard, the job that they had come to is to blame.
+_MOST_DEATHS = 3
+# Who was not heard of for a day is not shown any more.
+_FORGOTTEN_MS = 86_400_000
 
 _LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('farm mend'))")
 _LOOK = text("""
@@ -45,6 +53,8 @@ _LOOK = text("""
              WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open' GROUP BY soc) AS one) AS ready,
         (SELECT json_object_agg(toolchain, n) FROM (
              SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain) AS one) AS builds,
+        (SELECT json_agg(name) FROM agent WHERE NOT has_left AND expires_ms < now.ms - :forgotten_ms) AS forgotten,
+        EXISTS (SELECT 1 FROM shard WHERE state = 'waiting' AND tries >= :most_deaths) AS deadly,
         (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries,
         (SELECT json_agg(run_order.run_id) FROM run_order JOIN run ON run.id = run_order.run_id
          WHERE finished_ms IS NULL AND state <> 'open' AND NOT EXISTS (
@@ -57,6 +67,18 @@ _STILL_DEAD = text("""
     SELECT name FROM agent WHERE name = :name AND token = :token AND NOT has_left AND expires_ms <= :now_ms FOR UPDATE
 """)
 _TRIED = text("UPDATE shard SET tries = tries + 1 WHERE token = :token AND state = 'held'")
+# Of what its agents die again and again, the job that they had come to is run no more.
+_DEADLY = text("""
+    SELECT id, run_id, done, jobs FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
+    WHERE state = 'waiting' AND tries >= :most FOR UPDATE OF shard
+""")
+_SPARED = text("""
+    WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
+    UPDATE shard SET tries = 0, remaining = :left, state = CASE WHEN :left = 0 THEN 'ended' ELSE 'waiting' END
+    WHERE id = :shard
+""")
+_FORGET = text("UPDATE agent SET has_left = true WHERE name = ANY(:names)")
+_FORGET_DEVICES = text("DELETE FROM agent_device WHERE agent = ANY(:names)")
 _ORPHANS = text("""
     UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
                      agent = '', token = '', why = 'the lease of its device ended'
@@ -106,7 +128,8 @@ class Mending(ClusterPart):
     def _mend(self, connection: Connection, *, ttl_ms: int) -> tuple[Row[Any], list[str]] | None:
         if not connection.scalar(_LOCK):
             return None
-        row = connection.execute(_LOOK, {"abandoned_ms": _ABANDONED_MS}).one()
+        asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
+        row = connection.execute(_LOOK, asked).one()
         lines: list[str] = []
         if row.dead and is_settled(connection, ttl_ms):
             for name, token in sorted(row.dead):
@@ -114,6 +137,12 @@ class Mending(ClusterPart):
         if row.orphans:
             found = connection.scalars(_ORPHANS, {"shards": sorted(row.orphans)}).all()
             lines += [f"shard {shard} waits again: the lease of its device ended" for shard in found]
+        if row.deadly or lines:
+            for shard in connection.execute(_DEADLY, {"most": _MOST_DEATHS}).all():
+                lines.append(_spare(connection, shard))
+        if row.forgotten:
+            connection.execute(_FORGET, {"names": row.forgotten})
+            connection.execute(_FORGET_DEVICES, {"names": row.forgotten})
         if row.ending:
             runs = {"runs": sorted(row.ending), "now_ms": row.now_ms}
             connection.execute(_END_WAITING, runs)
@@ -145,3 +174,15 @@ class Mending(ClusterPart):
                     connection.execute(_ABANDON, {"shard": retry.shard})
                     lines.append(f"run {order.run_id}: no other device of {soc} is left to try shard {retry.shard}")
         return lines
+
+
+def _spare(connection: Connection, shard: Row[Any]) -> str:
+    """Record of the job that the agents of a shard had come to that they died of it; what comes after it goes on."""
+    deadly, *left = jobs_left(shard.jobs, shard.done)
+    reason = f"{_MOST_DEATHS} times the host that ran it was not heard of any more"
+    attempt = Attempt(deadly.job.id, Verdict.INFRA, Stage.EXECUTE, reason, bundle_key=deadly.key, cause=Cause.WORKER)
+    rows.insert_attempt(connection, shard.run_id, attempt, None, ())
+    done = [*decode_names(shard.done), deadly.job.id]
+    noted = {"shard": shard.id, "done": encode_names(done), "next_job": left[0].job.id if left else ""}
+    connection.execute(_SPARED, {**noted, "left": len(left)})
+    return f"run {shard.run_id}: {deadly.job.id} is not run any more: {reason}"

@@ -84,6 +84,7 @@ class Leases:
                 "expires_ms": now_ms + _waiter_ms(ttl_s),
             }
             connection.execute(lease_rows.BEGIN, row)
+            lease_rows.wake_agents(connection, devices)
             return token
 
         return self._database.write(insert)
@@ -152,6 +153,7 @@ class Leases:
             lease_rows.lock(connection)
             for lease in ours:
                 connection.execute(lease_rows.GIVE_BACK, {"of": lease.device, "was": lease.fence})
+            lease_rows.wake_agents(connection, [lease.device for lease in ours])
 
         self._database.write(give_back)
 

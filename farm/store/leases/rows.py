@@ -75,6 +75,11 @@ _AHEAD = select(func.sum(_waiter_row.wanted)).where(
     (_waiter_row.priority > bindparam("priority"))
     | ((_waiter_row.priority == bindparam("priority")) & (_waiter_row.since_ms < bindparam("since_ms"))),
 )
+_MARKED = text("SELECT device FROM lease WHERE device = ANY(:devices) AND wanted_by <> ''")
+_WAKE = text("""
+    SELECT pg_notify('farm', 'work ' || soc)
+    FROM (SELECT DISTINCT soc FROM agent_device WHERE device = ANY(:devices)) AS theirs
+""")
 _UNUSABLE = select(_state_row.id).where(or_(_state_row.in_service.is_(False), _state_row.health == "quarantined"))
 
 
@@ -83,6 +88,12 @@ def lock(connection: Connection) -> None:
     # SQLite has one writer at a time. PostgreSQL could lock rows, but a device that was never leased has none.
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LEASE_LOCK})
+
+
+def wake_agents(connection: Connection, devices: Iterable[str]) -> None:
+    """Let agents of a shared farm look, once the transaction is committed: devices are free, or waited for."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(_WAKE, {"devices": list(map(device_key, devices))})
 
 
 def is_settled(connection: Connection, ttl_ms: int) -> bool:
@@ -196,7 +207,12 @@ def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[st
 
 def wanted_of(connection: Connection, kept: Iterable[Lease], now_ms: int) -> frozenset[str]:
     """Return the devices of `kept` that should be handed over."""
-    return frozenset(_decide(connection, now_ms, to_yield)) & {lease.device for lease in kept}
+    ours = {lease.device for lease in kept}
+    wanted = frozenset(_decide(connection, now_ms, to_yield)) & ours
+    if connection.dialect.name == "sqlite" or not ours:
+        return wanted
+    # Runs of a shared farm are no processes that wait: somebody has decided for them.
+    return wanted.union(connection.scalars(_MARKED, {"devices": sorted(ours)}))
 
 
 def still_ours(connection: Connection, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
