@@ -40,7 +40,7 @@ OPS = """
 import os, pathlib, signal, time, torch
 class Refuses(torch.nn.Module):
     def forward(self, x):
-        print("about to refuse")
+        print("about to refuse, password:", os.environ.get("PGPASSWORD"))
         raise ValueError("two\\nlines")
 class Slow(torch.nn.Module):
     def __init__(self, mark, seconds):

@@ -128,8 +128,8 @@ def test_a_host_whose_builders_are_killed_leaves_the_build_to_another(farm: Buil
     # A builder is tried twice, as the kernel may have wanted its memory.
     for number in range(2):
         (tmp_path / f"die-{number}").touch()
-    run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
     with farm.host("build-2") as other, farm.host("build-1") as host:
+        run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
         host.host.wake()
         await_true(lambda: host.notes or None, 120.0)
         await_true(lambda: not host.host.making)

@@ -41,7 +41,8 @@ def farm(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def host(farm: BuildFarm) -> Iterator[RunningHost]:
     """A build host with one builder, for all tests that do nothing to it: torch is loaded once."""
-    with farm.host("build-1") as running:
+    with pytest.MonkeyPatch.context() as patch, farm.host("build-1") as running:
+        patch.setenv("PGPASSWORD", "of the agent")
         yield running
 
 
@@ -94,6 +95,7 @@ def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_
     assert not failed.reply.infra
     assert "ValueError" in failed.reply.reason
     assert "about to refuse" in failed.log
+    assert "of the agent" not in failed.log, "what developers wrote does not get what lets the agent into the store"
     [unpacked] = (host.config.cache_dir / "suites").rglob("ops.py")
     assert unpacked.read_text() == (suite / "ops.py").read_text()
     assert unpacked.stat().st_uid == os.geteuid()

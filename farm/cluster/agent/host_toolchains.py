@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.key import recipe_digest, recipe_now
+from farm.cluster.slots.slot_process import SECRETS
 from farm.cluster.toolchain_id import offered
 from farm.config.toolchains import DEFAULT
 from farm.errors import FarmError
@@ -102,7 +103,9 @@ class HostToolchains:
             self._say(name, f"toolchain {name} is not offered: it has no {' and no '.join(lacking)}")
             return None
         self._problems.pop(name, None)
-        return msgspec.structs.replace(tools, name=name)
+        # A builder imports what developers wrote.
+        env = tools.compiler.env | dict.fromkeys(SECRETS, "")
+        return msgspec.structs.replace(tools, name=name, compiler=msgspec.structs.replace(tools.compiler, env=env))
 
     def _say(self, subject: str, problem: str) -> None:
         if self._problems.get(subject) != problem:

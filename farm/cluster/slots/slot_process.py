@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 
 # A slot needs neither the store nor that of artifacts.
-_SECRETS = frozenset({"FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
+SECRETS = frozenset({"FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
+"""Variables that let their process into the store and to its files: code of developers gets none of them."""
 
 
 class SlotProcess:
@@ -44,7 +45,7 @@ class SlotProcess:
         self._answer = answer
         argv = [sys.executable, "-m", "farm.cluster.slots.slot"]
         # Dozens of slots share the processors, and no matrix here is worth threads.
-        env = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        env = {name: value for name, value in os.environ.items() if name not in SECRETS}
         env["OPENBLAS_NUM_THREADS"] = "1"
         self._child = self._supervisor.spawn(
             argv, name=self._name, env=env, stdin_pipe=True, stdout_pipe=True, stderr=self._log
