@@ -286,7 +286,7 @@ def test_a_job_that_agents_die_of_is_run_no_more(store: Store) -> None:
         time.sleep(0.15)
         lines = store.cluster.mend(ttl_s=0.1).lines
     assert "is not run any more" in lines[1]
-    one = agent(store)
+    one = store.cluster.register("h1", facts("h1"), TTL_S, user="farm", replaces=one.token)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert [each.job for each in held.jobs] == [job(1)]
     [attempt] = store.runs.view(run_id).jobs[0].attempts

@@ -77,7 +77,12 @@ _HEARTBEAT = text("""
     SELECT
         (SELECT is_draining FROM me) AS is_draining,
         (SELECT json_object_agg(device, fence) FROM kept) AS kept,
-        (SELECT json_object_agg(device, wanted_by) FROM kept WHERE wanted_by <> '') AS wanted,
+        (SELECT json_object_agg(device, who) FROM (
+            SELECT device, wanted_by AS who FROM kept WHERE wanted_by <> ''
+            UNION ALL SELECT shard.device, 'others, as its run is over' FROM shard JOIN run_order USING (run_id), now
+            WHERE shard.token = :token AND shard.state = 'held' AND run_order.state = 'open'
+              AND (until_ms <= now.ms OR failures >= most_failures)
+        ) AS both) AS wanted,
         (SELECT json_agg(DISTINCT device) FROM shard WHERE token = :token AND state = 'held') AS used,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,

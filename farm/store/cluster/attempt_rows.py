@@ -40,7 +40,7 @@ def insert_results(connection: Connection, run_id: str, results: Iterable[ShardR
         for result in results
         for n, attempt in enumerate(result.attempts, 1)
     ]
-    known = _Known(connection, run_id, [attempt for attempt, _ in listed])
+    known = _PlannedRows(connection, run_id, [attempt for attempt, _ in listed])
     if len(listed) == 1 or not all(known.is_plain(attempt) for attempt, _ in listed):
         for attempt, artifacts in listed:
             rows.insert_attempt(connection, run_id, attempt, None, artifacts)
@@ -71,7 +71,7 @@ def insert_results(connection: Connection, run_id: str, results: Iterable[ShardR
     )
 
 
-class _Known:
+class _PlannedRows:
     """What the store knows of the jobs and devices of some attempts."""
 
     def __init__(self, connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> None:
@@ -92,7 +92,7 @@ class _Known:
 
 
 def _insert_numbers(
-    connection: Connection, known: _Known, inserted: Sequence[tuple[int, int, Attempt, Sequence[ArtifactRecord]]]
+    connection: Connection, known: _PlannedRows, inserted: Sequence[tuple[int, int, Attempt, Sequence[ArtifactRecord]]]
 ) -> None:
     """Insert what belongs to attempts: id, row of the job, the attempt, its artifacts."""
     floats, integers = [], []

@@ -74,7 +74,7 @@ _GIVE_UP = text("""
 """)
 
 
-class Builds(ClusterPart):
+class BuildWork(ClusterPart):
     """What build hosts ask and say."""
 
     def claim_builds(self, agent: AgentId, toolchains: Sequence[str], most: int, *, ttl_s: float) -> list[HeldBuild]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.store.cluster.records import AgentId
-    from farm.store.cluster.situations import Known
+    from farm.store.cluster.situations import KnownSoc
     from farm.store.leases.rules import Lease
     from farm.store.leases.situation import LivingDevice, Share
 
@@ -101,7 +101,7 @@ class Claims(ClusterPart):
                 return []
             known = read_free(connection, soc, now_ms, asking=asking, keep=list(kept))
             shares = share_out(known.situation)
-            place, living = msgspec.json.decode(facts, type=_Place), self._living_of(connection, soc, now_ms)
+            place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
             held = _Taking(connection, known, living, us, place, round(ttl_s * 1000)).take(shares, asking, kept, most)
             if len(held) < len(asking) or not asking:
                 look_for_wanted(connection, known, shares)
@@ -119,7 +119,7 @@ class Claims(ClusterPart):
         return living
 
 
-class _Place(msgspec.Struct):
+class _HolderFacts(msgspec.Struct):
     """Of an agent's facts, what a lease says of its holder."""
 
     host: str
@@ -132,10 +132,10 @@ class _Taking:
     def __init__(
         self,
         connection: Connection,
-        known: Known,
+        known: KnownSoc,
         living: Sequence[LivingDevice],
         us: dict[str, Any],
-        place: _Place,
+        place: _HolderFacts,
         ttl_ms: int,
     ) -> None:
         self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from farm.errors import UsageError
 from farm.store.cluster.agents import Agents
-from farm.store.cluster.builds import Builds
+from farm.store.cluster.builds import BuildWork
 from farm.store.cluster.claims import Claims
 from farm.store.cluster.mend import Mending
 from farm.store.cluster.nights import Nights
 from farm.store.cluster.orders import Orders
 from farm.store.cluster.quotas import Quotas
-from farm.store.cluster.results import Results
+from farm.store.cluster.results import ShardResults
 from farm.store.cluster.views import Views
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 
-class Cluster(Orders, Claims, Results, Builds, Agents, Mending, Quotas, Views):
+class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Quotas, Views):
     """What clients and agents of a shared farm say and ask. Raises UsageError for a store that is no PostgreSQL.
 
     Times are on the database's clock; every method is one transaction and raises StoreError when the database refuses.

@@ -94,7 +94,7 @@ class ShardState(msgspec.Struct, frozen=True):
     """It is tried again, on another device."""
 
 
-class Results(ClusterPart):
+class ShardResults(ClusterPart):
     """What agents record."""
 
     def record(self, agent: AgentId, results: Sequence[ShardResult], *, ttl_s: float) -> dict[int, str]:
@@ -193,6 +193,8 @@ class Results(ClusterPart):
             counted = connection.execute(_FAILED, {"run": run_id, "n": count}).one() if count else None
             if counted and counted.most_failures is not None and counted.failures >= counted.most_failures:
                 connection.execute(END_WAITING, {"run": run_id, "why": f"{counted.failures} jobs failed"})
+                # Heartbeats say to whom: devices that run shards of it end them after the running job.
+                hints.add(f"cancel {run_id}")
         notify(connection, hints)
 
     def _tells(self, run_id: str) -> bool:

@@ -94,7 +94,7 @@ _LABELLED = text("""
 """)
 
 
-class Known(msgspec.Struct):
+class KnownSoc(msgspec.Struct):
     """The situation of a SoC, and what the rows say beside it."""
 
     situation: Situation
@@ -106,7 +106,7 @@ class Known(msgspec.Struct):
     """How many devices are held beside `leases`, by priority and user."""
 
 
-def read_situation(connection: Connection, soc: str, now_ms: int) -> Known:
+def read_situation(connection: Connection, soc: str, now_ms: int) -> KnownSoc:
     """Return the situation of a SoC with all of its devices and everything that waits."""
     of_soc = {"soc": soc, "now_ms": now_ms}
     rows = connection.execute(_DEVICES, of_soc).all()
@@ -125,12 +125,12 @@ def read_situation(connection: Connection, soc: str, now_ms: int) -> Known:
         elsewhere_labelled=_labelled(connection, of_soc, quotas, (), also_here=False),
         running=frozenset(connection.scalars(_RUNNING, {"soc": soc})),
     )
-    return Known(situation, leases, {row.device: row.wanted_by for row in rows if row.wanted_by})
+    return KnownSoc(situation, leases, {row.device: row.wanted_by for row in rows if row.wanted_by})
 
 
 def read_free(
     connection: Connection, soc: str, now_ms: int, *, asking: Collection[str], keep: Collection[str]
-) -> Known:
+) -> KnownSoc:
     """Return the situation of a SoC as far as its free devices go, which are few on a farm that is busy.
 
     Devices in `keep` are free for whoever holds them now.
@@ -157,7 +157,7 @@ def read_free(
         elsewhere_labelled=_labelled(connection, of_soc, quotas, keep, also_here=True),
         asking=asking,
     )
-    return Known(situation, leases, held=held)
+    return KnownSoc(situation, leases, held=held)
 
 
 def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDevice]:

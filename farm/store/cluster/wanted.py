@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from farm.store.cluster.situations import Known
+    from farm.store.cluster.situations import KnownSoc
     from farm.store.leases.rules import Priority
     from farm.store.leases.situation import Share
 
@@ -37,7 +37,7 @@ _MARK = text("""
 """)
 
 
-def look_for_wanted(connection: Connection, known: Known, shares: Mapping[str, Share]) -> None:
+def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str, Share]) -> None:
     """Mark what is to be handed over, where a decision leaves somebody waiting; at most once a second for a SoC.
 
     Ten times a second where somebody has come just now.
@@ -75,7 +75,7 @@ def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Prio
     )
 
 
-def mark_wanted(connection: Connection, known: Known) -> int:
+def mark_wanted(connection: Connection, known: KnownSoc) -> int:
     """Mark the devices of a SoC that others have a better right to, and return how many are newly so."""
     wanted = hand_over(known.situation)
     changed = {
