@@ -24,7 +24,19 @@ from stub_farm import words_of
 from stub_hosts import HostPlan
 
 from farm.cluster.agent.host_agent import HostAgent, Timing
-from farm.cluster.slots.slot_protocol import LOOKED, Back, Begin, Break, Died, End, Ended, Grant, Look, Run, ToSlot
+from farm.cluster.slots.slot_protocol import (
+    LOOKED,
+    Back,
+    Begin,
+    Break,
+    Died,
+    End,
+    Ended,
+    LookNow,
+    RunJob,
+    SetGrant,
+    ToSlot,
+)
 from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
 from farm.errors import FarmError
@@ -61,7 +73,7 @@ class StubSlot:
     def send(self, *messages: ToSlot) -> None:
         """Take messages, as farm/cluster/slots/slot.py does."""
         for message in messages:
-            if isinstance(message, Grant):
+            if isinstance(message, SetGrant):
                 self._grant, self._holds_back = message.grant, False
             elif isinstance(message, Break):
                 self._broken.set()
@@ -87,13 +99,13 @@ class StubSlot:
             if isinstance(message, Begin):
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
-            elif isinstance(message, Look):
+            elif isinstance(message, LookNow):
                 self._answer(Back(LOOKED, off=True))
-            elif isinstance(message, Run) and not self._dead:
+            elif isinstance(message, RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()
 
-    def _run(self, message: Run) -> FromSlot:
+    def _run(self, message: RunJob) -> FromSlot:
         if self._holds_back or not self._grant.go or self._grant.is_over:
             self._holds_back = True
             return Back(message.number, off=True)

@@ -19,9 +19,9 @@ from farm.cluster.slots.slot_protocol import (
     Died,
     Ended,
     FromSlot,
-    Grant,
-    Look,
-    Run,
+    LookNow,
+    RunJob,
+    SetGrant,
     ToSlot,
 )
 from farm.device_run.canary import canary_job
@@ -194,12 +194,12 @@ class Bench:
     def claimed(self, held: HeldShard) -> None:
         self.work.claimed(held, 1e12)
 
-    def ended(self, run: Run, verdict: Verdict = Verdict.PASSED) -> None:
+    def ended(self, run: RunJob, verdict: Verdict = Verdict.PASSED) -> None:
         self.slot.answer(Ended(run.number, (Attempt(run.planned.job.id, verdict, Stage.DONE, ""),)))
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunJob]:
         """Return the jobs that the slot got since."""
-        return [one for one in self.slot.take() if isinstance(one, Run)]
+        return [one for one in self.slot.take() if isinstance(one, RunJob)]
 
     @property
     def recorded(self) -> list[str]:
@@ -211,21 +211,21 @@ def _bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def names(runs: Sequence[Run]) -> list[str]:
+def names(runs: Sequence[RunJob]) -> list[str]:
     return [one.planned.job.case.name for one in runs]
 
 
 def last_grant(sent: Sequence[ToSlot]) -> Any:
-    return next(one.grant for one in reversed(sent) if isinstance(one, Grant))
+    return next(one.grant for one in reversed(sent) if isinstance(one, SetGrant))
 
 
 def test_a_slot_has_one_job_that_runs_and_two_that_follow(bench: Bench) -> None:
     assert bench.office.wanted == [None]
     bench.claimed(shard(1, "a b c d e"))
     sent = bench.slot.take()
-    assert [type(one) for one in sent] == [Grant, Begin, Run, Run, Run]
+    assert [type(one) for one in sent] == [SetGrant, Begin, RunJob, RunJob, RunJob]
     assert last_grant(sent).go
-    runs = [one for one in sent if isinstance(one, Run)]
+    runs = [one for one in sent if isinstance(one, RunJob)]
     assert names(runs) == ["a", "b", "c"]
     # The first waits for the second, so that this one is staged meanwhile.
     assert [one.more for one in runs] == [True, True, False]
@@ -242,7 +242,7 @@ def test_the_next_shard_is_claimed_before_the_last_job_begins_and_goes_on_in_the
     assert bench.office.wanted == [lease(1)]
     bench.claimed(shard(2, "d e"))
     sent = bench.slot.take()
-    assert [type(one) for one in sent] == [Run]
+    assert [type(one) for one in sent] == [RunJob]
     bench.ended(runs[1])
     bench.ended(runs[2])
     assert names([*sent, *bench.runs()]) == ["d", "e"]
@@ -256,7 +256,7 @@ def test_another_run_begins_when_the_slot_has_nothing_of_the_first(bench: Bench)
     bench.claimed(shard(2, "b", run="another"))
     assert not bench.slot.take()
     bench.ended(first)
-    assert [type(one) for one in bench.slot.take()] == [Grant, Begin, Run]
+    assert [type(one) for one in bench.slot.take()] == [SetGrant, Begin, RunJob]
 
 
 def test_without_more_work_the_slot_lets_go_before_the_lease_ends(bench: Bench) -> None:
@@ -267,7 +267,7 @@ def test_without_more_work_the_slot_lets_go_before_the_lease_ends(bench: Bench) 
     bench.office.ring()
     sent = bench.slot.take()
     assert not last_grant(sent).go
-    assert isinstance(sent[-1], Look)
+    assert isinstance(sent[-1], LookNow)
     assert not bench.office.released
     bench.slot.answer(Back(LOOKED, off=True))
     assert bench.office.released == [1]
@@ -319,7 +319,7 @@ def test_a_cancelled_run_is_broken_off(bench: Bench) -> None:
     bench.work.cancelled("another")
     assert not bench.slot.take()
     bench.work.cancelled("run")
-    assert [type(one) for one in bench.slot.take()] == [Grant, Break, Look]
+    assert [type(one) for one in bench.slot.take()] == [SetGrant, Break, LookNow]
     for run in runs:
         bench.slot.answer(Back(run.number, off=True))
     bench.slot.answer(Back(LOOKED, off=True))
@@ -362,7 +362,7 @@ def test_a_lease_that_was_over_for_the_slot_goes_on_when_it_is_renewed(bench: Be
     bench.work.renewed(2e12)
     sent = bench.slot.take()
     assert last_grant(sent).until_s == 2e12
-    assert names([one for one in sent if isinstance(one, Run)]) == ["a", "b"]
+    assert names([one for one in sent if isinstance(one, RunJob)]) == ["a", "b"]
 
 
 def test_a_job_whose_slot_died_is_tried_once_more_then_farm_is_to_blame(bench: Bench) -> None:
@@ -370,7 +370,7 @@ def test_a_job_whose_slot_died_is_tried_once_more_then_farm_is_to_blame(bench: B
     bench.slot.answer(Died("signal 9"))
     assert len(bench.office.slots) == 2
     sent = bench.slot.take()
-    assert [type(one) for one in sent] == [Grant, Begin, Run, Run]
+    assert [type(one) for one in sent] == [SetGrant, Begin, RunJob, RunJob]
     assert not bench.office.results
     bench.slot.answer(Died("signal 9"))
     assert len(bench.office.slots) == 3

@@ -11,7 +11,19 @@ import pytest
 from farm_home import FarmHome
 
 from farm.cluster.slots.slot_process import SlotProcess
-from farm.cluster.slots.slot_protocol import LOOKED, Back, Begin, Break, Died, Ended, FromSlot, Grant, Health, Look, Run
+from farm.cluster.slots.slot_protocol import (
+    LOOKED,
+    Back,
+    Begin,
+    Break,
+    DeviceEvent,
+    Died,
+    Ended,
+    FromSlot,
+    LookNow,
+    RunJob,
+    SetGrant,
+)
 from farm.devices.adb.server import start_adb_server
 from farm.pool.worker_grant import WorkerGrant, now_s
 from farm.request.plan import RunPlan, read_plan
@@ -54,12 +66,12 @@ class Device:
         plan.prepare_folder()
         self.slot.send(self.go(), Begin(str(plan.path)))
 
-    def go(self, **facts: Any) -> Grant:
-        return Grant(msgspec.structs.replace(WorkerGrant(go=True, fence=3, until_s=now_s() + 100), **facts))
+    def go(self, **facts: Any) -> SetGrant:
+        return SetGrant(msgspec.structs.replace(WorkerGrant(go=True, fence=3, until_s=now_s() + 100), **facts))
 
-    def runs(self, *history: Tried) -> list[Run]:
+    def runs(self, *history: Tried) -> list[RunJob]:
         last = len(self.plan.jobs) - 1
-        return [Run(n, planned, history, more=n < last) for n, planned in enumerate(self.plan.jobs)]
+        return [RunJob(n, planned, history, more=n < last) for n, planned in enumerate(self.plan.jobs)]
 
     def next(self) -> FromSlot:
         """Return the next message but for what happened to the device."""
@@ -68,7 +80,7 @@ class Device:
                 message = self.heard.get(timeout=_SECONDS)
             except Empty:
                 raise AssertionError((self.folder / "slot.log").read_text()) from None
-            if not isinstance(message, Health):
+            if not isinstance(message, DeviceEvent):
                 return message
             self.health.append(message.event.event)
 
@@ -110,7 +122,7 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     device.slot.send(*device.runs())
     time.sleep(1.0)
     began = time.monotonic()
-    device.slot.send(Grant(WorkerGrant(go=False)), Break(), Look())
+    device.slot.send(SetGrant(WorkerGrant(go=False)), Break(), LookNow())
     assert [device.next() for _ in range(4)] == [Back(number, off=True) for number in (0, 1, 2, LOOKED)]
     assert time.monotonic() - began < 5
     assert not device.sessions()
@@ -129,7 +141,7 @@ def test_without_a_lease_nothing_begins_and_with_one_it_does(device: Device) -> 
 def test_what_another_device_found_decides_with_this_one(device: Device) -> None:
     inject(device.folder / "devices" / device.device.serial, Fault(FaultKind.WRONG_NUMBERS, after_bytes=1000, times=0))
     device.begin()
-    first = Run(0, device.plan.jobs[0])
+    first = RunJob(0, device.plan.jobs[0])
     # News, and another device of the run could try it.
     device.slot.send(device.go(others=("other@host",)), first)
     ended = device.next()
@@ -151,13 +163,13 @@ def test_a_device_that_is_away_is_brought_back_by_its_slot(device: Device) -> No
     root = device.folder / "devices" / device.device.serial
     device.begin()
     inject(root, Fault(FaultKind.OFFLINE))
-    first = Run(0, device.plan.jobs[0])
+    first = RunJob(0, device.plan.jobs[0])
     device.slot.send(first)
     back = device.next()
     assert isinstance(back, Back)
     assert back.unfit
     clear(root)
-    device.slot.send(device.go(go=False, recover=True), Look())
+    device.slot.send(device.go(go=False, recover=True), LookNow())
     assert device.next() == Back(LOOKED, recovered=True)
     device.slot.send(device.go(), first)
     assert isinstance(device.next(), Ended)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farm.cluster.agent.claimer import Claimer
     from farm.cluster.agent.recorder import Recorder
     from farm.cluster.files.prepare import Preparer
-    from farm.cluster.slots.slot_protocol import Slot
+    from farm.cluster.slots.slot_protocol import DeviceSlot
     from farm.devices.device import Device
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
     from farm.store.leases.registry import HealthEvent
@@ -52,7 +52,7 @@ class Desk:
         soc_of: Callable[[str], str],
         changed: Callable[[], None],
         note: Callable[[str], None],
-        slots: Callable[[Device], Slot] | None,
+        slots: Callable[[Device], DeviceSlot] | None,
     ) -> None:
         """`soc_of` returns the SoC of a device by its id; `changed` is called when facts of a device are others.
 
@@ -125,7 +125,7 @@ class Desk:
         self._parts.recorder.health(event)
         self.has_quarantined = self.has_quarantined or event.state == Health.QUARANTINED
 
-    def slot(self, device: Device) -> Slot:
+    def slot(self, device: Device) -> DeviceSlot:
         """Return a new slot."""
         if self._make_slot is not None:
             return self._make_slot(device)

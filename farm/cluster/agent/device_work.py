@@ -1,6 +1,7 @@
 """What an agent does with one device: claimed shards go to its slot job by job, and the device goes on without a pause.
 
 All of it happens in the agent's thread of decisions; what takes time is done elsewhere and comes back as a call.
+
 idle      no shard, no lease: it is claimed for
 working   a shard, and where that is about to end the next one
 leaving   the slot finishes or breaks off what runs and lets go of the device; then the lease goes
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from farm.cluster.agent.feeding import Feeding
 from farm.cluster.agent.hand import MOST_SHARDS, Hand, Part, own_fault
-from farm.cluster.slots.slot_link import SlotLink
-from farm.cluster.slots.slot_protocol import LOOKED, Back, Break, Broken, Died, Ended, Health, SlotTimes
+from farm.cluster.agent.slot_link import SlotLink
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Break, Broken, DeviceEvent, Died, Ended, SlotTimes
 from farm.errors import FarmError
 from farm.store.cluster.records import ShardResult
 from farm.system.text import reason_line
@@ -183,8 +184,6 @@ class DeviceWork:
         now = time.monotonic()
         if self.phase is Phase.WORKING and self._idle_since_s is not None and now > self._idle_since_s + self._linger_s:
             self._leave("there is nothing to do")
-        if not self._slot.is_there:
-            return
         if self.phase is Phase.LEAVING and self._is_broken_off and now > self._leaving_since_s + self._times.break_s:
             self._slot.kill()
         elif (self._hand.jobs or self.phase in (Phase.LEAVING, Phase.MENDING)) and self._feeding.is_silent(now):
@@ -192,7 +191,7 @@ class DeviceWork:
             self._slot.kill()
 
     def close(self) -> None:
-        """End the slot. May take some seconds: any thread may call it once nothing else happens."""
+        """End the slot, which may take some seconds. Any thread may call it once nothing else happens."""
         self._slot.close()
 
     # What comes of what was begun.
@@ -210,7 +209,7 @@ class DeviceWork:
         self._feed()
 
     def _heard(self, message: FromSlot) -> None:
-        if isinstance(message, Health):
+        if isinstance(message, DeviceEvent):
             self._office.health(message.event)
         elif isinstance(message, Died):
             self._died(message.reason)
@@ -219,9 +218,8 @@ class DeviceWork:
             self._record(self._hand.ended(message.number), message)
             self._go_on()
         elif isinstance(message, Broken):
-            lines = [line for line in message.text.splitlines() if line.strip()]
-            reason = f"the worker broke down over this job: {lines[-1] if lines else 'it did not say why'}"
-            self._record_own_fault(message.number, reason, message.text)
+            last = message.text.strip().rpartition("\n")[2] or "it did not say why"
+            self._record_own_fault(message.number, f"the worker broke down over this job: {last}", message.text)
             self._go_on()
         elif message.number == LOOKED:
             self._looked(message)

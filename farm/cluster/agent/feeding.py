@@ -6,12 +6,12 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from farm.cluster.slots.slot_protocol import Begin, Grant, Run
+from farm.cluster.slots.slot_protocol import Begin, RunJob, SetGrant
 from farm.pool.worker_grant import WorkerGrant
 
 if TYPE_CHECKING:
     from farm.cluster.agent.hand import Hand, Part
-    from farm.cluster.slots.slot_link import SlotLink
+    from farm.cluster.agent.slot_link import SlotLink
     from farm.cluster.slots.slot_protocol import ToSlot
     from farm.request.plan import RunPlan
 
@@ -53,19 +53,19 @@ class Feeding:
         newest = self._newest(fence, recover=recover, go=go)
         if newest != self._sent:
             self._sent = newest
-            self._slot.send(Grant(newest))
+            self._slot.send(SetGrant(newest))
 
-    def revoked(self, *, broken_off: bool) -> Grant:
+    def revoked(self, *, broken_off: bool) -> SetGrant:
         """Return what ends the slot's use of the device; what is `broken_off` is begun anew the next time."""
         self._sent = None
         if broken_off:
             self._begun = None
-        return Grant(WorkerGrant(go=False))
+        return SetGrant(WorkerGrant(go=False))
 
     def feed(self) -> None:
         """Give the slot as many jobs as it has room for."""
         messages: list[ToSlot] = []
-        runs: list[Run] = []
+        runs: list[RunJob] = []
         while (part := self._hand.next_part()) is not None and part.prepared is not None:
             if self._begun != part.begun_as or self._must_begin:
                 if self._hand.jobs:
@@ -73,10 +73,10 @@ class Feeding:
                     break
                 messages += self._beginning(part, part.prepared.plan)
             number, job = self._hand.give(part)
-            runs.append(Run(number, part.planned(job), job.history, more=True))
+            runs.append(RunJob(number, part.planned(job), job.history, more=True))
         if runs:
             last = runs.pop()
-            self._slot.send(*messages, *runs, Run(last.number, last.planned, last.history))
+            self._slot.send(*messages, *runs, RunJob(last.number, last.planned, last.history))
 
     def is_silent(self, now: float) -> bool:
         """Return whether the slot has not shown for long that it goes on; `now` is monotonic time."""
@@ -96,7 +96,7 @@ class Feeding:
             # Of the worker that begins: what a former one made good for is over.
             self.outvoted = 0
         self._sent = self._newest(part.held.lease.fence)
-        return [Grant(self._sent)] if is_of_run else [Grant(self._sent), Begin(str(plan.path))]
+        return [SetGrant(self._sent)] if is_of_run else [SetGrant(self._sent), Begin(str(plan.path))]
 
     def _newest(self, fence: int | None, *, recover: bool = False, go: bool = True) -> WorkerGrant:
         part = self._hand.parts[0] if self._hand.parts else None

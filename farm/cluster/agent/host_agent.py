@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.cluster.agent.builds import BuildHost
-    from farm.cluster.agent.host_devices import Look
+    from farm.cluster.agent.host_devices import Attachments
     from farm.cluster.delivery.worker import MessageDelivery
     from farm.cluster.nights import NightStarter
-    from farm.cluster.slots.slot_protocol import Slot
+    from farm.cluster.slots.slot_protocol import DeviceSlot
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.store.cluster.records import AgentId, Minded
@@ -76,7 +76,7 @@ class HostAgent:
         builds: bool = False,
         has_devices: bool = True,
         devices: Callable[[], Sequence[Device]] | None = None,
-        slots: Callable[[Device], Slot] | None = None,
+        slots: Callable[[Device], DeviceSlot] | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         """`note` gets a line for people; `builds` lets it compile for others.
@@ -330,7 +330,7 @@ class HostAgent:
         else:
             self._desk.post(partial(self._looked, look))
 
-    def _looked(self, look: Look) -> None:
+    def _looked(self, look: Attachments) -> None:
         if self._works.looked(look):
             self._changed()
 

@@ -45,7 +45,7 @@ class HostDevice(NamedTuple):
     facts: AgentDevice
 
 
-class Look(NamedTuple):
+class Attachments(NamedTuple):
     """What is attached to the host."""
 
     devices: tuple[HostDevice, ...]
@@ -73,7 +73,7 @@ class HostDevices:
         """When a device was outvoted last, as far as that was told."""
         self._reasons: dict[str, str] = {}
 
-    def look(self, busy: Collection[str]) -> Look:
+    def look(self, busy: Collection[str]) -> Attachments:
         """Return the devices; on those in `busy`, ids, something runs. Raises FarmError."""
         found = self._attached(busy)
         if time.monotonic() > self._seen_s + _SEEN_SECONDS:
@@ -84,7 +84,7 @@ class HostDevices:
             self._asked_s, self._found = time.monotonic(), found
         known = self._known
         devices = tuple(described(device, known.get(device.id), load_socs()) for device in found.devices)
-        return Look(devices, tuple(map(_refused, found.unusable)), self._outvoted(devices, known))
+        return Attachments(devices, tuple(map(_refused, found.unusable)), self._outvoted(devices, known))
 
     def _attached(self, busy: Collection[str]) -> Scan:
         from farm.devices.discovery import Scan, scan_all

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.cluster.slots.slot_protocol import Slot
+    from farm.cluster.slots.slot_protocol import DeviceSlot
     from farm.devices.device import Device
     from farm.errors import FarmError
     from farm.request.plan import PlannedJob, RunPlan
@@ -48,7 +48,7 @@ class Office(Protocol):
     def health(self, event: HealthEvent) -> None:
         """Record what happened to a device."""
 
-    def slot(self, device: Device) -> Slot:
+    def slot(self, device: Device) -> DeviceSlot:
         """Return a new slot."""
 
     def post(self, action: Callable[[], None]) -> None:

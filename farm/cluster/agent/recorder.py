@@ -35,7 +35,7 @@ _UPLOAD_SECONDS = 120.0
 """After so long without the artifacts' store a result is recorded without its files."""
 
 
-class PutBack(NamedTuple):
+class ShardBack(NamedTuple):
     """A shard that is given back."""
 
     held: HeldShard
@@ -61,7 +61,7 @@ class Uploads(Protocol):
         """Let go of files of which the attempt is recorded."""
 
 
-class _Found(NamedTuple):
+class _SpooledResult(NamedTuple):
     """A result on its way."""
 
     result: ShardResult
@@ -69,7 +69,7 @@ class _Found(NamedTuple):
     """Its files are where all hosts find them; it is in the spool."""
 
 
-_Item = _Found | PutBack | Release | HealthEvent
+_Item = _SpooledResult | ShardBack | Release | HealthEvent
 
 
 class Recorder:
@@ -93,9 +93,9 @@ class Recorder:
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._uploading: Counter[str] = Counter()
         """Results of a device whose files are on their way."""
-        self._waiting: list[PutBack | Release] = []
+        self._waiting: list[ShardBack | Release] = []
         """What waits for uploads of its device."""
-        self._to_upload: SimpleQueue[_Found | None] = SimpleQueue()
+        self._to_upload: SimpleQueue[_SpooledResult | None] = SimpleQueue()
         self._ending = threading.Event()
         self._problem = ""
         self._threads = [
@@ -114,11 +114,11 @@ class Recorder:
 
     def result(self, result: ShardResult) -> None:
         """Record a result."""
-        self._queue.put(_Found(result))
+        self._queue.put(_SpooledResult(result))
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
         """Give back a shard with the jobs that are left."""
-        self._queue.put(PutBack(held, tuple(jobs), why))
+        self._queue.put(ShardBack(held, tuple(jobs), why))
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease, then call `done`, from another thread."""
@@ -146,8 +146,8 @@ class Recorder:
         while not self._ending.is_set() and not (is_last and not self._waiting and not self._uploading.total()):
             items, is_last = self._next(is_last=is_last)
             for item in items:
-                is_new = isinstance(item, _Found) and not item.is_uploaded
-                if isinstance(item, _Found) and is_new and not self._spool.append(item.result):
+                is_new = isinstance(item, _SpooledResult) and not item.is_uploaded
+                if isinstance(item, _SpooledResult) and is_new and not self._spool.append(item.result):
                     self._say("this disk is full: results are only in memory")
             self._do(self._divert(items))
 
@@ -161,7 +161,7 @@ class Recorder:
         if first is None:
             return items, True
         items.append(first)
-        if isinstance(first, _Found):
+        if isinstance(first, _SpooledResult):
             time.sleep(_COALESCE_SECONDS)
         while True:
             try:
@@ -177,16 +177,16 @@ class Recorder:
         """Return what can be done now: not results whose files are not uploaded, nor what follows them on a device."""
         now: list[_Item] = []
         for item in items:
-            if isinstance(item, _Found) and item.is_uploaded:
+            if isinstance(item, _SpooledResult) and item.is_uploaded:
                 now.append(item)
                 self._uploading[device := item.result.device] -= 1
                 if not self._uploading[device]:
                     now += [one for one in self._waiting if _device(one) == device]
                     self._waiting = [one for one in self._waiting if _device(one) != device]
-            elif isinstance(item, _Found) and item.result.artifacts and self._uploads is not None:
+            elif isinstance(item, _SpooledResult) and item.result.artifacts and self._uploads is not None:
                 self._uploading[item.result.device] += 1
                 self._to_upload.put(item)
-            elif isinstance(item, PutBack | Release) and self._uploading[_device(item)]:
+            elif isinstance(item, ShardBack | Release) and self._uploading[_device(item)]:
                 self._waiting.append(item)
             else:
                 now.append(item)
@@ -194,7 +194,7 @@ class Recorder:
 
     def _upload_all(self) -> None:
         while (found := self._to_upload.get()) is not None:
-            self._queue.put(_Found(self._upload(found.result), is_uploaded=True))
+            self._queue.put(_SpooledResult(self._upload(found.result), is_uploaded=True))
 
     def _upload(self, result: ShardResult) -> ShardResult:
         deadline = time.monotonic() + _UPLOAD_SECONDS
@@ -214,12 +214,12 @@ class Recorder:
         return result
 
     def _do(self, items: Sequence[_Item]) -> None:
-        results = [item.result for item in items if isinstance(item, _Found)]
+        results = [item.result for item in items if isinstance(item, _SpooledResult)]
         releases = [item for item in items if isinstance(item, Release)]
         if results:
             self._patiently(lambda: self._record(results))
         for item in items:
-            if isinstance(item, PutBack):
+            if isinstance(item, ShardBack):
                 self._patiently(partial(self._put_back, item))
             elif isinstance(item, HealthEvent):
                 self._patiently(partial(self._store.devices.record_health, item))
@@ -233,7 +233,7 @@ class Recorder:
             self._store.cluster.release(agent, leases)
             self._ledger.drop(lease.device for lease in leases)
 
-    def _put_back(self, item: PutBack) -> None:
+    def _put_back(self, item: ShardBack) -> None:
         if self._agent is not None:
             held = item.held
             # Others may have it by now.
@@ -280,5 +280,5 @@ class Recorder:
             self._note(problem)
 
 
-def _device(item: PutBack | Release) -> str:
-    return item.held.lease.device if isinstance(item, PutBack) else item.lease.device
+def _device(item: ShardBack | Release) -> str:
+    return item.held.lease.device if isinstance(item, ShardBack) else item.lease.device

@@ -11,7 +11,7 @@ from farm.cluster.agent.device_work import DeviceWork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.cluster.agent.host_devices import HostDevice, Look
+    from farm.cluster.agent.host_devices import Attachments, HostDevice
     from farm.cluster.agent.office import Office
     from farm.store.cluster.records import AgentDevice, HeldShard, Minded
 
@@ -73,7 +73,7 @@ class Works:
         """Whether nothing of the agent's is on any device."""
         return all(work.is_free for work in self.all())
 
-    def looked(self, look: Look) -> bool:
+    def looked(self, look: Attachments) -> bool:
         """Take what is attached now; return whether there is something new to tell of."""
         before = self.facts()
         self._others = look.others

@@ -24,13 +24,13 @@ from farm.cluster.slots.slot_protocol import (
     Begin,
     Break,
     Broken,
+    DeviceEvent,
     End,
     Ended,
     Frames,
-    Grant,
-    Health,
-    Look,
-    Run,
+    LookNow,
+    RunJob,
+    SetGrant,
     ToSlot,
     frame,
 )
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 
 
-class Kept:
+class UnrecordedJob:
     """What a job leaves, in the place of a store."""
 
     def __init__(self, tell: Callable[[FromSlot], None]) -> None:
@@ -62,7 +62,7 @@ class Kept:
         self.artifacts: tuple[ArtifactRecord, ...] = ()
 
     @property
-    def devices(self) -> Kept:
+    def devices(self) -> UnrecordedJob:
         """Where the health of devices is recorded."""
         return self
 
@@ -85,7 +85,7 @@ class Kept:
 
     def record_health(self, event: HealthEvent) -> None:
         """Let the agent record what happened to a device."""
-        self._tell(Health(event))
+        self._tell(DeviceEvent(event))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -94,7 +94,7 @@ class Kept:
 class SlotWorker(Worker):
     """The worker of a single machine; its grants, and what other devices found, come from the agent."""
 
-    def __init__(self, plan: RunPlan, controller: int, grant: Callable[[], WorkerGrant], kept: Kept) -> None:
+    def __init__(self, plan: RunPlan, controller: int, grant: Callable[[], WorkerGrant], kept: UnrecordedJob) -> None:
         self._newest, self._kept = grant, kept
         self._history: tuple[Tried, ...] = ()
         self.repeat: tuple[Tried, ...] = ()
@@ -145,12 +145,12 @@ class SlotLoop:
         """What comes is given back until the next grant."""
         self._broken_off = False
         self._worker: SlotWorker | None = None
-        self._kept = Kept(tell)
+        self._kept = UnrecordedJob(tell)
         self._plan: RunPlan | None = None
 
     def take(self, message: ToSlot) -> None:
         """Take a message of the agent's. Called in another thread than `run`."""
-        if isinstance(message, Grant):
+        if isinstance(message, SetGrant):
             self._grant, self._holds_back = message.grant, False
         elif isinstance(message, Break):
             self._break_off()
@@ -167,10 +167,10 @@ class SlotLoop:
         try:
             while not isinstance(message := after or self._queue.get(), End):
                 after = None
-                if isinstance(message, Run):
+                if isinstance(message, RunJob):
                     after = self._queue.get() if message.more or not self._queue.empty() else None
-                    self._run(message, after if isinstance(after, Run) else None)
-                elif isinstance(message, Look):
+                    self._run(message, after if isinstance(after, RunJob) else None)
+                elif isinstance(message, LookNow):
                     self._look()
                 elif isinstance(message, Begin):
                     self._begin(message)
@@ -200,7 +200,7 @@ class SlotLoop:
             # Which a worker that closes is deaf to: here others follow.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    def _run(self, message: Run, following: Run | None) -> None:
+    def _run(self, message: RunJob, following: RunJob | None) -> None:
         if self._holds_back or self._plan is None:
             self._tell(Back(message.number, off=True))
             return

@@ -1,8 +1,8 @@
 """What an agent and a slot, which runs the jobs of one device, say to each other.
 
-A slot does in order what it is sent, but for Grant, Break and End, which count at once. It answers every Run and every
-Look with one message. A slot that answers with a Back does nothing else before the next Grant: what it had in hand
-comes back as well.
+A slot does in order what it is sent, but for SetGrant, Break and End, which count at once. It answers every RunJob and
+every LookNow with one message. One that answers with a Back does nothing else before the next SetGrant: what it had
+in hand comes back as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOOKED = -1
-"""Number of the answer to a Look."""
+"""Number of the answer to a LookNow."""
 
 _SIZE = struct.Struct(">I")
 
@@ -36,13 +36,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Path of the plan's file."""
 
 
-class Grant(msgspec.Struct, frozen=True, tag=True):
+class SetGrant(msgspec.Struct, frozen=True, tag=True):
     """Whether the device may be used, from now on."""
 
     grant: WorkerGrant
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class RunJob(msgspec.Struct, frozen=True, tag=True):
     """A job."""
 
     number: int
@@ -50,10 +50,10 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     history: tuple[Tried, ...] = ()
     """What other devices found, by their ids."""
     more: bool = False
-    """Another Run follows at once, so that its bundle can be staged meanwhile."""
+    """Another RunJob follows at once, so that its bundle can be staged meanwhile."""
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class LookNow(msgspec.Struct, frozen=True, tag=True):
     """Recover the device or let go of it, as the newest grant says."""
 
 
@@ -65,7 +65,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """Leave the device as it was found, and end."""
 
 
-ToSlot = Begin | Grant | Run | Look | Break | End
+ToSlot = Begin | SetGrant | RunJob | LookNow | Break | End
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +81,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Back(msgspec.Struct, frozen=True, tag=True):
-    """A job was not begun; or what came of a Look."""
+    """A job was not begun; or what came of a LookNow."""
 
     number: int
     off: bool = False
@@ -103,7 +103,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     """A traceback."""
 
 
-class Health(msgspec.Struct, frozen=True, tag=True):
+class DeviceEvent(msgspec.Struct, frozen=True, tag=True):
     """Something happened to a device."""
 
     event: HealthEvent
@@ -115,10 +115,10 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromSlot = Ended | Back | Broken | Health | Died
+FromSlot = Ended | Back | Broken | DeviceEvent | Died
 
 
-class Slot(Protocol):
+class DeviceSlot(Protocol):
     """Runs the jobs of one device, in another process or thread."""
 
     def start(self, answer: Callable[[FromSlot], None]) -> None:

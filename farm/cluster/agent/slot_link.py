@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from farm.cluster.slots.slot_protocol import LOOKED, Back, Died, Look
+from farm.cluster.slots.slot_protocol import LOOKED, Back, Died, LookNow
 from farm.errors import FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cluster.agent.office import Office
-    from farm.cluster.slots.slot_protocol import FromSlot, Slot, ToSlot
+    from farm.cluster.slots.slot_protocol import DeviceSlot, FromSlot, ToSlot
     from farm.devices.device import Device
 
 
@@ -22,7 +22,7 @@ class SlotLink:
     def __init__(self, device: Device, office: Office, heard: Callable[[FromSlot], None]) -> None:
         """`heard` gets the messages of the slot that there is now, in the thread of decisions."""
         self._device, self._office, self._heard = device, office, heard
-        self._slot: Slot | None = None
+        self._slot: DeviceSlot | None = None
         self._life = 0
         """Of the slot: what a former one says is of no interest."""
         self._looks = 0
@@ -61,7 +61,7 @@ class SlotLink:
         """Have the slot do what the newest grant says, after `messages`; only the answer to the last Look is heard."""
         self.start()
         self._looks += 1
-        self.send(*messages, Look())
+        self.send(*messages, LookNow())
 
     def kill(self) -> None:
         """End the slot at once; that it died is heard."""
