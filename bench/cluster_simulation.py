@@ -12,6 +12,7 @@ multiplied by how often the simulated night makes them. All bundles are made bef
 `idle_while_work_waits`  share in which a device was idle although a job that it could run waited
 `person_wait_s`, `nightly_wait_s`  from submission to the first job: median, 95 %, longest
 `shards`, `handed_over`  how many were begun; how many of these ended early for somebody else
+`calls_per_s`            what agents ask for, on average and in the busiest second
 `queries_per_s`          statements that agents send, on average and in the busiest second
 `cost_ms`, `caller_ms`   processor time of PostgreSQL and of the caller for one call of each kind
 `statements`             of one call
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from filled_farm import measure
@@ -78,6 +80,8 @@ def what_was_found(found: Found, size: Size) -> dict[str, object]:
         "handed_over": found.handed_over,
         "decisions": found.decisions,
         "most_runs_of_a_soc": found.most_orders,
+        "calls_per_s": {name: [round(rate, 1) for rate in both] for name, both in rates(found, size).items()},
+        "claims_of_largest_soc_per_s": round(_claims_of_largest(found) / found.ended_s, 1),
     }
 
 
@@ -97,8 +101,7 @@ def what_the_database_does(found: Found, costs: Costs, size: Size) -> dict[str, 
     queries = [sum(costs.statements[name] * rate[n] for name, rate in calls.items()) for n in (0, 1)]
     cores = {name: rate[0] * costs.cost_ms[name] / 1000 for name, rate in calls.items()}
     # Decisions about one SoC come one after the other.
-    busiest = max(sum(n for (_, one), n in found.claims_of_soc.items() if one == soc) for soc in _socs(found))
-    locked = busiest / found.ended_s * (costs.cost_ms["claim"] + costs.caller_ms["claim"]) / 1000
+    locked = _claims_of_largest(found) / found.ended_s * (costs.cost_ms["claim"] + costs.caller_ms["claim"]) / 1000
     bounds = {
         "decisions of the largest SoC, one after the other": locked,
         f"processors of a database with {costs.cores}": sum(cores.values()) / costs.cores,
@@ -106,7 +109,6 @@ def what_the_database_does(found: Found, costs: Costs, size: Size) -> dict[str, 
     }
     first = max(bounds, key=lambda name: bounds[name])
     return {
-        "calls_per_s": {name: [round(rate, 1) for rate in both] for name, both in calls.items()},
         "queries_per_s": [round(number) for number in queries],
         "database_cores": round(sum(cores.values()), 2),
         "database_cores_by_call": {name: round(used, 2) for name, used in cores.items()},
@@ -115,8 +117,11 @@ def what_the_database_does(found: Found, costs: Costs, size: Size) -> dict[str, 
     }
 
 
-def _socs(found: Found) -> set[str]:
-    return {soc for _, soc in found.claims_of_soc}
+def _claims_of_largest(found: Found) -> int:
+    claims: Counter[str] = Counter()
+    for (_, soc), count in found.claims_of_soc.items():
+        claims[soc] += count
+    return max(claims.values())
 
 
 def _spread(waits_s: Sequence[float]) -> list[float]:
