@@ -79,7 +79,7 @@ def night_lines(starts: Iterable[NightStart]) -> list[str]:
             filter(
                 None,
                 (
-                    f"{clock(one.due_ms)} {one.name}: {one.state}",
+                    f"night {one.name} of {clock(one.due_ms)}: {one.state}",
                     f"on {one.agent}",
                     "" if one.exit_code is None else f"exit code {one.exit_code}",
                     f"({one.why})" if one.why else "",

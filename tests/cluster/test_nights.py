@@ -105,8 +105,9 @@ def test_what_became_of_nights_is_a_line_each() -> None:
     ended = NightStart("phones", ms("2026-11-23T22:00:00+00:00"), "ended", "lab-1", 0, 1, 2, "no such suite")
     missed = msgspec.structs.replace(ended, state="missed", exit_code=None, why="nobody was there")
     first, second = night_lines([ended, missed])
-    assert "phones: ended on lab-1 exit code 2 (no such suite)" in first
-    assert "phones: missed on lab-1 (nobody was there)" in second
+    assert first.startswith("night phones of 2026-11-2")
+    assert "ended on lab-1 exit code 2 (no such suite)" in first
+    assert "missed on lab-1 (nobody was there)" in second
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farm.store.leases.rules import Lease
 
 _INDENT = "    "
+_NIGHTS = 5
 
 
 @click.group("agent", cls=SuggestingGroup, invoke_without_command=True)
@@ -64,11 +65,14 @@ def command(
 @command.command("list")
 @json_option()
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
-    """List the hosts of the farm, their devices, and who has these."""
+    """List the hosts of the farm, their devices, and who has these; the nights that they started last."""
+    from farm.cluster.nights import night_lines
+
     _require_shared(load_config(config_file))
     with opened(config_file, existing=True) as (_, store):
         agents = store.cluster.agents()
         leases = {lease.device: lease for lease in store.leases.all()}
+        nights = store.cluster.nights.recent(_NIGHTS)
     answer = [
         {
             "name": agent.name,
@@ -81,7 +85,8 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
         }
         for agent in agents
     ]
-    show({"agents": answer}, agent_lines(agents, leases), as_json=as_json)
+    lines = [*agent_lines(agents, leases), *night_lines(nights)]
+    show({"agents": answer, "nights": nights}, lines, as_json=as_json)
 
 
 @command.command("drain")
