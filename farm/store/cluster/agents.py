@@ -82,7 +82,7 @@ _HEARTBEAT = text("""
             UNION ALL SELECT shard.device, 'others, as its run is over' FROM shard JOIN run_order USING (run_id), now
             WHERE shard.token = :token AND shard.state = 'held' AND run_order.state = 'open'
               AND (until_ms <= now.ms OR failures >= most_failures)
-        ) AS both) AS wanted,
+        ) AS marked) AS wanted,
         (SELECT json_agg(DISTINCT device) FROM shard WHERE token = :token AND state = 'held') AS used,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,
