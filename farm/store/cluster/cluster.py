@@ -10,7 +10,7 @@ from farm.store.cluster.agents import Agents
 from farm.store.cluster.builds import BuildWork
 from farm.store.cluster.claims import Claims
 from farm.store.cluster.mend import Mending
-from farm.store.cluster.nights import Nights
+from farm.store.cluster.nights import NightStarts
 from farm.store.cluster.orders import Orders
 from farm.store.cluster.quotas import Quotas
 from farm.store.cluster.results import ShardResults
@@ -18,7 +18,7 @@ from farm.store.cluster.views import Views
 
 if TYPE_CHECKING:
     from farm.store.clock import Clock
-    from farm.store.cluster.nights import Nights
+    from farm.store.cluster.nights import NightStarts
     from farm.store.database import Database
 
 
@@ -34,8 +34,8 @@ class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Quotas, 
         super().__init__(database, clock)
 
     @cached_property
-    def nights(self) -> Nights:
+    def nights(self) -> NightStarts:
         """The starts of nights."""
-        from farm.store.cluster.nights import Nights
+        from farm.store.cluster.nights import NightStarts
 
-        return Nights(self._database, self._clock)
+        return NightStarts(self._database, self._clock)

@@ -53,7 +53,7 @@ PATIENCE_MS = 600_000
 """An agent that was not heard of for so long does not come back for the night that it runs."""
 
 
-class Nights(ClusterPart):
+class NightStarts(ClusterPart):
     """The starts of nights; one of a name is decided at a time."""
 
     def now_ms(self) -> int:
