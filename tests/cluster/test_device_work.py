@@ -486,3 +486,21 @@ def test_a_drained_device_finishes_what_runs(bench: Bench) -> None:
     assert not bench.office.wanted
     bench.work.open()
     assert bench.office.wanted == [None]
+
+
+def test_a_slot_that_dies_while_the_lease_ends_changes_nothing(bench: Bench) -> None:
+    bench.office.holds_releases = True
+    bench.claimed(shard(1, "a"))
+    bench.ended(*bench.runs())
+    bench.office.ring()
+    bench.slot.answer(Back(LOOKED, off=True))
+    bench.slot.answer(Died("signal 9"))
+    assert bench.office.released == [1]
+    assert not bench.work.is_free
+    assert not bench.office.wanted
+    bench.office.end_leases()
+    assert bench.office.wanted == [None]
+    # What is told twice is nothing new.
+    bench.claimed(shard(2, "b", fence=2))
+    bench.office.end_leases()
+    assert names(bench.runs()) == ["b"]

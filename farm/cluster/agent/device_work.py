@@ -71,7 +71,7 @@ class DeviceWork:
         """The slot has given everything back, as the lease is over for all that it knows."""
         self._trouble: Back | None = None
         self._why_leaving, self._is_broken_off, self._leaving_since_s = "", False, 0.0
-        self._must_mend = False
+        self._must_mend = self._has_left = False
         self._deaths = 0
         self._idle_since_s: float | None = None
         self._wants: tuple[Lease | None] | None = None
@@ -106,7 +106,7 @@ class DeviceWork:
     @property
     def runs(self) -> frozenset[str]:
         """Ids of the runs whose shards it has."""
-        return frozenset(part.held.run_id for part in self._hand.parts)
+        return self._hand.runs
 
     def claimed(self, held: HeldShard, until_s: float) -> None:
         """Take the shard that was claimed for the device, whose lease is the agent's `until_s`."""
@@ -153,17 +153,16 @@ class DeviceWork:
 
     def cancelled(self, run_id: str) -> None:
         """Stop what is done for a run, at once."""
-        parts = self._hand.parts
-        if parts and parts[0].held.run_id == run_id:
+        if self._hand.runs_now(run_id):
             self._leave("the run was cancelled", broken_off=True)
         elif run_id in self.runs:
-            for part in parts[1:]:
+            for part in self._hand.parts[1:]:
                 self._put_back(part, "the run was cancelled")
             self._go_on()
 
     def stopped(self, run_id: str) -> None:
         """Begin nothing more of a run: its time is over, or too much of it has failed."""
-        if self._hand.parts and self._hand.parts[0].held.run_id == run_id and self.phase is Phase.WORKING:
+        if self._hand.runs_now(run_id) and self.phase is Phase.WORKING:
             self._leave("nothing more of the run may begin")
 
     def forget(self, run_id: str) -> None:
@@ -186,7 +185,7 @@ class DeviceWork:
             self._leave("there is nothing to do")
         if self.phase is Phase.LEAVING and self._is_broken_off and now > self._leaving_since_s + self._times.break_s:
             self._slot.kill()
-        elif (self._hand.jobs or self.phase in (Phase.LEAVING, Phase.MENDING)) and self._feeding.is_silent(now):
+        elif (self._hand.jobs or self._slot.is_asked) and self._feeding.is_silent(now):
             self._office.note(f"the slot of {self.device.called} has not moved for long: it is ended")
             self._slot.kill()
 
@@ -227,11 +226,9 @@ class DeviceWork:
             self._came_back(message)
 
     def _record(self, done: InHand, ended: Ended) -> None:
-        held = done.part.held
-        fence, job_id = held.lease.fence, done.job.job.id
-        self._office.result(
-            ShardResult(held.id, self.device.id, fence, job_id, ended.attempts, ended.artifacts, ended.repeat)
-        )
+        held, job_id, files = done.part.held, done.job.job.id, ended.artifacts
+        result = ShardResult(held.id, self.device.id, held.lease.fence, job_id, ended.attempts, files, ended.repeat)
+        self._office.result(result)
 
     def _record_own_fault(self, number: int, reason: str, log: str = "") -> None:
         """Record a job that farm itself could not run."""
@@ -349,6 +346,7 @@ class DeviceWork:
         if not is_new and (not broken_off or self._is_broken_off):
             return
         self.phase, self._why_leaving, self._must_mend = Phase.LEAVING, why, False
+        self._has_left = self._has_left and not is_new
         self._is_broken_off, self._leaving_since_s = broken_off, time.monotonic()
         if is_new and not self._feeding.has_begun:
             self._left()
@@ -364,20 +362,24 @@ class DeviceWork:
 
     def _left(self) -> None:
         """Go on after the slot has let go of the device."""
+        if self._has_left:
+            return
+        self._has_left = True
         self._hand.take_all_back()
         self._put_back_all(self._why_leaving)
         self._is_broken_off = self._is_stalled = False
         self._trouble = None
         lease, self.lease, self._feeding.until_s = self.lease, None, None
-        if lease is None:
-            self._released()
-        else:
-            # Until its lease has ended the device is not claimed for.
+        # Until its lease has ended the device is not claimed for.
+        if lease is not None:
             self._office.release(lease, self._released)
+        else:
+            self._released()
 
     def _released(self) -> None:
-        self.phase = Phase.IDLE
-        self._want()
+        if self.phase is Phase.LEAVING:
+            self.phase = Phase.IDLE
+            self._want()
 
     def _put_back_all(self, why: str) -> None:
         for part in list(self._hand.parts):
@@ -388,11 +390,10 @@ class DeviceWork:
         self._office.put_back(part.held, tuple(part.left), why)
 
     def _want(self) -> None:
-        if self.is_open and not self.resting and not self._must_mend and self.phase in (Phase.IDLE, Phase.WORKING):
-            wants = (self.lease,)
-            if self._wants != wants:
-                self._wants = wants
-                self._office.want(self.device.id, self.lease)
+        may = self.is_open and not self.resting and not self._must_mend and self.phase in (Phase.IDLE, Phase.WORKING)
+        if may and self._wants != (self.lease,):
+            self._wants = (self.lease,)
+            self._office.want(self.device.id, self.lease)
 
     def _unwant(self) -> None:
         self._wants = None

@@ -78,6 +78,15 @@ class Hand:
         self._deaths: Counter[tuple[int, str]] = Counter()
 
     @property
+    def runs(self) -> frozenset[str]:
+        """Ids of the runs of its shards."""
+        return frozenset(part.held.run_id for part in self.parts)
+
+    def runs_now(self, run_id: str) -> bool:
+        """Return whether its first shard is of a run."""
+        return bool(self.parts) and self.parts[0].held.run_id == run_id
+
+    @property
     def is_nearly_empty(self) -> bool:
         """Whether it is time to claim the next shard."""
         left = sum(len(part.left) for part in self.parts) + len(self.jobs)

@@ -31,9 +31,9 @@ class SlotLink:
         """When it last said anything."""
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is a slot."""
-        return self._slot is not None
+    def is_asked(self) -> bool:
+        """Whether it owes the answer to a LookNow."""
+        return self._slot is not None and self._looks > 0
 
     def start(self) -> None:
         """Start a slot where there is none."""
