@@ -14,6 +14,7 @@ from urllib.parse import quote
 from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
@@ -319,9 +320,8 @@ class Database:
         try:
             command.upgrade(config, "head")
         except CommandError as error:
-            raise StoreError(
-                f"{self.name}: cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
-            ) from error
+            problem = f"cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
+            raise StoreError(f"{self.name}: {problem}") from error
         if not self.is_sqlite:
             from farm.store.rights.rights import apply_again
 
@@ -347,10 +347,11 @@ class Database:
         except DBAPIError as error:
             self._look()
             raise store_error(self.name, error, self._secrets) from error
+        except PoolTimeoutError:
+            raise StoreError(f"{self.name}: the database has answered on none of this process's connections") from None
         except ModuleNotFoundError as error:
-            raise MissingToolError(
-                f"{self.name}: the store needs the Python package {error.name!r}: {how_to_install()}"
-            ) from None
+            needed = f"the store needs the Python package {error.name!r}: {how_to_install()}"
+            raise MissingToolError(f"{self.name}: {needed}") from None
 
 
 def _parse(address: str | Path) -> URL:

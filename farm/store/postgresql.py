@@ -31,6 +31,8 @@ _LIFE_SIGNS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
+# Who was stopped, or cut off, within a transaction keeps its locks, and all who want them waiting, no longer than this.
+_STANDSTILL_S = 5
 _USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')"
 
 
@@ -48,6 +50,8 @@ def create_postgresql_engine(
         # Also of a second transaction, which a query of somebody's own could begin.
         options += " -c default_transaction_read_only=on"
         _hear_ctrl_c()
+    else:
+        options = f"-c idle_in_transaction_session_timeout={_STANDSTILL_S}s {options}"
     arguments = {name: value for name, value in _LIFE_SIGNS.items() if name not in url.query}
     arguments["options"] = options
     url = url.set(drivername=f"postgresql+{_READER if readonly else WRITER}")

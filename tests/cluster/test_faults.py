@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +20,20 @@ import pytest
 from farm_of_hosts import TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay, networks, why_no_namespaces
 from s3_server import KEYS, S3Server
-from stub_farm import FINE, make_bundle
+from stub_farm import FINE, SOC, make_bundle
 
 from farm.bundles.cache import BundleCache
+from farm.errors import StoreError
+from farm.store.cluster.part import lock_soc
 from farm.store.cluster.records import Build
+from farm.store.store import open_store
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chaos_store import Cluster
+    from sqlalchemy import Connection
 
 _HOSTS, _DEVICES = 3, 2
 # In peace 2.5 s on six devices.
@@ -79,13 +84,12 @@ def test_a_host_dies(running: tuple[Farm, str]) -> None:
 def test_an_agent_is_killed_and_started_again(running: tuple[Farm, str]) -> None:
     farm, run_id = running
     farm.hosts.kill("host-1")
-    before = len(farm.ran_on(run_id, "host-1"))
     farm.hosts.start("host-1", _DEVICES)
     farm.await_end()
     farm.require_right()
     # On each device the job that ran, and one whose answer was on its way to the spool.
     assert len(farm.executed_again(run_id)) <= 2 * _DEVICES
-    assert len(farm.ran_on(run_id, "host-1")) > before, "it goes on"
+    assert farm.is_of_use("host-1")
 
 
 @pytest.mark.whole
@@ -102,6 +106,36 @@ def test_an_agent_that_stood_still_is_refused(running: tuple[Farm, str]) -> None
     farm.require_right()
     assert farm.is_of_use("host-1")
     farm.require_right()
+
+
+@pytest.mark.whole
+def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) -> None:
+    """Stopped, or cut off, with the locks of an SoC: the server ends the transaction."""
+    farm.begin(_HOSTS, _DEVICES)
+    refused: list[StoreError] = []
+
+    def stand_still() -> None:
+        def action(connection: Connection) -> None:
+            lock_soc(connection, SOC)
+            time.sleep(20)
+            lock_soc(connection, SOC)
+
+        with open_store(farm.hosts.url) as store:
+            try:
+                store._database.write(action)
+            except StoreError as error:
+                refused.append(error)
+
+    thread = threading.Thread(target=stand_still)
+    thread.start()
+    time.sleep(0.5)
+    began_s = time.monotonic()
+    farm.submit("ada", 30)
+    farm.await_end()
+    assert time.monotonic() - began_s < 19
+    farm.require_right()
+    thread.join()
+    assert refused, "it hears that its transaction is over"
 
 
 @pytest.mark.whole
