@@ -91,19 +91,18 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
 
 @command.command("drain")
 @click.argument("name", metavar="HOST")
-@click.option("--undo", is_flag=True, help="Let it take work after all, where it has not ended yet.")
 @config_option
-def drain(name: str, config_file: Path | None, *, undo: bool) -> None:
+def drain(name: str, config_file: Path | None) -> None:
     """Let the agent of a host finish what it has, take nothing else, and end.
 
     What it has not begun is given to other hosts.
     """
     _require_shared(load_config(config_file))
     with opened(config_file, existing=True) as (_, store):
-        if not store.cluster.drain(name, on=not undo):
+        if not store.cluster.drain(name):
             known = [agent.name for agent in store.cluster.agents()]
             raise UnknownNameError("agent", name, known, "('farm agent list' shows them)")
-    echo(f"{name} takes work again" if undo else f"{name} ends as soon as it has finished what it runs")
+    echo(f"{name} ends as soon as it has finished what it runs")
 
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease]) -> Iterator[str]:
