@@ -62,11 +62,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["run_order.run_id"], name="fk_shard_run_id"),
         sa.PrimaryKeyConstraint("id", name="pk_shard"),
     )
-    ready = sa.text("state = 'waiting' AND lacking = 0")
-    columns = ["soc", "run_id", "retry", "position"]
-    op.create_index("ix_shard_ready", "shard", columns, postgresql_where=ready, sqlite_where=ready)
     op.create_index("ix_shard_run_id_state", "shard", ["run_id", "state"])
-    op.create_index("ix_shard_soc_state", "shard", ["soc", "state"])
+    op.create_index("ix_shard_soc_state", "shard", ["soc", "state", "run_id", "retry", "lacking", "position"])
     op.create_index("ix_shard_token", "shard", ["token"])
     op.create_table(
         "shard_jobs",
