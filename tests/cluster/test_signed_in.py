@@ -102,7 +102,7 @@ def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
 
         # Long enough for others to try and end it.
         submitted = hosts.you(*_WARM, "--iterations", "3000", "--detach", "--json")
-        assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+        assert submitted.returncode == 0, submitted.stdout + submitted.stderr + hosts.logs()
         run_id = str(json.loads(submitted.stdout)["run"])
         for name in ("bob", "vic"):
             hosts.url = lab.url(name)
