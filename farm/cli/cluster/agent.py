@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, opened, show
+from farm.cli.output import echo, opened, show, width
 from farm.config.settings import load_config
 from farm.errors import UnknownNameError, UsageError
 from farm.system.text import one_line
@@ -67,6 +67,7 @@ def command(
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
     """List the hosts of the farm, their devices, and who has these; the nights that they started last."""
     from farm.cluster.nights import night_lines
+    from farm.report.terminal.layout import LEAST_WIDTH
 
     _require_shared(load_config(config_file))
     with opened(config_file, existing=True) as (_, store):
@@ -85,7 +86,7 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
         }
         for agent in agents
     ]
-    lines = [*agent_lines(agents, leases), *night_lines(nights)]
+    lines = [*agent_lines(agents, leases, max(LEAST_WIDTH, width())), *night_lines(nights)]
     show({"agents": answer, "nights": nights}, lines, as_json=as_json)
 
 
@@ -105,9 +106,10 @@ def drain(name: str, config_file: Path | None) -> None:
     echo(f"{name} ends as soon as it has finished what it runs")
 
 
-def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease]) -> Iterator[str]:
-    """Yield what is shown of agents and their devices. Pure."""
+def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:
+    """Yield what is shown of agents and their devices, in lines of at most `columns`. Pure."""
     from farm.report.model.format import short_age
+    from farm.report.terminal.layout import wrapped
 
     if not agents:
         yield "no agent: 'farm agent' on a host with devices starts one"
@@ -115,14 +117,16 @@ def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease]) -> Iterator[s
         facts = agent.facts
         state = f"silent for {short_age(agent.heartbeat_ms)}" if not agent.alive else ""
         state = state or ("ends when it is done" if agent.is_draining or facts.draining else "there")
-        yield one_line(f"{agent.name}  {state}, for {agent.user}, farm {facts.version}, process {facts.pid}")
+        line = f"{agent.name}: {state}, for {agent.user}, farm {facts.version}, process {facts.pid}"
+        yield from wrapped(line, columns)
         for device in facts.devices:
             lease = leases.get(device.id)
             holder = f"with {lease.user}: {lease.purpose}" if lease is not None and lease.token else "free"
             what = " ".join(filter(None, (device.soc, device.kind, *device.labels)))
-            yield one_line(f"{_INDENT}{device.called}  {what}  {device.refused or holder}")
+            line = f"{_INDENT}{device.called} ({what or 'not asked'}): {device.refused or holder}"
+            yield from wrapped(line, columns)
         for one in facts.offered:
-            yield one_line(f"{_INDENT}compiles {one.backend} with {one.name}")
+            yield from wrapped(f"{_INDENT}compiles {one.backend} with {one.name}", columns)
 
 
 def _require_shared(config: Config) -> None:
