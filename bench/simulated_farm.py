@@ -138,6 +138,8 @@ class Farm:
     looked_s: float = 0.0
     work_s: float = 0.0
     """Device-seconds that all jobs take."""
+    size: int = 0
+    """Devices before the first host died."""
 
     @property
     def waiting(self) -> list[Order]:
@@ -197,7 +199,7 @@ class Night:
         self.found.ended_s = max(run.ended_s for run in self._runs)
         for farm in self.farms.values():
             self._look(farm)
-        self.found.ideal_s = max(farm.work_s / len(farm.living) for farm in self.farms.values())
+        self.found.ideal_s = max(farm.work_s / farm.size for farm in self.farms.values())
         self.found.idle_while_work_waits_s = sum(farm.idle_s for farm in self.farms.values())
         for run in self._runs:
             self.found.waits_s[run.priority].append((run.first_s or 0.0) - run.submitted_s)
@@ -218,7 +220,7 @@ class Night:
         living: dict[str, dict[str, LivingDevice]] = {soc: {} for soc in socs}
         for soc, name in names:
             living[soc][name] = LivingDevice(name, ("camera",) * (self._draw.random() < 0.1))
-        return {soc: Farm(soc, mine, set(mine)) for soc, mine in living.items()}
+        return {soc: Farm(soc, mine, set(mine), size=len(mine)) for soc, mine in living.items()}
 
     def _submit_all(self) -> None:
         size, draw = self._size, self._draw
