@@ -146,7 +146,7 @@ class StubHost(threading.Thread):
             if held.run_id in minded.cancelled:
                 store.cluster.end_shard(agent, held.id, held.lease.fence)
                 return False
-            if held.lease.device in minded.wanted or self._over.is_set():
+            if held.run_id in minded.stopped or held.lease.device in minded.wanted or self._over.is_set():
                 store.cluster.put_back(agent, held.id, held.lease.fence, why="handed over")
                 return False
             if time.monotonic() >= end_s and self._may.acquire(timeout=0.1):

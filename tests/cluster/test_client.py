@@ -216,12 +216,16 @@ class Terminal:
         os.write(self._main, text.encode())
 
     def ended(self) -> int:
-        code = self.process.wait(30)
-        while select.select([self._main], [], [], 0.1)[0]:
-            try:
-                self.text += os.read(self._main, 65536).decode(errors="replace")
-            except OSError:
-                break
+        end_s = time.monotonic() + 60
+        # Whoever writes to a terminal that nobody reads stands still.
+        while self.process.poll() is None or select.select([self._main], [], [], 0.1)[0]:
+            assert time.monotonic() < end_s, self.text
+            if select.select([self._main], [], [], 0.1)[0]:
+                try:
+                    self.text += os.read(self._main, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        code = self.process.wait(10)
         os.close(self._main)
         return code
 

@@ -77,15 +77,13 @@ _HEARTBEAT = text("""
     SELECT
         (SELECT is_draining FROM me) AS is_draining,
         (SELECT json_object_agg(device, fence) FROM kept) AS kept,
-        (SELECT json_object_agg(device, who) FROM (
-            SELECT device, wanted_by AS who FROM kept WHERE wanted_by <> ''
-            UNION ALL SELECT shard.device, 'others, as its run is over' FROM shard JOIN run_order USING (run_id), now
-            WHERE shard.token = :token AND shard.state = 'held' AND run_order.state = 'open'
-              AND (until_ms <= now.ms OR failures >= most_failures)
-        ) AS marked) AS wanted,
+        (SELECT json_object_agg(device, wanted_by) FROM kept WHERE wanted_by <> '') AS wanted,
         (SELECT json_agg(DISTINCT device) FROM shard WHERE token = :token AND state = 'held') AS used,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,
+        (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id), now
+         WHERE token = :token AND shard.state = 'held' AND run_order.state = 'open'
+           AND (until_ms <= now.ms OR failures >= most_failures)) AS stopped,
         (SELECT json_agg(key) FROM build WHERE token = :token AND state = 'held' AND NOT EXISTS (
             SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
             WHERE build_wanted.key = build.key AND run_order.state = 'open'
@@ -269,6 +267,7 @@ def _minded(row: Row[Any], leases: Iterable[Lease]) -> Minded:
         lost=tuple(sorted(lost | (set(row.used or ()) - kept.keys()))),
         wanted=row.wanted or {},
         cancelled=tuple(sorted(row.cancelled or ())),
+        stopped=tuple(sorted(row.stopped or ())),
         unwanted=tuple(sorted(row.unwanted or ())),
         claimable=tuple(sorted(row.claimable or ())),
         replaced=row.is_draining is None,
