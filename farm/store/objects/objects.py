@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config
     from farm.config.shared import ArtifactsAddress
-    from farm.store.objects.places import Place, Stored
+    from farm.store.objects.places import FilePlace, Stored
 
 GRACE_S = 24 * 3600.0
 """So long a file stays that nothing in the store names: far longer than it takes until what names it is recorded."""
@@ -53,7 +53,7 @@ _MOST_KNOWN = 100_000
 class Objects:
     """The files of a shared farm; for any number of threads."""
 
-    def __init__(self, place: Place, where: str, cache_dir: Path, patience: Patience) -> None:
+    def __init__(self, place: FilePlace, where: str, cache_dir: Path, patience: Patience) -> None:
         self._place, self._where, self._patience = place, where, patience
         self._root = cache_dir / OBJECTS
         self._known: dict[str, float] = {}
@@ -244,7 +244,7 @@ def open_objects(
     return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop, note))
 
 
-def _place_of(address: ArtifactsAddress) -> Place:
+def _place_of(address: ArtifactsAddress) -> FilePlace:
     """Return the place of `address`; nothing is asked of it yet. Raises MissingToolError without the libraries."""
     try:
         if address.scheme == "s3":

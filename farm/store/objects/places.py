@@ -27,7 +27,7 @@ class Stored(NamedTuple):
     """Epoch, on the clock of the place."""
 
 
-class Place(Protocol):
+class FilePlace(Protocol):
     """Where files are. Safe for several threads."""
 
     def write(self, name: str, chunks: Iterable[bytes], check: Callable[[], None]) -> None:
