@@ -23,7 +23,7 @@ def why_waiting(situation: Situation) -> dict[str, str]:
     One reason a run, the one that somebody could do something about first.
     """
     shares = share_out(situation)
-    world = _World(situation, {device: share.user for device, share in shares.items()})
+    world = _AfterSharing(situation, {device: share.user for device, share in shares.items()})
     given = Counter(share.run_id for share in shares.values())
     return {
         order.run_id: world.reason(order, given[order.run_id])
@@ -32,7 +32,7 @@ def why_waiting(situation: Situation) -> dict[str, str]:
     }
 
 
-class _World:
+class _AfterSharing:
     """Who has what once the free devices are given away."""
 
     def __init__(self, situation: Situation, given: dict[str, str]) -> None:

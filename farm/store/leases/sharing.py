@@ -53,13 +53,13 @@ class _Line:
     def __init__(self, key: tuple[int, str, int], priority: Priority, mask: int, left: int, share: Share) -> None:
         self.key, self.priority, self.mask, self.left, self.share = key, priority, mask, left, share
         self.user = share.user
-        self.run: _Run | None = None
+        self.run: _Allowance | None = None
         self.best: tuple[int, ...] = ()
         """Devices by preference; empty where one is as good as another."""
         self.given = 0
 
 
-class _Run:
+class _Allowance:
     """How many more devices a run may have."""
 
     __slots__ = ("left",)
@@ -122,7 +122,7 @@ class _Sharing:
                 known[choice] = self._mask(usable(order, self._situation.devices))
             mask = known[choice] & ~self._kept_from(order.user)
             most = order.ready + len(order.retries)
-            run = _Run(most if order.most_devices is None else order.most_devices - order.held)
+            run = _Allowance(most if order.most_devices is None else order.most_devices - order.held)
             tries = [(mask & ~self._mask(retry.avoid), 1, retry.shard) for retry in order.retries]
             for n, (may, left, shard) in enumerate([*tries, (mask, order.ready, None)]):
                 if left > 0 and run.left > 0:
