@@ -96,11 +96,14 @@ def store(address: str) -> Iterator[Store]:
         yield opened
 
 
-def test_processes_that_claim_and_wait_at_once_have_nothing_twice(store: Store, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.whole)])
+def test_processes_that_claim_and_wait_at_once_have_nothing_twice(
+    store: Store, address: str, tmp_path: Path, count: int
+) -> None:
     runs = [
-        submit(store, shards(8), "ada"),
-        submit(store, shards(8, jobs=1), "bob"),
-        submit(store, shards(8), "ci", Priority.NIGHTLY),
+        submit(store, shards(count), "ada"),
+        submit(store, shards(count, jobs=1), "bob"),
+        submit(store, shards(count), "ci", Priority.NIGHTLY),
     ]
     agents = {host: agent(store, host, devices=2, ttl_s=60) for host in ("h1", "h2", "h3")}
     devices = [f"{host}-{n}" for host in agents for n in range(2)]
