@@ -135,7 +135,7 @@ class BuildFarm:
         self.store.cluster.submit(order, shards, builds, jobs=jobs)
         return Submitted(run_id, list(jobs), [one.key for one in planned])
 
-    def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 120.0) -> dict[str, Build]:
+    def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 300.0) -> dict[str, Build]:
         """Return the builds of keys once all are in one of these states."""
         wanted = states or ("built", "failed")
         return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: str(self.store.cluster.build_of(keys)))
@@ -161,7 +161,7 @@ class BuildFarm:
             yield RunningHost(host, agent, config, notes)
 
 
-def await_true(find: Callable[[], _T | None], timeout_s: float = 60.0, say: Callable[[], str] = lambda: "") -> _T:
+def await_true(find: Callable[[], _T | None], timeout_s: float = 120.0, say: Callable[[], str] = lambda: "") -> _T:
     """Return what `find` finds, as soon as that is something."""
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:

@@ -91,7 +91,7 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
     mark = tmp_path / "began"
     run = farm.submit([made_job(".ops:Slow", (str(mark), 6.0), folder=farm.suite())])
     with agent(farm, "build-1") as first:
-        await_true(mark.exists, 120.0, lambda: (tmp_path / "build-1.log").read_text())
+        await_true(mark.exists, 300.0, lambda: (tmp_path / "build-1.log").read_text())
         with agent(farm, "build-2"):
             mark.unlink()
             first.kill()
@@ -131,7 +131,7 @@ def test_a_host_whose_builders_are_killed_leaves_the_build_to_another(farm: Buil
     with farm.host("build-2") as other, farm.host("build-1") as host:
         run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
         host.host.wake()
-        await_true(lambda: host.notes or None, 120.0)
+        await_true(lambda: host.notes or None, 300.0)
         await_true(lambda: not host.host.making)
         assert "was killed (signal 9)" in host.notes[0]
         host.host.wake()
@@ -152,7 +152,7 @@ def test_the_only_host_fails_a_build_as_the_machine_s(farm: BuildFarm, tmp_path:
         # Asked for again, it is tried again.
         again = farm.submit(run.jobs)
         host.host.wake()
-        await_true(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built" or None, 120.0)
+        await_true(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built" or None, 300.0)
 
 
 def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_it_back(
@@ -162,7 +162,7 @@ def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_
     run = farm.submit([made_job(".ops:Slow", (str(mark), 2.0), folder=farm.suite()), made_job()])
     with farm.host("build-1") as host:
         host.host.wake()
-        await_true(mark.exists, 120.0)
+        await_true(mark.exists, 300.0)
         host.host.drain()
         states = [farm.store.cluster.build_of(run.keys)[key].state for key in run.keys]
         assert sorted(states) == ["built", "waiting"]
@@ -170,7 +170,7 @@ def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_
     run = farm.submit([made_job(".ops:Slow", (str(mark), 600.0), folder=farm.suite())])
     with farm.host("build-2") as host:
         host.host.wake()
-        await_true(mark.exists, 120.0)
+        await_true(mark.exists, 300.0)
         began_s = time.monotonic()
         host.host.stop()
         assert time.monotonic() - began_s < 20
@@ -184,7 +184,7 @@ def test_what_is_made_while_the_database_is_away_is_told_when_it_is_back(
     run = farm.submit([made_job(".ops:Slow", (str(mark), 1.0), folder=farm.suite())])
     with farm.host("build-1") as host:
         host.host.wake()
-        await_true(mark.exists, 120.0)
+        await_true(mark.exists, 300.0)
         server.stop()
         try:
             await_true(lambda: host.notes or None, 60.0)

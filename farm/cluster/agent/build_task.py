@@ -36,7 +36,7 @@ class PreparedBuild(NamedTuple):
     tools: Toolchain
 
 
-def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path, *, host: str) -> PreparedBuild:
+def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> PreparedBuild:
     """Return what to ask a builder for; `job` is the task's, with its code on this host.
 
     The key is computed anew: a bundle is only made under the key that this host's toolchain, farm and copy of the code
@@ -48,9 +48,9 @@ def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path, *, host
     try:
         key = bundle_key(job, versions)
     except (OSError, UsageError) as error:
-        raise RefusedBuildError(f"{host}: the code of {job.id} cannot be read: {error}") from error
+        raise RefusedBuildError(f"the code of {job.id} cannot be read: {error}") from error
     if key != task.key:
-        raise RefusedBuildError(f"{host}: {why_another_key(task, job)}")
+        raise RefusedBuildError(why_another_key(task, job))
     request = BuildRequest(
         job, key, versions, str(log), anew=task.anew, suite_as_of_ns=source_as_of_ns(job)
     )  # fmt: skip

@@ -227,9 +227,9 @@ class BuildHost:
         try:
             tools = self._toolchains.find(held.task.toolchain)
             if tools is None:
-                raise RefusedBuildError(f"{self._host}: its toolchain was changed meanwhile")
+                raise RefusedBuildError("its toolchain was changed meanwhile")
             job = job_here(held.task, self._unpack)
-            request = prepare_build(held.task, tools, job, log, host=self._host).request
+            request = prepare_build(held.task, tools, job, log).request
             # Before a builder is asked: one that has not been needed yet does not load torch for what is there.
             bundle = None if request.anew else self._cache.lookup(request.key)
             reply = BuildReply(request.key, ok=True, seconds=0.0)
@@ -248,7 +248,7 @@ class BuildHost:
             self._put_back(held, str(error), tried=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
             self._note(f"this is a bug in farm: {type(error).__name__}: {error}")
-            self._put_back(held, f"{self._host}: {type(error).__name__}: {error}", tried=True)
+            self._put_back(held, f"{type(error).__name__}: {error}", tried=True)
         finally:
             log.unlink(missing_ok=True)
             seat.builder.put_away(held.task.key)
@@ -271,7 +271,7 @@ class BuildHost:
         self._note(f"{held.task.job.id} could not be built here: {reason}")
         # A file of the toolchain may have been saved meanwhile: what is offered is what is there now.
         self._toolchains.look(at_once=True)
-        self._put_back(held, f"{self._host}: {reason}", tried=self._has_room())
+        self._put_back(held, reason, tried=self._has_room())
 
     def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:
         """Give a build back: with `tried` this host does not get it again, and when none is left it has failed."""
@@ -309,10 +309,6 @@ class BuildHost:
                     was_noted = True
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
-
-    @property
-    def _host(self) -> str:
-        return self._agent.name if self._agent else ""
 
 
 class _Seat:
