@@ -198,7 +198,7 @@ def test_the_network_is_cut_to_the_artifacts(
         monkeypatch.setenv(name, value)
     with Supervisor() as supervisor:
         s3 = S3Server(supervisor, tmp_path).start()
-        s3fs.S3FileSystem(endpoint_url=s3.url, client_kwargs={"region_name": "us-east-1"}).mkdir("lab")
+        s3fs.S3FileSystem(endpoint_url=s3.url, skip_instance_cache=True).mkdir("lab")
         address = s3.address("lab")
         with (
             contextlib.closing(Relay(s3.port)) as line,
