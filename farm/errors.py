@@ -235,6 +235,11 @@ class AgentRefusedError(InfraError):
     # A service manager that starts it again would hear the same.
     exit_code = 2
 
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+        """The one that has its name may be dead, which nobody knows yet."""
+
 
 class BundleError(InfraError):
     """A compiled bundle is damaged, or compiled for another SoC."""

@@ -23,7 +23,7 @@ from farm.cluster.agent.claimer import Claimer
 from farm.cluster.agent.desk import Desk, DeskParts
 from farm.cluster.agent.host_devices import HostDevices
 from farm.cluster.agent.ledger import Ledger
-from farm.cluster.agent.life import Life
+from farm.cluster.agent.life import Life, once_name_is_free
 from farm.cluster.agent.minder import Minder
 from farm.cluster.agent.recorder import Recorder
 from farm.cluster.agent.spool import Spool
@@ -180,9 +180,9 @@ class HostAgent:
             self._build_host.look()
 
     def _register(self) -> AgentId:
-        return self._store.cluster.register(
-            self.name, self.facts(), self._timing.ttl_s, user=self._store.user, replaces=self._life.former
-        )
+        ttl_s, who = self._timing.ttl_s, {"user": self._store.user, "replaces": self._life.former}
+        register = partial(self._store.cluster.register, self.name, self.facts(), ttl_s, **who)
+        return once_name_is_free(register, ttl_s, self._ending)
 
     def _begin(self) -> None:
         agent = self._agent

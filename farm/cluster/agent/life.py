@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from typing import TYPE_CHECKING, Self
 
 from farm.errors import AgentRefusedError, InfraError
 from farm.system.atomic import write_atomically
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
+
+    from farm.store.cluster.records import AgentId
+
+_AGAIN_SECONDS = 1.0
 
 
 class Life:
@@ -58,3 +65,18 @@ class Life:
     @property
     def _token(self) -> Path:
         return self.folder / "token"
+
+
+def once_name_is_free(register: Callable[[], AgentId], ttl_s: float, ending: threading.Event) -> AgentId:
+    """Return what `register` returns, once nobody takes a dead agent of that name for alive any more.
+
+    On a host that has lost its folder, or took over the name of another. Raises AgentRefusedError where one lives on.
+    """
+    # The database itself may just have come up: nobody is dead before it has been there for as long.
+    deadline = time.monotonic() + 2 * ttl_s + _AGAIN_SECONDS
+    while True:
+        try:
+            return register()
+        except AgentRefusedError as error:
+            if not error.may_pass or time.monotonic() > deadline or ending.wait(_AGAIN_SECONDS):
+                raise

@@ -133,7 +133,7 @@ class Agents(ClusterPart):
             if before is not None and before.token != replaces and not before.has_left:
                 left_ms = before.expires_ms - now_ms
                 if left_ms > 0 or not is_settled(connection, _ms(ttl_s)):
-                    raise AgentRefusedError(_taken(before, left_ms))
+                    raise AgentRefusedError(_taken(before, left_ms), may_pass=True)
             self._require_protocol(connection, key, facts.protocol, now_ms)
             agent = AgentId(key, secrets.token_hex(16))
             expires_ms = now_ms + _ms(ttl_s)
