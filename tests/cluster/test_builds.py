@@ -119,6 +119,7 @@ def test_a_key_that_this_host_does_not_come_to_is_refused(farm: BuildFarm, host:
     farm.await_builds(run.keys)
 
 
+@pytest.mark.whole
 def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHost, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     job = made_job(".ops:Slow", (str(mark), 60.0), folder=farm.suite())
@@ -140,6 +141,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     farm.await_builds(other.keys)
 
 
+@pytest.mark.whole
 def test_a_person_goes_before_a_night_and_users_take_turns(farm: BuildFarm, host: RunningHost, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     first = farm.submit([made_job(".ops:Slow", (str(mark), 1.0), folder=farm.suite())])
