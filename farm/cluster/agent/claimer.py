@@ -22,6 +22,8 @@ _COALESCE_SECONDS = 0.003
 """Devices that want something within that time are decided about together."""
 
 _AGAIN_SECONDS = 1.0
+_BUSY_SECONDS = 0.06
+"""A claim passes over leases that results of this agent are being recorded under: so soon it tries those again."""
 _SPREAD_SECONDS = 0.1
 """All agents hear of work at once: within that time one of them has it decided whose devices it may have."""
 
@@ -141,11 +143,16 @@ class Claimer:
             if str(error) != self._problem:
                 self._problem = str(error)
                 self._note(f"nothing can be claimed: {error}")
-            timer = threading.Timer(_AGAIN_SECONDS, self.wake, [soc])
-            timer.daemon = True
-            timer.start()
+            self._wake_later(soc, _AGAIN_SECONDS)
             return
         self._problem = ""
+        if set(keep) - {held.lease.device for held in found}:
+            self._wake_later(soc, _BUSY_SECONDS)
+
+    def _wake_later(self, soc: str, seconds: float) -> None:
+        timer = threading.Timer(seconds, self.wake, [soc])
+        timer.daemon = True
+        timer.start()
 
     def _take(self, found: Sequence[HeldShard], wishes: dict[str, _Wish], until_s: float) -> None:
         with self._changed:
