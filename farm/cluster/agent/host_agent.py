@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _TICK_SECONDS = 1.0
+_FETCH_SECONDS = 15.0
+"""For the artifacts' store where that is away: then others, who may reach it, get the shard."""
 _LAST_SECONDS = 15.0
 """Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
 
@@ -139,7 +141,7 @@ class HostAgent:
         from farm.store.objects.objects import open_objects
 
         ttl_s, folder = self._timing.ttl_s, self._life.folder
-        objects = open_objects(self._config, note=self._note)
+        objects = open_objects(self._config, patience_s=_FETCH_SECONDS, note=self._note)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )

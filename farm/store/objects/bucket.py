@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from farm.config.shared import ArtifactsAddress
 
-_CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
+# Of silence: a line that is cut without a word keeps a shard from others for so long.
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 20.0
 # Up to so much is sent in one request, more in parts of that size.
 _PART_BYTES = 32 << 20
 
@@ -32,7 +33,7 @@ class Bucket:
             config_kwargs={
                 "connect_timeout": _CONNECT_SECONDS,
                 "read_timeout": _READ_SECONDS,
-                "retries": {"max_attempts": 1},
+                "retries": {"total_max_attempts": 1},
             },
             use_listings_cache=False,
             skip_instance_cache=True,
