@@ -73,7 +73,11 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     # As many again where the first ten leave it unknown, on a very busy machine.
     assert said["pairs"] in (10, 20)
     assert 0.3 < said["low"] < said["change"] < said["high"]
-    assert [(len(was), len(now)) for was, now in one["pairs"]] == [(5, 5)] * said["pairs"]
+    inferences = [(len(was), len(now)) for was, now in one["pairs"]]
+    # Those that are added have as many as the noise of the first ones asks for.
+    assert len(inferences) == said["pairs"]
+    assert inferences[:10] == [(5, 5)] * 10
+    assert all(was == now >= 5 for was, now in inferences)
     assert (told["attribution"]["guilt"], told["attribution"]["axes"]) == ("axis", ["program"])
     roles = [turn["role"] for turn in told["turns"] if turn["pair"] >= 0]
     assert roles[:8] == ["good", "new", "new", "good"] * 2
