@@ -109,13 +109,14 @@ class HostAgent:
         """
         from farm.store.store import open_store
         from farm.system.processes import Supervisor
+        from farm.system.structs import prepare_decoders
 
+        prepare_decoders()
         # Before anything starts that would inherit them.
         hide_secrets(self._config)
         with self._stack:
-            self._store: Store = self._stack.enter_context(
-                open_store(self._config.store_url, connections=4 if self._builds else 2)
-            )
+            store = open_store(self._config.store_url, connections=4 if self._builds else 2)
+            self._store: Store = self._stack.enter_context(store)
             self._supervisor = self._stack.enter_context(Supervisor())
             self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
             self._open_parts()

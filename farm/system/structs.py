@@ -1,0 +1,25 @@
+"""msgspec's types made ready before there are threads."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+
+def prepare_decoders() -> int:
+    """Make ready to decode every Struct that is imported by now, and return how many there are.
+
+    msgspec 0.22 finds out about a type where it is first decoded, and ends the process with SIGSEGV where two threads
+    do so at once. Call it before threads begin that decode.
+    """
+    kinds, seen = [msgspec.Struct], set[type]()
+    while kinds:
+        for kind in kinds.pop().__subclasses__():
+            if kind not in seen:
+                seen.add(kind)
+                kinds.append(kind)
+                # Names that only a type checker imports: such a type is never decoded.
+                with contextlib.suppress(NameError, TypeError):
+                    msgspec.json.Decoder(kind)
+    return len(seen)

@@ -1,0 +1,37 @@
+"""Types that threads decode are ready before there are any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Without `prepare_decoders` one process in some dozens ends with SIGSEGV.
+_CODE = """
+import threading
+import msgspec
+from farm.cluster.terms import WorkTerms
+from farm.request.plan import RunPlan
+from farm.store.cluster.records import HeldShard
+from farm.system.structs import prepare_decoders
+
+assert prepare_decoders() > 50
+together = threading.Barrier(8)
+
+def decode():
+    together.wait()
+    for kind in (RunPlan, WorkTerms, HeldShard):
+        try:
+            msgspec.json.decode(b"{}", type=kind, dec_hook=lambda _kind, value: value)
+        except msgspec.ValidationError:
+            pass
+
+threads = [threading.Thread(target=decode) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_decode_the_same_types_at_once() -> None:
+    assert [subprocess.run([sys.executable, "-c", _CODE], check=False).returncode for _ in range(3)] == [0, 0, 0]
