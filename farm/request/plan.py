@@ -15,6 +15,10 @@ from farm.request.profiling import Profile
 from farm.runtime.runtime import Runtime
 from farm.suites.suite import Job
 
+# A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
+# time ended the runner, moves files and looks for damage.
+_SILENCE_SECONDS = 900.0
+
 
 class PlannedJob(msgspec.Struct, frozen=True):
     """One job and the key of its bundle."""
@@ -65,6 +69,11 @@ class RunPlan(msgspec.Struct, frozen=True):
     def workers(self) -> Path:
         """A folder with a file for every device, by its number, which its worker touches as long as it goes on."""
         return self.folder / "workers"
+
+    @property
+    def most_silence_s(self) -> float:
+        """After so many seconds without a sign that it goes on a worker is ended."""
+        return _SILENCE_SECONDS + 2 * self.timeout_s
 
     @property
     def tried(self) -> Path:

@@ -30,9 +30,6 @@ _WORKER_DEATHS = 2
 _INTERNAL_CHARS = 2000
 # What xdist calls the phase of its own report of a worker that died: that is dealt with already.
 _CRASHED = "???"
-# A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
-# time ended the runner, moves files and looks for damage.
-_SILENCE_SECONDS = 900.0
 
 
 # What execnet runs in a worker process.
@@ -61,7 +58,7 @@ class Controller:
             retire=pool.retire,
             note=listener.note,
             sign_of=lambda number: _changed_ns(plan.workers / str(number)),
-            most_silence_s=_SILENCE_SECONDS + 2 * plan.timeout_s,
+            most_silence_s=plan.most_silence_s,
         )
         self._soc_of = {planned.job.id: planned.job.target.soc for planned in plan.jobs}
         self._deaths: dict[str, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,14 +29,7 @@ class RefusedBuildError(FarmError):
     """This host does not make the bundle of that key: another may."""
 
 
-class PreparedBuild(NamedTuple):
-    """A bundle that this host can make."""
-
-    request: BuildRequest
-    tools: Toolchain
-
-
-def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> PreparedBuild:
+def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> BuildRequest:
     """Return what to ask a builder for; `job` is the task's, with its code on this host.
 
     The key is computed anew: a bundle is only made under the key that this host's toolchain, farm and copy of the code
@@ -51,10 +44,7 @@ def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> Prep
         raise RefusedBuildError(f"the code of {job.id} cannot be read: {error}") from error
     if key != task.key:
         raise RefusedBuildError(why_another_key(task, job))
-    request = BuildRequest(
-        job, key, versions, str(log), anew=task.anew, suite_as_of_ns=source_as_of_ns(job)
-    )  # fmt: skip
-    return PreparedBuild(request, tools)
+    return BuildRequest(job, key, versions, str(log), anew=task.anew, suite_as_of_ns=source_as_of_ns(job))
 
 
 def why_another_key(task: NewBuild, job: Job) -> str:

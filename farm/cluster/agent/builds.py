@@ -229,7 +229,7 @@ class BuildHost:
             if tools is None:
                 raise RefusedBuildError("its toolchain was changed meanwhile")
             job = job_here(held.task, self._unpack)
-            request = prepare_build(held.task, tools, job, log).request
+            request = prepare_build(held.task, tools, job, log)
             # Before a builder is asked: one that has not been needed yet does not load torch for what is there.
             bundle = None if request.anew else self._cache.lookup(request.key)
             reply = BuildReply(request.key, ok=True, seconds=0.0)

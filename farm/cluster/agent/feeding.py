@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from farm.cluster.slots.slot_protocol import ToSlot
     from farm.request.plan import RunPlan
 
-_SILENCE_SECONDS = 900.0
-"""A slot shows that it goes on whenever it waits for something; see farm.run.controller."""
-
 
 class Feeding:
     """What a slot has begun and may do. Belongs to the thread of decisions."""
@@ -86,7 +83,7 @@ class Feeding:
         with contextlib.suppress(OSError):
             changed = (self.plan.workers / "0").stat().st_mtime
             signs.append(now - max(0.0, time.time() - changed))
-        return now > max(signs) + _SILENCE_SECONDS + 2 * self.plan.timeout_s
+        return now > max(signs) + self.plan.most_silence_s
 
     def _beginning(self, part: Part, plan: RunPlan) -> list[ToSlot]:
         """Return what lets a slot begin with a shard's run, under its lease."""
