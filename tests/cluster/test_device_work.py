@@ -51,9 +51,9 @@ def lease(fence: int, user: str = "ada") -> Lease:
     return Lease(PHONE.id, fence, "token", user, "host", 1, "farm run", Priority.PERSON, 0, 10)
 
 
-def shard(number: int, names: str, *, run: str = "run", fence: int = 1) -> HeldShard:
+def shard(number: int, names: str, *, run: str = "run", fence: int = 1, others: tuple[str, ...] = ()) -> HeldShard:
     jobs = tuple(ShardJob(job(name), f"key-{name}") for name in names.split())
-    return HeldShard(number, run, "ada", jobs, lease(fence), b"")
+    return HeldShard(number, run, "ada", jobs, lease(fence), b"", others=others)
 
 
 class StubSlot:
@@ -248,6 +248,19 @@ def test_the_next_shard_is_claimed_before_the_last_job_begins_and_goes_on_in_the
     assert names([*sent, *bench.runs()]) == ["d", "e"]
     assert [one.shard for one in bench.office.results] == [1, 1, 1]
     assert not bench.office.released
+
+
+def test_who_runs_a_job_knows_of_the_other_devices_also_after_a_time_without_a_shard(bench: Bench) -> None:
+    bench.claimed(shard(1, "a", others=("other",)))
+    sent = bench.slot.take()
+    assert last_grant(sent).others == ("other",)
+    bench.ended(next(one for one in sent if isinstance(one, RunJob)))
+    # The heartbeat comes between two shards of the run.
+    bench.work.renewed(2e12)
+    bench.claimed(shard(2, "b", others=("other", "third")))
+    sent = bench.slot.take()
+    assert isinstance(sent[-1], RunJob)
+    assert last_grant(sent).others == ("other", "third")
 
 
 def test_another_run_begins_when_the_slot_has_nothing_of_the_first(bench: Bench) -> None:

@@ -72,6 +72,10 @@ class Feeding:
             number, job = self._hand.give(part)
             runs.append(RunJob(number, part.planned(job), job.history, more=True))
         if runs:
+            if (newest := self._newest(self._hand.parts[0].held.lease.fence)) != self._sent:
+                # Between two shards there are no other devices: whoever runs this job has to know of them.
+                self._sent = newest
+                messages.append(SetGrant(newest))
             last = runs.pop()
             self._slot.send(*messages, *runs, RunJob(last.number, last.planned, last.history))
 
