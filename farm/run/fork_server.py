@@ -28,6 +28,7 @@ from execnet.gateway_base import Popen2IO, get_execmodel, init_popen_io, serve
 
 from farm.system import processes
 from farm.system.lifeline import Lifeline
+from farm.system.structs import prepare_decoders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,6 +175,7 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
         for name in _OF_WORKERS:
             importlib.import_module(name)
+        prepare_decoders()
         # It was cleared with the controller's; a worker has children of its own.
         atexit.register(processes._link.close)  # noqa: SLF001
         gc.freeze()

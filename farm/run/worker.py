@@ -23,6 +23,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
 from farm.store.store import open_store
 from farm.system.atomic import write_atomically
+from farm.system.structs import prepare_decoders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,6 +120,7 @@ class Worker:
 
         Raises StoreError for a store that stays away.
         """
+        prepare_decoders()
         self._plan, self._number, self._controller = plan, number, controller
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None

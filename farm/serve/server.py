@@ -66,9 +66,13 @@ def settings(config: Config, host: str, token: str) -> uvicorn.Config:
 
     from farm.serve.app import create_app
     from farm.serve.limits import LimitedProtocol
+    from farm.system.structs import prepare_decoders
 
+    # Pages are made by several threads.
+    app = create_app(config, host, token)
+    prepare_decoders()
     return uvicorn.Config(
-        create_app(config, host, token),
+        app,
         lifespan="off",
         loop="asyncio",
         http=LimitedProtocol,
