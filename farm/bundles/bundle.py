@@ -61,6 +61,37 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return size
 
 
+class Generation(msgspec.Struct, frozen=True):
+    """What a bundle that generates text has beside tensors: see `farm.suites.generate`.
+
+    A sample has two inputs, token ids as int32 with -1 after their end: the prompt, and the sequence whose logits are
+    judged. Its outputs are float32 [positions of that sequence, vocabulary], in the unit of the logits: row n is what
+    follows token n. The first is computed as generation does it (prompt by `prefill_forward` where there is one, the
+    rest by `kv_forward`); with a `prefill_forward` there is a second, by `kv_forward` alone.
+    """
+
+    mode: str
+    """`kv`, `hybrid` or `lookahead`."""
+    context: int
+    prefill: int
+    """Positions of a call of `prefill_forward`; 0 without one."""
+    decode: int
+    """Positions of a call of `kv_forward`."""
+    layers: int
+    vocabulary: int
+    cache_bits: int
+    """Of an element of the caches: 8, 16, or 32 where these are not quantized."""
+    new: int
+    """Tokens that are to be generated after each prompt."""
+    stop: tuple[int, ...] = ()
+    prompt_tokens: tuple[int, ...] = ()
+    """By sample."""
+    scored: tuple[int, ...] = ()
+    """Positions that count of the outputs, by sample."""
+    tokens: dict[str, tuple[tuple[int, ...], ...]] = {}
+    """What each reference generates, greedy, by sample."""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What is in a bundle and how it came to be."""
 
@@ -105,6 +136,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """What it was compiled with: names of `farm.suites.features.Features`."""
     spill_fill_bytes: int | None = None
     """Of the buffer that its contexts share; None where they share none."""
+    generation: Generation | None = None
+    """Of a case that generates text."""
     program: str = ""
     """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
 

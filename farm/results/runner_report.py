@@ -76,6 +76,25 @@ class Inference(msgspec.Struct, frozen=True):
         return len(self.warm_up_ns) + len(self.iterations_ns) + self.untimed
 
 
+class Generated(msgspec.Struct, frozen=True):
+    """One prompt of a program that generates, times in nanoseconds."""
+
+    line: Annotated[int, Meta(ge=0, le=2**31)]
+    prompt_tokens: Size
+    tokens: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...], Meta(max_length=1_000_000)] = ()
+    """Chosen tokens, the first of them by the call that ended the prompt."""
+    prefill_ns: Durations = ()
+    """Of each call that took tokens of the prompt."""
+    steps_ns: Durations = ()
+    """Of each call that followed, each giving one token, or more where it takes several positions."""
+    first_token_ns: Duration | None = None
+    """From the first call for the prompt until the first token is chosen."""
+    total_ns: Duration | None = None
+    """From the first call until the last token is chosen, with what the runner does between calls."""
+    ended: Literal["new", "stop", "context", "seconds"] = "new"
+    """What ended it: all tokens that were asked for, a stop token, a full context, or the time."""
+
+
 class RunnerReport(msgspec.Struct, frozen=True):
     """result.json, schema 1. Fields that are not listed are ignored."""
 
@@ -95,6 +114,10 @@ class RunnerReport(msgspec.Struct, frozen=True):
     inputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     outputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     inferences: Annotated[tuple[Inference, ...], Meta(max_length=100_000)] = ()
+    generated: Annotated[tuple[Generated, ...], Meta(max_length=100_000)] = ()
+    """Of a program that generates: one for each prompt; with a time to fill, as many as that takes."""
+    method_loads_ns: dict[Word, Duration] = {}
+    """Of each method that was loaded, in a program that generates."""
     versions: dict[Word, Word] = {}
     peak_memory_bytes: Annotated[int, Meta(gt=0, le=2**50)] | None = None
     """Greatest resident memory of the runner's process so far, on its own processor; None where it is not known."""

@@ -13,6 +13,7 @@ from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.figures import figure_fields
+from farm.suites.generate import Generate
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ class Case(_Frozen, frozen=True):
     methods: dict[str, MethodInputs] = {}
     """All that go into the program, where there are several."""
     features: Features = Features()
+    generate: Generate | None = None
+    """It generates text: in place of a module, or with a `.pte` that does."""
     folder: str = ""
     """Folder of the suite, where its files are looked for."""
 
@@ -206,6 +209,8 @@ class Case(_Frozen, frozen=True):
         sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
         rare = {"method": self.method, "methods": self.methods, "features": self.features}
         usual = {"method": FORWARD, "methods": {}, "features": Features()}
+        if self.generate is not None:
+            rare["generate"] = self.generate
         return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples, *((rare,) * (rare != usual)))
 
     @property
