@@ -290,7 +290,11 @@ class TestCache:
 
 @pytest.mark.parametrize(
     "umask",
-    [0o002, pytest.param(0o022, marks=pytest.mark.whole), pytest.param(0o077, marks=pytest.mark.whole)],
+    [
+        pytest.param(0o002, marks=pytest.mark.whole),
+        pytest.param(0o022, marks=pytest.mark.soak),
+        pytest.param(0o077, marks=pytest.mark.whole),
+    ],
 )
 def test_what_a_user_does_every_day_works_under_usual_umasks(
     two_users: tuple[User, User], toolchain: Path, umask: int

@@ -148,9 +148,15 @@ def test_the_database_restarts(running: tuple[Farm, str]) -> None:
     assert farm.executed_again(run_id) == [], "nothing that ran was disturbed"
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("away_s", [1.5 * TTL_S, 60.0])
-@pytest.mark.parametrize("way", ["stopped", "frozen"])
+@pytest.mark.parametrize(
+    ("way", "away_s"),
+    [
+        pytest.param("stopped", 1.5 * TTL_S, marks=pytest.mark.soak),
+        pytest.param("stopped", 60.0, marks=pytest.mark.whole),
+        pytest.param("frozen", 1.5 * TTL_S, marks=pytest.mark.whole),
+        pytest.param("frozen", 60.0, marks=pytest.mark.soak),
+    ],
+)
 def test_the_database_is_away(running: tuple[Farm, str], way: str, away_s: float) -> None:
     farm, run_id = running
     try:

@@ -96,6 +96,7 @@ def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundl
         loaded.require_suite_old(job.case, as_of_ns)
 
 
+@pytest.mark.whole
 def test_what_is_saved_while_an_untraced_toolchain_compiles_is_in_no_bundle(tools: Toolchain, tmp_path: Path) -> None:
     cache, replies = build(tools, tmp_path)
     without = replies.pop("Without")

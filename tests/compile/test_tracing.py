@@ -238,6 +238,7 @@ def test_what_was_pruned_is_compiled_again(bench: Bench, tmp_path: Path) -> None
         layers.write_text(before)
 
 
+@pytest.mark.whole
 def test_an_edited_bundle_is_compiled_anew_and_both_states_are_kept(bench: Bench) -> None:
     layers = bench.package / "layers.py"
     before = layers.read_text()

@@ -159,6 +159,7 @@ def test_the_first_bad_run_is_found_and_what_changed_with_it(
 
 
 @pytest.mark.usefixtures("twice")
+@pytest.mark.whole
 def test_where_there_is_no_step_none_is_looked_for(planted: Planted, good: str, again: str) -> None:
     told = planted.json("bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
     assert (told["found"], told["probes"], told["first_bad"]) == (False, [], None)

@@ -26,10 +26,18 @@ VICTIMS = {
     "runner": "--serve",
     "virtual device": "farm.virtual",
 }
-# A moment of every process in the default run, but of those that take ten seconds; ten with -m whole.
 SLOW = ("builder", "runner")
+
+
+def how_often(victim: str, moment: int) -> list[pytest.MarkDecorator]:
+    """A moment of every process in the default run, but of those that take ten seconds; three more with -m whole."""
+    if moment % 3:
+        return [pytest.mark.soak]
+    return [pytest.mark.whole] if moment or victim in SLOW else []
+
+
 MOMENTS = [
-    pytest.param(victim, moment, id=f"{victim}-{moment}", marks=[pytest.mark.whole] if moment or victim in SLOW else [])
+    pytest.param(victim, moment, id=f"{victim}-{moment}", marks=how_often(victim, moment))
     for victim in VICTIMS
     for moment in range(10)
 ]
@@ -146,7 +154,9 @@ def reapers(home: FarmHome) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("reapers_first", [True, pytest.param(False, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    "reapers_first", [pytest.param(True, marks=pytest.mark.whole), pytest.param(False, marks=pytest.mark.soak)]
+)
 def test_nothing_is_left_when_nobody_can_clean_up(
     home: FarmHome, undisturbed: dict[str, dict[str, Any]], reapers_first: bool
 ) -> None:

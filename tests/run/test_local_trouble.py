@@ -109,6 +109,7 @@ def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_canary_fails_
         assert "no other device has tried it" in job["attempts"][-1]["notes"]
 
 
+@pytest.mark.whole
 def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) -> None:
     with home.running(*RUN, "--virtual", "2", "--iterations", "600") as process:
         # Workers start in some milliseconds, and there has to be something left to do for whoever takes their place.

@@ -56,6 +56,7 @@ def test_after_the_first_failure_nothing_begins(home: FarmHome) -> None:
     assert verdicts == ["failed"]
 
 
+@pytest.mark.whole
 def test_a_plugin_that_the_user_names_sees_every_phase_of_every_job_here_and_in_the_worker(home: FarmHome) -> None:
     write_suite(home)
     (home.cwd / "looks.py").write_text(PLUGIN)

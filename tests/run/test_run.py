@@ -229,7 +229,9 @@ def test_a_run_of_known_issues_alone_is_green(
 
 
 @pytest.mark.parametrize(
-    ("cases", "count"), [("conv2d", 1), pytest.param("smoke", 8, marks=pytest.mark.whole)], ids=["some", "all"]
+    ("cases", "count"),
+    [pytest.param("conv2d", 1, marks=pytest.mark.whole), pytest.param("smoke", 8, marks=pytest.mark.soak)],
+    ids=["some", "all"],
 )
 def test_other_socs_work_the_same_in_one_run_each_on_its_own_devices(home: FarmHome, cases: str, count: int) -> None:
     socs = ("SM8350", "SM8750", "QCS9100")

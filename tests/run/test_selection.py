@@ -234,6 +234,7 @@ def test_nothing_begins_any_more_when_the_time_is_over() -> None:
     assert not endless.is_over
 
 
+@pytest.mark.whole
 def test_selecting_by_what_was_run_before(home: FarmHome) -> None:
     folder = home.cwd / "mine"
     folder.mkdir()

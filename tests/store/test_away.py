@@ -41,6 +41,7 @@ def test_a_run_outlasts_a_database_that_is_away(home: FarmHome, new_database: Ca
     _outlast(home, new_database("away_long"), away_s=50.0)
 
 
+@pytest.mark.whole
 def test_a_run_outlasts_a_database_that_starts_anew(home: FarmHome, new_database: Callable[[str], str]) -> None:
     _outlast(home, new_database("away_short"), away_s=3.0)
 

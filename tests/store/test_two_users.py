@@ -89,7 +89,7 @@ class World:
             return store.pruning.run_ids()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.whole)])
 def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchain: Path) -> Iterator[World]:
     ada, bob = two_users
     common = ada.home.parent / "common"
@@ -191,7 +191,7 @@ class TestWhatAUserCannotDo:
         assert "1 alert" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
 
-    @pytest.mark.parametrize("command", ["repro", "confirm", BISECT])
+    @pytest.mark.parametrize("command", ["repro", CONFIRM, BISECT])
     def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
         intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
         ids = [str(intents[0]), relative(intents[1], world.ada.state / "runs")]
@@ -206,7 +206,7 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
-    @pytest.mark.parametrize("command", ["repro", SCRIPT, "confirm", BISECT])
+    @pytest.mark.parametrize("command", ["repro", SCRIPT, CONFIRM, BISECT])
     def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
         for path in (str(suite), str(suite / "suite.toml")):
             spec = {"suite": str(suite), "suite_column": path, "key": "right"}

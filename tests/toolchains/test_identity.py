@@ -405,6 +405,7 @@ def test_a_schema_compiler_that_the_user_names_counts_though_the_package_brings_
         assert bool(identity.flatc) == counts
 
 
+@pytest.mark.whole
 def test_what_builders_load_counts(farm_cache: Path) -> None:
     # Of all that the flows import, nothing is left out but what carries requests.
     code = (

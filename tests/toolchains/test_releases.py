@@ -33,6 +33,7 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
 
 
+@pytest.mark.whole
 def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path: Path) -> None:
     tree = make_source_tree(tmp_path / "tree", "1.5.9", built=True)
     (tree / "exir" / "__init__.py").write_text("raise RuntimeError('half an edit')\n")
