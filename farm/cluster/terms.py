@@ -8,7 +8,7 @@ from farm.request.profiling import Profile
 from farm.runtime.native.targets import Kind, Mode
 from farm.store.cluster.records import ShardJob
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of orders, shards and agents: whoever has another one is refused."""
 
 
@@ -48,6 +48,7 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     canaries: tuple[ShardJob, ...]
     """What tells whether a device is fit, one a SoC."""
     budget_s: float | None = None
+    seconds: int | None = None
 
 
 def encode_terms(terms: WorkTerms) -> bytes:

@@ -165,10 +165,12 @@ class Executor:
         return RunnerOptions(
             iterations=plan.iterations,
             warm_up=plan.warm_up,
-            timeout_s=plan.timeout_s,
+            timeout_s=plan.longest_s,
             flags=self._device_run.flags(target, plan.profile),
             etdump=plan.profile.kept,
             reducible=plan.reducible,
+            # A canary generates nothing.
+            seconds=plan.seconds if planned.job.case.generate is not None else None,
         )
 
     def _stage(self, planned: PlannedJob) -> Future[Staged]:

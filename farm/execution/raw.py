@@ -18,6 +18,9 @@ HEAP_FILE = "heap.txt"
 HEAP_LIMIT = 64 * 1024
 """Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""
 
+MOST_SECONDS = 600
+"""Longest that a program may be asked to go on for: a phone throttles in minutes, and a report has room for so many
+steps."""
 
 ErrorCause = Literal["", "connection", "gone", "adb_server", "space", "damage"]
 
@@ -40,6 +43,8 @@ class RunnerOptions:
     """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
     heap: bool = False
     """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
+    seconds: int | None = None
+    """A program that generates goes on, prompt after prompt, for so long; None: every prompt once."""
 
     @property
     def profiles(self) -> bool:

@@ -169,6 +169,7 @@ def _cells(
             options=tuple(_option(*item) for item in table.options.items()),
             profile=table.profile,
             heap=table.heap,
+            seconds=table.seconds,
             choice=Choice(table.devices, table.labels),
             most_devices=table.most_devices,
             purpose=Purpose.NIGHTLY,
@@ -304,6 +305,7 @@ def command_of(request: RunRequest) -> str:
     words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
     timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
     words += ["--heap"] if request.heap else timed
+    words += [] if request.seconds is None else ["--seconds", str(request.seconds)]
     words += ["--timeout", f"{request.timeout_s:g}"] if request.timeout_s != _TIMEOUT_S else []
     words += ["--profile", str(request.profile)] if request.profile is not Profile.AUTO else []
     words += [*request.selection, *["--lf"] * request.last_failed, *["--ff"] * request.failed_first]

@@ -11,6 +11,7 @@ from msgspec import Meta
 from farm.backends.registry import DEFAULT_BACKEND
 from farm.config.notify import Mail, Webhook
 from farm.errors import ConfigError, UnknownNameError, UsageError
+from farm.execution.raw import MOST_SECONDS
 from farm.request.profiling import Profile
 from farm.system.toml_tables import seconds_of
 
@@ -55,6 +56,7 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(ge=1)] = 300.0
     profile: Profile = Profile.AUTO
     heap: bool = False
+    seconds: Annotated[int, Meta(ge=1, le=MOST_SECONDS)] | None = None
     keyword: str = ""
     last_failed: bool = False
     failed_first: bool = False

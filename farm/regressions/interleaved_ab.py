@@ -66,6 +66,8 @@ class Side(msgspec.Struct, frozen=True):
     """As in the run that it is of: `htp_cycles` are there only where there is one."""
     heap: bool = False
     """It is measured for the DSP's heap alone, as in the run that it is of: every turn has a process of its own."""
+    seconds: int | None = None
+    """It generates for so long in every turn, as in the run that it is of."""
     runtime: Runtime | None = None
     """None is that of the bench."""
     device: str = ""
@@ -163,7 +165,7 @@ class InterleavedBench:
         """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
-        return Side(job, bundle, stored.profile, stored.is_heap)
+        return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds)
 
     def add_device(self, serial: str) -> None:
         """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
@@ -209,8 +211,9 @@ class InterleavedBench:
         farm's and the device's trouble.
         """
         was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
-        # A profile costs time: both have that of the new one.
-        sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile, heap=now.heap), Role.NEW: now}
+        # A profile costs time, and a device that goes on gets warm: both have those of the new one.
+        same = {"profile": now.profile, "heap": now.heap, "seconds": now.seconds}
+        sides = {Role.GOOD: msgspec.structs.replace(was, **same), Role.NEW: now}
         found: dict[str, list[Pair]] = {}
         # Both, so that both problems are reported.
         problems = [self._prove(role, side) for role, side in sides.items()]
@@ -291,10 +294,11 @@ class InterleavedBench:
         options = RunnerOptions(
             iterations=1 if side.heap else inferences,
             warm_up=0 if side.heap else _WARM_UP,
-            timeout_s=_TURN_SECONDS,
+            timeout_s=_TURN_SECONDS + (side.seconds or 0),
             flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
             heap=side.heap,
+            seconds=side.seconds,
         )
         if runtime.one_shot:
             options = self._reduced(options, side, runtime)

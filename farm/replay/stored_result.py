@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # More attempts than a job has in its life.
 _ALL = 1_000_000
+# A fingerprint may come from another store: no time is that long.
+_MOST_DIGITS = 6
 # Runs kept in memory; a baseline and some more.
 _MOST_RUNS = 32
 
@@ -64,6 +66,12 @@ class StoredResult(msgspec.Struct, frozen=True):
     def is_heap(self) -> bool:
         """Whether its run was for the DSP's heap alone."""
         return "heap" in self.run.fingerprint
+
+    @property
+    def seconds(self) -> int | None:
+        """How long its run had programs generate; None where every prompt was generated after once."""
+        seconds = self.run.fingerprint.get("seconds", "")
+        return int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < _MOST_DIGITS else None
 
     @property
     def profile(self) -> Profile:

@@ -71,6 +71,8 @@ def _check_measurements(request: RunRequest) -> None:
         raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend.name}")
     if request.heap and request.profile is not Profile.AUTO:
         raise UsageError("--heap measures nothing else: leave --profile out")
+    if request.heap and request.seconds is not None:
+        raise UsageError("--heap runs every job once: leave --seconds out")
     if request.profile is Profile.OPTRACE and "profile_level" not in backend.options:
         able = " and ".join(name for name, one in BACKENDS.items() if "profile_level" in one.options)
         raise IllegalTargetError(f"--profile optrace is for the {able} backend, not for {backend.name}")
@@ -91,9 +93,20 @@ def select(config: Config, request: RunRequest, jobs: Sequence[Job], *, judged: 
     no limit decides; NothingSelectedError.
     """
     selected = _select(config, request, jobs)
+    if request.seconds is not None:
+        _require_generation(selected)
     if judged:
         require_limits(selected)
     return selected
+
+
+def _require_generation(jobs: Sequence[Job]) -> None:
+    """Raise UsageError for jobs that a time to go on for means nothing to."""
+    if others := [job.id for job in jobs if job.case.generate is None]:
+        more = f", nor {len(others) - 1} more" if others[1:] else ""
+        raise UsageError(
+            f"--seconds is for programs that generate text: {others[0]} does not{more}; leave it out, or choose with -k"
+        )
 
 
 def _select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:

@@ -52,6 +52,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     profile: Profile = Profile.AUTO
     heap: bool = False
     """The DSP's heap is measured, and nothing else."""
+    seconds: int | None = None
+    """Programs that generate go on for so long; None: every prompt once."""
     optrace: OptraceTools | None = None
     """What makes the SDK's timelines; only for a run that wants them."""
     canaries: tuple[PlannedJob, ...] = ()
@@ -73,7 +75,12 @@ class RunPlan(msgspec.Struct, frozen=True):
     @property
     def most_silence_s(self) -> float:
         """After so many seconds without a sign that it goes on a worker is ended."""
-        return _SILENCE_SECONDS + 2 * self.timeout_s
+        return _SILENCE_SECONDS + 2 * self.longest_s
+
+    @property
+    def longest_s(self) -> float:
+        """How long a job may take on a device: what it is asked to go on for is no delay."""
+        return self.timeout_s + (self.seconds or 0)
 
     @property
     def tried(self) -> Path:

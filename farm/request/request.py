@@ -36,6 +36,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile = Profile.AUTO
     heap: bool = False
     """Measure the DSP's heap, and nothing else."""
+    seconds: int | None = None
+    """Programs that generate go on for so long; None: every prompt once."""
     command: str = ""
     choice: Choice = Choice()
     """Which attached devices may be used."""

@@ -273,6 +273,7 @@ class _Run(RunSteps):
             artifact_root=config.state_dir / "artifacts",
             profile=request.profile,
             heap=request.heap,
+            seconds=request.seconds,
             optrace=optrace_tools(config, request),
             canaries=tuple(canaries),
             leased=fleet.leased,

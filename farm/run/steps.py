@@ -121,6 +121,8 @@ class RunSteps:
         facts = tools.fingerprint(kind)
         if self._request.heap:
             return facts | {"heap": "measured"}
+        if self._request.seconds is not None:
+            facts = facts | {"seconds": str(self._request.seconds)}
         profile = self._request.profile
         usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
         return facts if usual else facts | {"profile": str(profile)}

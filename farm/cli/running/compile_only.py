@@ -27,6 +27,7 @@ def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any], pytest_a
         "--nightly": asked.nightly,
         "--budget": asked.budget_s is not None,
         "--heap": asked.heap,
+        "--seconds": asked.seconds is not None,
         "--confirm": asked.confirm,
         "--watch": asked.watch,
         "--iterations": asked.iterations is not None,

@@ -25,6 +25,7 @@ from farm.cli.options import (
 from farm.cli.output import as_called, deliver, echo, notice
 from farm.config.settings import load_config
 from farm.errors import UsageError
+from farm.execution.raw import MOST_SECONDS
 from farm.report.model.alerts import change_of, word_of
 from farm.request.profiling import Profile
 from farm.system.interrupts import INTERRUPTED
@@ -112,6 +113,8 @@ class _RunCommand(click.Command):
               help="Timed inferences of every sample.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
               help="Inferences before those, not timed.")  # fmt: skip
+@click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
+              help="Programs that generate text go on for so long, to see what the heat costs.")  # fmt: skip
 @timeout_option("Longest that a job may take on the device.")
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")

@@ -229,6 +229,7 @@ class _SharedRun(RunSteps):
             reducible=request.reducible,
             profile=request.profile,
             heap=request.heap,
+            seconds=request.seconds,
             runtimes=runtimes,
             canaries=tuple(canaries),
             budget_s=self._budget.seconds,

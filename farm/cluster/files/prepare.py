@@ -216,6 +216,7 @@ class Preparer:
             reducible=terms.reducible,
             profile=terms.profile,
             heap=terms.heap,
+            seconds=terms.seconds,
             optrace=self._optrace_tools(terms, device),
             leased=True,
             health=self._config.health,

@@ -25,7 +25,7 @@ _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_loa
 # Facts of a fingerprint that are what was asked for, and no tool.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch", "executorch_content", "native_runner"})
 _MOST_WORDS = 3
-_OF_THE_COMMAND = frozenset({"heap", "profile"})
+_OF_THE_COMMAND = frozenset({"heap", "profile", "seconds"})
 
 
 def ended(points: Iterable[HistoryPoint]) -> list[str]:

@@ -1,0 +1,84 @@
+"""`farm run --seconds`: what it is for, how far it goes, and with which runs its numbers are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from farm.analysis.history import Point, split
+from farm.config.settings import load_config
+from farm.device_run.executor import Executor
+from farm.errors import UsageError
+from farm.nightly.plan import command_of
+from farm.replay.stored_result import StoredResult
+from farm.request.choose import jobs_of, select
+from farm.request.plan import PlannedJob, RunPlan
+from farm.request.profiling import Profile
+from farm.request.request import RunRequest
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import JobView, RunView
+from farm.suites.generate import Generate
+from farm.suites.suite import Job
+
+SUSTAINED = RunRequest(socs=("SM8650",), suites=("smoke",), seconds=60)
+
+
+def jobs(tmp_path: Path) -> list[Job]:
+    """Return a job that generates text, and one that does not."""
+    one, *_ = jobs_of(load_config(folder=tmp_path), SUSTAINED)
+    case = msgspec.structs.replace(one.case, name="story", generate=Generate(prompt_lengths=(8,)))
+    return [msgspec.structs.replace(one, case=case), one]
+
+
+def test_it_is_refused_where_nothing_is_generated(tmp_path: Path) -> None:
+    story, other = jobs(tmp_path)
+    config = load_config(folder=tmp_path)
+    assert select(config, SUSTAINED, [story], judged=False) == (story,)
+    with pytest.raises(UsageError, match=r"--seconds is for programs that generate text: smoke/.* does not"):
+        select(config, SUSTAINED, [story, other], judged=False)
+    with pytest.raises(UsageError, match="nor 1 more"):
+        select(config, SUSTAINED, [other, other], judged=False)
+    with pytest.raises(UsageError, match="--heap runs every job once: leave --seconds out"):
+        jobs_of(config, msgspec.structs.replace(SUSTAINED, heap=True))
+
+
+def test_what_a_program_is_asked_to_go_on_for_is_no_delay(tmp_path: Path) -> None:
+    plan = RunPlan("r", tmp_path, tmp_path, (), (), {}, 3, 1, 300.0, tmp_path, seconds=60)
+    assert plan.longest_s == 360
+    assert plan.most_silence_s == msgspec.structs.replace(plan, seconds=None).most_silence_s + 120
+    story, other = jobs(tmp_path)
+    executor: Any = SimpleNamespace(_plan=plan, _device_run=SimpleNamespace(flags=lambda *_: {}))
+    asked = [Executor._options(executor, PlannedJob(job, "key", cached=True)) for job in (story, other)]
+    assert [one.seconds for one in asked] == [60, None], "a canary generates nothing"
+    assert asked[0].timeout_s == 360
+
+
+def test_runs_of_another_length_are_no_history_of_it() -> None:
+    lengths = (None, 60, 60, 600, None, 60)
+    points = [
+        Point(f"run-{n}", n, 1.0, {} if seconds is None else {"seconds": str(seconds)}, "hardware", "v")
+        for n, seconds in enumerate(lengths)
+    ]
+    history = split(points)
+    assert [point.run_id for point in history.comparable()] == ["run-1", "run-2", "run-5"]
+    assert [event.text for event in history.events if event.parts] == [
+        "seconds 60", "seconds 60 -> 600", "without seconds 600", "seconds 60",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fact", "seconds"), [("60", 60), ("", None), ("-1", None), ("9" * 400, None), ("x", None)])
+def test_it_is_measured_again_for_as_long(fact: str, seconds: int | None) -> None:
+    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "")
+    view = JobView("j", "suite", "case", "SM8650", "htp", "16a8w", (attempt,))
+    facts = {"seconds": fact} if fact else {}
+    run = RunView("run", "farm run", 0, None, None, "", "", facts, (), (view,))
+    assert StoredResult(run, view, attempt, 1, "hardware", {}).seconds == seconds
+
+
+def test_a_night_asks_for_it_as_people_do() -> None:
+    assert "--seconds 60" in command_of(msgspec.structs.replace(SUSTAINED, profile=Profile.AUTO))
+    assert "--seconds" not in command_of(msgspec.structs.replace(SUSTAINED, seconds=None))
