@@ -23,7 +23,7 @@ NEWEST = "1.5.1"
 _NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-class Generation(NamedTuple):
+class ReleaseRow(NamedTuple):
     """A row of releases that are used alike."""
 
     since: tuple[int, int]
@@ -41,13 +41,13 @@ class Generation(NamedTuple):
 
 
 _GENERATIONS = (
-    Generation((1, 3), "torch>=2.12,<2.14", needs_flatc=True),
-    Generation((1, 4), "torch>=2.13,<2.14", needs_flatc=False),
-    Generation((1, 5), "torch>=2.13,<2.14", needs_flatc=False),
+    ReleaseRow((1, 3), "torch>=2.12,<2.14", needs_flatc=True),
+    ReleaseRow((1, 4), "torch>=2.13,<2.14", needs_flatc=False),
+    ReleaseRow((1, 5), "torch>=2.13,<2.14", needs_flatc=False),
 )
 
 
-def generation_of(version: str) -> Generation:
+def generation_of(version: str) -> ReleaseRow:
     """Return how an ExecuTorch of `version` is used; of one that says no version, as the newest.
 
     Raises UsageError for one that is older than OLDEST.
