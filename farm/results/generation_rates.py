@@ -1,0 +1,117 @@
+"""What a program that generates took, token by token -> rates and times, as metrics of an attempt. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from farm.results.attempt import Measurement
+from farm.suites.figures import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from farm.bundles.bundle import Generation
+    from farm.results.runner_report import Generated, RunnerReport
+
+WINDOWS = 12
+"""Parts of equal length of a sustained run: five seconds each, of a minute."""
+_LEAST_STEPS = 2 * WINDOWS
+"""With fewer a part has one step, and its rate says nothing."""
+_ENDS = 2
+"""Parts at the beginning and at the end that a fall is between."""
+_MOST_STRETCHES = 8
+"""Of the positions of a context: few enough to be series of their own."""
+_MOST_NAME = 64
+"""Characters of a method's name; a report is not to be believed."""
+_NS = 1e9
+
+
+def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Measurement, ...]:
+    """Return times and rates of a generation; what the report does not say is left out.
+
+    By prompt, and of the first time that each is generated after alone: `first_token_time[PROMPT]` by the tokens of the
+    prompt, `prefill_rate` and `decode_rate` in tokens a second, `step_time[FIRST-LAST]` by stretches of positions. Of
+    all of a sustained run: `sustained_rate`, of WINDOWS parts in order, and `sustained_fall`. Of the process:
+    `method_load_time[METHOD]`, `peak_memory`.
+    """
+    first = report.generated[: len(generation.prompt_tokens)]
+    rates = (
+        ("prefill_rate", [one.prompt_tokens * _NS / one.first_token_ns for one in first if one.first_token_ns]),
+        ("decode_rate", [rate for one in first if (rate := _decode_rate(one)) is not None]),
+    )
+    by_length: dict[int, list[float]] = {}
+    for one in first:
+        if one.first_token_ns:
+            by_length.setdefault(one.prompt_tokens, []).append(one.first_token_ns)
+    loads = sorted((name, ns) for name, ns in report.method_loads_ns.items() if len(name) <= _MOST_NAME)
+    peak = report.peak_memory_bytes
+    return (
+        *(_time(f"first_token_time[{length}]", by_length[length]) for length in sorted(by_length)),
+        *(Measurement(name, "tokens/s", Direction.HIGHER, tuple(samples)) for name, samples in rates if samples),
+        *_by_position(first, generation.context),
+        *(_sustained(report.generated) if len(report.generated) > len(first) else ()),
+        *(_time(f"method_load_time[{name}]", [ns]) for name, ns in loads),
+        *([] if peak is None else [Measurement("peak_memory", "bytes", Direction.LOWER, (float(peak),))]),
+    )
+
+
+def stretch(context: int) -> int:
+    """Return how many positions of a context one `step_time` is of: a power of two, the same for all its runs."""
+    width = 1
+    while width * _MOST_STRETCHES < context:
+        width *= 2
+    return width
+
+
+def _time(metric: str, samples: Iterable[float]) -> Measurement:
+    return Measurement(metric, "ns", Direction.LOWER, tuple(map(float, samples)))
+
+
+def _decode_ns(one: Generated) -> int:
+    """Return how long tokens after the first one took; 0 where there are none, or that is not known."""
+    if one.total_ns is None or one.first_token_ns is None or not one.steps_ns or len(one.tokens) < 2:
+        return 0
+    return max(0, one.total_ns - one.first_token_ns)
+
+
+def _decode_rate(one: Generated) -> float | None:
+    took = _decode_ns(one)
+    return (len(one.tokens) - 1) * _NS / took if took else None
+
+
+def _by_position(generated: Iterable[Generated], context: int) -> Iterator[Measurement]:
+    """Return the decode steps by the position of the token that they take."""
+    width, found = stretch(context), dict[int, list[float]]()
+    for one in generated:
+        # A step that takes several positions may give several tokens: on average so many.
+        tokens = (len(one.tokens) - 1) / len(one.steps_ns) if one.steps_ns else 0.0
+        for number, ns in enumerate(one.steps_ns):
+            found.setdefault((one.prompt_tokens + int(number * tokens)) // width, []).append(ns)
+    for number, steps in sorted(found.items()):
+        yield _time(f"step_time[{number * width}-{(number + 1) * width - 1}]", steps)
+
+
+def _sustained(generated: Iterable[Generated]) -> Iterator[Measurement]:
+    """Return the rate of each part of the time that decoding took, in order, and how far it fell."""
+    import numpy as np
+
+    steps, tokens = [], []
+    for one in generated:
+        if took := _decode_ns(one):
+            # What the runner does between two steps belongs to them.
+            beside = took / sum(one.steps_ns)
+            steps += [ns * beside for ns in one.steps_ns]
+            tokens += [(len(one.tokens) - 1) / len(one.steps_ns)] * len(one.steps_ns)
+    if len(steps) < _LEAST_STEPS:
+        return
+    time, count = (np.array([0.0, *itertools.accumulate(each)]) for each in (steps, tokens))
+    edges = np.linspace(0.0, time[-1], WINDOWS + 1)
+    rates = (np.diff(np.interp(edges, time, count)) * _NS / np.diff(edges)).tolist()
+    yield Measurement("sustained_rate", "tokens/s", Direction.HIGHER, tuple(rates))
+    yield Measurement("sustained_fall", "1", Direction.LOWER, (_fall(rates),))
+
+
+def _fall(rates: Sequence[float]) -> float:
+    """Return which share of the rate at the beginning is lost at the end."""
+    return 1.0 - sum(rates[-_ENDS:]) / sum(rates[:_ENDS])
