@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from farm.errors import IllegalTargetError
+
+# ExecuTorch 1.5 has static decoders for GPU as well, of which farm has no reference; LPAI and direct mode take none.
+_BACKEND_OF_TEXT = "htp"
+
 Mode = Literal["kv", "hybrid", "lookahead"]
+PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")
+"""What a decoder is compiled at. In 8a8w ExecuTorch's own comes to -58 dB without any error (1.5.1, measured)."""
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -46,9 +53,38 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     score_file: str = ""
     """Sequences whose logits are judged, one for each prompt, as `prompts_file`. Without it: each prompt with what the
     quantized module generates after it."""
+    expected_file: str = ""
+    """With a `.pte`: the tokens that have to be generated after each prompt, as `prompts_file`."""
+
+    @property
+    def decode(self) -> int:
+        """Return how many positions one call of `kv_forward` takes."""
+        if self.mode != "lookahead":
+            return 1
+        # ExecuTorch 1.5, `process_model_args` of its Qualcomm examples: the next power of two.
+        return 1 << ((self.window + self.gcap) * (self.ngram - 1) - 1).bit_length()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods of the program that is compiled."""
+        return ("kv_forward",) if self.mode == "kv" else ("kv_forward", "prefill_forward")
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders among `files`."""
+        return (self.hugging_face,) if self.hugging_face else ()
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the files and folders that it names, relative to the folder of the suite."""
-        named = (self.params_file, self.weights, self.hugging_face, self.prompts_file, self.score_file)
+        named = (
+            self.params_file, self.weights, self.hugging_face, self.prompts_file, self.score_file, self.expected_file
+        )  # fmt: skip
         return tuple(name for name in named if name)
+
+
+def require_for_text(name: str, backend: str, *, direct: bool) -> None:
+    """Raise IllegalTargetError unless a case called `name` can generate text on `backend`."""
+    if backend != _BACKEND_OF_TEXT or direct:
+        where = "direct mode" if direct else f"the {backend} backend"
+        raise IllegalTargetError(f"{name} generates text, which is for the {_BACKEND_OF_TEXT} backend, not for {where}")

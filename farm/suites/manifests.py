@@ -16,6 +16,9 @@ from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.errors import ConfigError, UnknownNameError
 from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
+from farm.suites.generate import Generate
+from farm.suites.generate_tables import check_alone, checked
+from farm.suites.input_tables import check_inputs
 from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.suite import (
     FORWARD,
@@ -42,16 +45,6 @@ _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Of arguments of a module. JSON, which takes them to the builder, has no more than these whole numbers.
 _MOST_NESTED = 32
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
-
-# Of an input: what each distribution is drawn with.
-_DRAWN_WITH = {
-    "normal": ("scale",),
-    "uniform": ("low", "high"),
-    "integers": ("low", "high"),
-    "linspace": ("low", "high"),
-    "arange": (),
-    "constant": ("low",),
-}
 
 # What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
 
@@ -80,6 +73,13 @@ class _CaseTable(_Table, frozen=True):
     method: str = FORWARD
     methods: dict[str, MethodInputs] = {}
     features: Features = Features()
+    generate: Generate | None = None
+
+    @property
+    def given(self) -> set[str]:
+        """The keys that say something else than what they are without."""
+        usual = _CaseTable()
+        return {name for name in self.__struct_fields__ if getattr(self, name) != getattr(usual, name)}
 
 
 class _SuiteTable(_Table, frozen=True):
@@ -154,7 +154,8 @@ def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collecti
 
 def _check_misspelt(manifest: Path, cases: Mapping[str, _CaseTable]) -> None:
     """Raise ConfigError for what adds to a case of another name: `[case.stm.tolerance.8a8w]`."""
-    whole = {name for name, case in cases.items() if case.inputs or case.module or case.program or case.pte}
+    runs = {"inputs", "module", "program", "pte", "generate"}
+    whole = {name for name, case in cases.items() if case.given & runs}
     for name in cases:
         if name not in whole and whole:
             problem = f"has neither inputs nor anything to run: {UnknownNameError('case', name, whole)}"
@@ -168,34 +169,17 @@ def _check_limits(manifest: Path, key: str, tolerances: Mapping[str, Tolerance])
                 raise ConfigError(manifest, f"{key}.{precision}.{reference}.{name}", problem)
 
 
-def _check_drawn(manifest: Path, key: str, spec: InputSpec) -> None:
-    """Raise ConfigError unless there are values that `spec` can be drawn from."""
-    usual, drawn = InputSpec(), f"the distribution {spec.distribution!r}"
-    for name in ("low", "high", "scale"):
-        value = getattr(spec, name)
-        if value != getattr(usual, name) and name not in _DRAWN_WITH[spec.distribution]:
-            takes = " and ".join(_DRAWN_WITH[spec.distribution]) or "neither low, high nor scale"
-            raise ConfigError(manifest, f"{key}.{name}", f"{drawn} takes {takes}: leave it out")
-        if not math.isfinite(value):
-            raise ConfigError(manifest, f"{key}.{name}", f"is {value}, expected a finite number")
-    if spec.scale < 0:
-        raise ConfigError(manifest, f"{key}.scale", f"is {spec.scale:g}, expected at least 0")
-    if spec.distribution == "uniform" and spec.low > spec.high:
-        raise ConfigError(manifest, f"{key}.low", f"is {spec.low:g}, expected at most high, {spec.high:g}")
-    if spec.distribution == "integers" and int(spec.low) >= int(spec.high):
-        raise ConfigError(manifest, f"{key}.low", f"is {spec.low:g}, expected a whole number below high, {spec.high:g}")
-
-
 def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
     key = f"case.{name}"
     _check_name(manifest, key, name)
     if table.samples < 1:
         raise ConfigError(manifest, f"{key}.samples", "is at least 1")
-    _check_source(manifest, key, table)
-    for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
-        _check_value(manifest, place, values)
-    _check_inputs(manifest, f"{key}.inputs", table.inputs, table)
-    _check_methods(manifest, key, table)
+    if table.generate is not None:
+        check_alone(manifest, key, table.given)
+    else:
+        _check_module(manifest, key, table)
+    if problem := table.features.problem:
+        raise ConfigError(manifest, f"{key}.features", problem)
     _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
     _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
     _check_limits(manifest, f"{key}.tolerance", table.tolerance)
@@ -222,10 +206,22 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
         "expect": (*table.expect, *([suite.expect] if suite.expect else [])),
     }
     case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
+    folders = case.generate.folders if case.generate is not None else ()
     for file in case.files:
-        if not Path(case.folder, file).is_file():
+        if file not in folders and not Path(case.folder, file).is_file():
             raise ConfigError(manifest, key, f"{file!r} is no file; it is looked for in {case.folder}")
+    if case.generate is not None:
+        return msgspec.structs.replace(case, samples=checked(manifest, key, case))
     return case
+
+
+def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
+    """Raise ConfigError unless it is clear what is run, and on which inputs."""
+    _check_source(manifest, key, table)
+    for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
+        _check_value(manifest, place, values)
+    check_inputs(manifest, f"{key}.inputs", table.inputs, table.samples, ready=bool(table.pte))
+    _check_methods(manifest, key, table)
 
 
 def _check_source(manifest: Path, key: str, table: _CaseTable) -> None:
@@ -272,27 +268,6 @@ def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> Non
             _check_value(manifest, f"{key}[{index}]", one, depth + 1)
 
 
-def _check_inputs(manifest: Path, key: str, inputs: Sequence[InputSpec], table: _CaseTable) -> None:
-    if not inputs:
-        raise ConfigError(manifest, key, "at least one input is needed")
-    for index, spec in enumerate(inputs):
-        _check_drawn(manifest, f"{key}[{index}]", spec)
-        if spec.shape is None and not spec.files:
-            raise ConfigError(manifest, key, "an input has a shape or files")
-        if any(size < 1 for size in spec.shape or ()):
-            raise ConfigError(manifest, key, "every dimension is at least 1")
-        if spec.files and len(spec.files) != table.samples:
-            raise ConfigError(manifest, f"{key}.files", f"are {len(spec.files)}, expected one a sample")
-        for size in spec.dynamic:
-            if spec.shape is None or not 0 <= size.dim < len(spec.shape):
-                raise ConfigError(manifest, f"{key}.dynamic", f"the shape has no dimension {size.dim}")
-            if not 1 <= size.least <= spec.shape[size.dim] <= size.greatest:
-                problem = f"dimension {size.dim} is {spec.shape[size.dim]}, expected 1 <= least <= it <= greatest"
-                raise ConfigError(manifest, f"{key}.dynamic", problem)
-    if table.pte and any(spec.dynamic for spec in inputs):
-        raise ConfigError(manifest, f"{key}.dynamic", "a pte knows its bounds: leave it out")
-
-
 def _check_methods(manifest: Path, key: str, table: _CaseTable) -> None:
     """Raise ConfigError unless the methods are those of a module, and the features go together."""
     for name in (table.method, *table.methods):
@@ -306,12 +281,10 @@ def _check_methods(manifest: Path, key: str, table: _CaseTable) -> None:
         raise ConfigError(manifest, f"{key}.method", "an exported program has one method, forward: leave it out")
     for name, method in table.methods.items():
         if method.inputs:
-            _check_inputs(manifest, f"{key}.methods.{name}.inputs", method.inputs, table)
+            check_inputs(manifest, f"{key}.methods.{name}.inputs", method.inputs, table.samples, ready=bool(table.pte))
     if table.methods.get(table.method, MethodInputs()).inputs:
         problem = "the method that is executed takes the inputs of the case: leave these out"
         raise ConfigError(manifest, f"{key}.methods.{table.method}.inputs", problem)
-    if problem := table.features.problem:
-        raise ConfigError(manifest, f"{key}.features", problem)
     if table.features.dump_intermediate_outputs and len(table.methods) > 1:
         problem = "ExecuTorch writes the layers of one method: leave the others out"
         raise ConfigError(manifest, f"{key}.features.dump_intermediate_outputs", problem)

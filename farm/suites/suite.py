@@ -13,7 +13,7 @@ from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.figures import figure_fields
-from farm.suites.generate import Generate
+from farm.suites.generate import Generate, require_for_text
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
 if TYPE_CHECKING:
@@ -215,12 +215,14 @@ class Case(_Frozen, frozen=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the files that it names, but for Python code, relative to its folder."""
+        """Return the files, and folders with weights, that it names, but for Python code, relative to its folder."""
         named = (self.checkpoint, self.program, self.pte)
         specs = itertools.chain(self.inputs, *(method.inputs for method in self.methods.values()))
         inputs = (file for spec in specs for file in spec.files)
         libraries = itertools.chain.from_iterable(package.libraries for package in self.features.op_packages)
-        return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected), *libraries) if file)
+        generated = self.generate.files if self.generate is not None else ()
+        every = (*named, *inputs, *itertools.chain(*self.expected), *libraries, *generated)
+        return tuple(file for file in every if file)
 
     def tolerance(self, precision: str) -> Tolerance:
         """Return what decides at `precision`."""
@@ -342,6 +344,8 @@ def plan(
     _check_suites(suites, backend)
     for job in jobs:
         _check_features(job)
+        if job.case.generate is not None:
+            require_for_text(f"{job.case.suite}/{job.case.name}", job.target.backend, direct=job.target.direct)
         if job.target.direct:
             _check_direct(job.case)
     declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}

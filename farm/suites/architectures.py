@@ -1,0 +1,245 @@
+"""Which decoders a case may generate text with: their shapes, their published sizes, and how upstream calls them.
+
+Torch-free. Sizes are those of `examples/models/*/config/*.json` of ExecuTorch 1.5, and of Meta's `params.json`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """One decoder of ExecuTorch's Qualcomm examples, or a family of them."""
+
+    name: str
+    upstream: str
+    """Its name in `SUPPORTED_LLM_MODELS` of ExecuTorch's Qualcomm examples: what decides of class and source changes.
+    Of a family it is one member."""
+    params: dict[str, Any]
+    """As in `params.json`: of a family what is not a size, of a published decoder all."""
+    recipe: str = ""
+    """The precision that upstream's own recipe of this decoder is for; "" for a family, which has the general ones."""
+    shards: int = 1
+    """Contexts that upstream divides its layers into."""
+    model_types: tuple[str, ...] = ()
+    """What `model_type` of a Hugging Face `config.json` may be; empty where upstream converts no such weights."""
+    hadamard: bool = False
+    """Queries and keys are turned by a Hadamard matrix, which wants a head of a power of two."""
+    window_mask: bool = False
+    """Its layers with a sliding window take a mask of their own, as a second input."""
+
+    @property
+    def published(self) -> bool:
+        """Whether its sizes are known, so that a case need not name any."""
+        return "dim" in self.params
+
+
+# By the name of a parameter: what it is. Those that `LlamaModel` of ExecuTorch 1.5's Qualcomm examples reads, and
+# those that Meta's files have beside them.
+PARAM_TYPES: dict[str, type] = {
+    **dict.fromkeys(
+        ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "head_dim", "multiple_of"), int
+    ),
+    **dict.fromkeys(("rope_scale_factor", "no_rope_layer_interval", "sliding_window", "bos_idx", "eos_idx"), int),
+    **dict.fromkeys(
+        ("norm_eps", "ffn_dim_multiplier", "rope_theta", "rope_freq_base", "local_rope_theta", "partial_rotary_factor"),
+        float,
+    ),
+    **dict.fromkeys(("embedding_scale_factor", "attention_multiplier", "residual_multiplier", "logits_scaling"), float),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), float),
+    **dict.fromkeys(
+        ("use_scaled_rope", "use_hf_rope", "attention_qkv_bias", "use_qk_norm", "qk_norm_before_rope"), bool
+    ),
+    **dict.fromkeys(("use_ffn_norm", "post_attention_norm", "post_ffn_norm", "output_bias", "apply_embedding"), bool),
+    **dict.fromkeys(("norm_type", "act_fn", "model_architecture"), str),
+    "layer_types": list,
+}
+
+_LLAMA = {"norm_eps": 1e-5, "rope_theta": 500000.0, "use_scaled_rope": True}
+_GEMMA = {
+    "act_fn": "gelu", "norm_type": "gemma3", "norm_eps": 1e-6, "rope_theta": 10000.0, "use_hf_rope": True,
+}  # fmt: skip
+_GEMMA2 = {
+    **_GEMMA, "act_fn": "gelu_approx", "post_attention_norm": True, "post_ffn_norm": True,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "local_rope_theta": 10000.0,
+    "sliding_window": 4096,
+}  # fmt: skip
+_GEMMA3 = {
+    **_GEMMA, "act_fn": "gelu_approx", "post_attention_norm": True, "post_ffn_norm": True, "rope_theta": 1000000.0,
+    "local_rope_theta": 10000.0, "use_qk_norm": True, "qk_norm_before_rope": True, "sliding_window": 512,
+}  # fmt: skip
+_QWEN2_5 = {"norm_eps": 1e-6, "rope_theta": 1000000.0, "use_hf_rope": True, "attention_qkv_bias": True}
+_QWEN3 = {"norm_eps": 1e-6, "rope_theta": 1000000.0, "use_qk_norm": True, "qk_norm_before_rope": True}
+_PHI = {"norm_eps": 1e-5, "rope_theta": 10000.0, "use_hf_rope": True, "partial_rotary_factor": 0.75}
+_SMOLLM2 = {"norm_eps": 1e-5, "rope_theta": 100000.0}
+_SMOLLM3 = {"norm_eps": 1e-6, "rope_theta": 5000000.0, "no_rope_layer_interval": 4}
+_GLM = {"norm_eps": 1e-5, "rope_theta": 10000.0, "use_hf_rope": True, "model_architecture": "GlmForCausalLM"}
+_GRANITE = {
+    "norm_eps": 1e-5, "rope_theta": 10000000.0, "attention_multiplier": 0.015625, "embedding_scale_factor": 12.0,
+    "residual_multiplier": 0.22, "logits_scaling": 8.0, "act_fn": "silu",
+}  # fmt: skip
+_CODEGEN = {
+    "norm_eps": 1e-5, "use_hf_rope": True, "partial_rotary_factor": 0.5, "use_ffn_norm": False,
+    "norm_type": "layernorm", "output_bias": True, "model_architecture": "CodeGenModel",
+}  # fmt: skip
+_STORIES = {"norm_eps": 1e-5}
+
+
+def _sizes(
+    layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int, head: int = 0
+) -> dict[str, int]:
+    sizes = {
+        "n_layers": layers, "dim": dim, "hidden_dim": hidden, "n_heads": heads, "n_kv_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }  # fmt: skip
+    return {**sizes, "head_dim": head} if head else sizes
+
+
+_GEMMA2_LAYERS = ["sliding_attention", "full_attention"] * 13
+_GEMMA3_LAYERS = (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2
+
+_ALL = (
+    Architecture(name="llama", upstream="llama3_2-1b_instruct", params=_LLAMA, model_types=("llama",)),
+    Architecture(name="gemma", upstream="gemma-2b", params=_GEMMA, model_types=("gemma",)),
+    Architecture(name="gemma2", upstream="gemma2-2b", params=_GEMMA2, model_types=("gemma2",), window_mask=True),
+    Architecture(name="gemma3", upstream="gemma3-1b", params=_GEMMA3, model_types=("gemma3_text",), window_mask=True),
+    Architecture(name="qwen2_5", upstream="qwen2_5-0_5b", params=_QWEN2_5, model_types=("qwen2",), hadamard=True),
+    Architecture(name="qwen3", upstream="qwen3-0_6b", params=_QWEN3, model_types=("qwen3",)),
+    Architecture(name="phi", upstream="phi_4_mini", params=_PHI, model_types=("phi3",)),
+    Architecture(name="smollm2", upstream="smollm2_135m", params=_SMOLLM2, model_types=("llama",), hadamard=True),
+    Architecture(name="smollm3", upstream="smollm3-3b", params=_SMOLLM3, model_types=("smollm3",)),
+    Architecture(name="glm", upstream="glm-1_5b", params=_GLM, model_types=("glm",)),
+    Architecture(name="granite", upstream="granite_3_3-2b_instruct", params=_GRANITE, model_types=("granite",)),
+    Architecture(name="codegen", upstream="codegen2_1b", params=_CODEGEN),
+    Architecture(name="stories", upstream="stories260k", params=_STORIES),
+    Architecture(
+        name="stories260k", upstream="stories260k", recipe="16a4w", params={**_STORIES, **_sizes(5, 64, 172, 8, 4, 512)}
+    ),
+    Architecture(
+        name="stories110m", upstream="stories110m", recipe="16a4w",
+        params={**_STORIES, **_sizes(12, 768, 2048, 12, 12, 32000)},
+    ),
+    Architecture(
+        name="llama3_2-1b_instruct", upstream="llama3_2-1b_instruct", recipe="16a4w_block", model_types=("llama",),
+        params={**_LLAMA, **_sizes(16, 2048, 8192, 32, 8, 128256)},
+    ),
+    Architecture(
+        name="llama3_2-3b_instruct", upstream="llama3_2-3b_instruct", recipe="16a4w_block", shards=3,
+        model_types=("llama",), params={**_LLAMA, **_sizes(28, 3072, 8192, 24, 8, 128256)},
+    ),
+    Architecture(
+        name="codegen2_1b", upstream="codegen2_1b", recipe="16a8w",
+        params={**_CODEGEN, **_sizes(16, 2048, 8192, 16, 16, 51200)},
+    ),
+    Architecture(
+        name="gemma-2b", upstream="gemma-2b", recipe="16a4w", shards=4, model_types=("gemma",),
+        params={**_GEMMA, **_sizes(18, 2048, 16384, 8, 1, 256000, 256)},
+    ),
+    Architecture(
+        name="gemma2-2b", upstream="gemma2-2b", recipe="16a4w", shards=4, model_types=("gemma2",), window_mask=True,
+        params={**_GEMMA2, **_sizes(26, 2304, 9216, 8, 4, 256000, 256), "layer_types": _GEMMA2_LAYERS},
+    ),
+    Architecture(
+        name="gemma3-1b", upstream="gemma3-1b", recipe="16a4w", model_types=("gemma3_text",), window_mask=True,
+        params={**_GEMMA3, **_sizes(26, 1152, 6912, 4, 1, 262144, 256), "layer_types": _GEMMA3_LAYERS},
+    ),
+    Architecture(
+        name="glm-1_5b", upstream="glm-1_5b", recipe="16a4w", model_types=("glm",),
+        params={**_GLM, **_sizes(28, 2048, 6144, 16, 4, 59264, 128)},
+    ),
+    Architecture(
+        name="granite_3_3-2b_instruct", upstream="granite_3_3-2b_instruct", recipe="16a4w", model_types=("granite",),
+        params={**_GRANITE, **_sizes(40, 2048, 8192, 32, 8, 49159)},
+    ),
+    Architecture(
+        name="phi_4_mini", upstream="phi_4_mini", recipe="16a4w", shards=8, model_types=("phi3",),
+        params={**_PHI, **_sizes(32, 3072, 8192, 24, 8, 200064)},
+    ),
+    Architecture(
+        name="qwen2_5-0_5b", upstream="qwen2_5-0_5b", recipe="16a4w", model_types=("qwen2",), hadamard=True,
+        params={**_QWEN2_5, **_sizes(24, 896, 4864, 14, 2, 151936)},
+    ),
+    Architecture(
+        name="qwen2_5-1_5b", upstream="qwen2_5-1_5b", recipe="16a4w", model_types=("qwen2",), hadamard=True,
+        params={**_QWEN2_5, **_sizes(28, 1536, 8960, 12, 2, 151936)},
+    ),
+    Architecture(
+        name="qwen3-0_6b", upstream="qwen3-0_6b", recipe="16a4w", model_types=("qwen3",),
+        params={**_QWEN3, **_sizes(28, 1024, 3072, 16, 8, 151936, 128)},
+    ),
+    Architecture(
+        name="qwen3-1_7b", upstream="qwen3-1_7b", recipe="16a4w", model_types=("qwen3",), hadamard=True,
+        params={**_QWEN3, **_sizes(28, 2048, 6144, 16, 8, 151936, 128)},
+    ),
+    Architecture(
+        name="smollm2_135m", upstream="smollm2_135m", recipe="16a8w", model_types=("llama",), hadamard=True,
+        params={**_SMOLLM2, **_sizes(30, 576, 1536, 9, 3, 49152)},
+    ),
+    Architecture(
+        name="smollm3-3b", upstream="smollm3-3b", recipe="16a4w", shards=4, model_types=("smollm3",),
+        params={**_SMOLLM3, **_sizes(36, 2048, 11008, 16, 4, 128256)},
+    ),
+)  # fmt: skip
+
+ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in _ALL}
+
+# Embeddings of these families are scaled by the square root of their width.
+_SCALED_EMBEDDINGS = ("gemma",)
+
+# As `config.json` of Hugging Face's transformers has it, by what `params.json` calls it.
+_HUGGING_FACE = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "local_rope_theta": "rope_local_base_freq",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "layer_types": "layer_types",
+    "sliding_window": "sliding_window",
+    "attention_multiplier": "attention_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "logits_scaling": "logits_scaling",
+    "embedding_scale_factor": "embedding_multiplier",
+}
+
+
+def find_architecture(name: str) -> Architecture:
+    """Return the architecture called `name`. Raises UnknownNameError with the nearest name."""
+    if name not in ARCHITECTURES:
+        raise UnknownNameError("architecture", name, ARCHITECTURES)
+    return ARCHITECTURES[name]
+
+
+def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole `params.json`: what a case gives, and what the architecture has where it gives nothing.
+
+    Sizes of a published decoder do not mix with others: where `given` has a width, the rest is the family's.
+    """
+    known = dict(architecture.params)
+    if "dim" in given:
+        known = {
+            name: value for name, value in known.items() if name not in {*_sizes(0, 0, 0, 0, 0, 0, 1), "layer_types"}
+        }
+    params = {**known, **given}
+    if architecture.upstream.startswith(_SCALED_EMBEDDINGS) and "dim" in params:
+        params.setdefault("embedding_scale_factor", float(params["dim"]) ** 0.5)
+    return params
+
+
+def params_of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a Hugging Face `config.json` says, by the names of `params.json`."""
+    found = {name: config[key] for name, key in _HUGGING_FACE.items() if config.get(key) is not None}
+    types = {"no_rope_layer_interval": int}
+    return {**found, **{name: config[name] for name in types if isinstance(config.get(name), types[name])}}
