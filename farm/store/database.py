@@ -26,7 +26,7 @@ from farm.store.postgresql import (
     psycopg_arguments,
     user_of,
 )
-from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
+from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity, require_local
 from farm.system.user import user_name
@@ -346,7 +346,7 @@ class Database:
             yield
         except DBAPIError as error:
             self._look()
-            raise store_error(self.name, error, self._secrets) from error
+            raise interruption_before(error) or store_error(self.name, error, self._secrets) from error
         except PoolTimeoutError:
             raise StoreError(f"{self.name}: the database has answered on none of this process's connections") from None
         except ModuleNotFoundError as error:

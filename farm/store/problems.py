@@ -69,6 +69,17 @@ def is_contention(error: DBAPIError) -> bool:
     return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01")
 
 
+def interruption_before(error: BaseException) -> BaseException | None:
+    """Return the Ctrl-C, or the like, in whose place an error came; None where there was none.
+
+    SQLAlchemy 2.1 asks whether a connection answers; where that is interrupted, what it puts back afterwards fails.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt | SystemExit):
+        found = found.__cause__ or found.__context__
+    return found
+
+
 def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> StoreError:
     """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help.
 

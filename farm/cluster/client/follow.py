@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -131,19 +131,19 @@ class Follower:
         self._away_s: float | None = None
         self._said, self._said_s = "", time.monotonic()
 
-    def follow(self, first: RunProgress) -> FollowEnd:
+    def follow(self, first: RunProgress, signals: Signals | None = None) -> FollowEnd:
         """Show the run as it is at `first` and from then on, and return why there is no more to show.
 
-        Raises StoreError when the store is lost, not while it is only away.
+        `signals`: where they are noted already. Raises StoreError when the store is lost, not while it is only away.
         """
         self._shown.show(first)
         with Hints(self._store) as hints:
             if self._interrupts is not None:
                 with _within(self._interrupts) as asked:
                     return self._loop(hints, first.last, None, asked)
-            with Signals() as signals:
+            with Signals() if signals is None else nullcontext(signals) as noted:
                 try:
-                    return self._loop(hints, first.last, signals, None)
+                    return self._loop(hints, first.last, noted, None)
                 except KeyboardInterrupt:
                     self._listener.note(self._words_of_leaving())
                     return FollowEnd.LEFT

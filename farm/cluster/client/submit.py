@@ -7,14 +7,14 @@ before leaves a run that never began, and afterwards the run goes on.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.bundles.cache import BundleCache
 from farm.cluster.client.devices import Wanted
-from farm.cluster.client.follow import FollowEnd, follower_of
+from farm.cluster.client.follow import FollowEnd, Signals, follower_of
 from farm.cluster.client.manner import most_failures, require_possible
 from farm.cluster.client.work import RunWork, manifests_of, upload_runtimes
 from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
@@ -155,19 +155,21 @@ class _SharedRun(RunSteps):
             run_id = self._begin(jobs, tools, fingerprint)
         order = self._order_of(run_id, work)
         stale = {**dict.fromkeys(was_stale), **work.stale}
-        if was_submitted:
-            self._store.cluster.add(
-                run_id, work.shards, work.to_build, work.built,
-                order=order, jobs=jobs, stale=stale, manifests=work.manifests,
-            )  # fmt: skip
-        else:
-            self._store.cluster.submit(
-                order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale, manifests=work.manifests
-            )
-        begun(run_id)
-        self._wake(work)
-        self._say_stale(len(work.stale), len(jobs))
-        return self._followed(run_id, (after, made_before), work, tools, objects)
+        # From here on there is something that Ctrl-C may be about: whoever follows asks.
+        with Signals() if self._interrupts is None else nullcontext() as signals:
+            if was_submitted:
+                self._store.cluster.add(
+                    run_id, work.shards, work.to_build, work.built,
+                    order=order, jobs=jobs, stale=stale, manifests=work.manifests,
+                )  # fmt: skip
+            else:
+                self._store.cluster.submit(
+                    order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale, manifests=work.manifests
+                )
+            begun(run_id)
+            self._wake(work)
+            self._say_stale(len(work.stale), len(jobs))
+            return self._followed(run_id, (after, made_before), work, tools, objects, signals)
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
         """Return what there is to do, with all files of it uploaded."""
@@ -307,7 +309,13 @@ class _SharedRun(RunSteps):
             self._listener.note(f"agents were not woken, and find the run within seconds: {error}")
 
     def _followed(
-        self, run_id: str, before: tuple[int, int], work: RunWork, tools: Toolchain, objects: Objects
+        self,
+        run_id: str,
+        before: tuple[int, int],
+        work: RunWork,
+        tools: Toolchain,
+        objects: Objects,
+        signals: Signals | None,
     ) -> RunOutcome:
         """Follow the run unless nobody is to, and return how it ended.
 
@@ -324,7 +332,7 @@ class _SharedRun(RunSteps):
             self._store, run_id, self._listener, built=made_before, ask=self._manner.ask, interrupts=self._interrupts
         )
         with self._building(run_id, work, tools, objects):
-            ending = follower.follow(first)
+            ending = follower.follow(first, signals)
         return self._ended(run_id, ending)
 
     @contextmanager
