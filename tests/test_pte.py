@@ -37,6 +37,7 @@ def options(delegate):
             return [
                 found.soc_info.soc_model.name, found.backend_options.backend_type.name, found.online_prepare,
                 found.profile_level.value, found.dump_intermediate_outputs, found.shared_buffer,
+                found.backend_options.htp_options.use_weight_sharing,
             ]
 
 def method(plan):
@@ -68,7 +69,7 @@ def told(path: Path) -> list[dict[str, Any]]:
         if qnn is None:
             return None
         flags = (qnn.online_prepare, qnn.profile_level, qnn.dump_intermediate_outputs, qnn.shared_buffer)
-        return [qnn.soc, qnn.backend, *flags]
+        return [qnn.soc, qnn.backend, *flags, qnn.use_weight_sharing]
 
     def value(found: Value) -> list[object]:
         return [found.dtype, list(found.shape), found.dynamic]

@@ -23,6 +23,7 @@ from farm.errors import BundleError
 from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
 from farm.suites.socs import find_soc
+from farm.suites.state import State
 from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Of the buffer that its contexts share; None where they share none."""
     generation: Generation | None = None
     """Of a case that generates text."""
+    state: tuple[State, ...] = ()
+    """What goes from one sample to the next; the inputs of later samples are as the FP32 module hands them on."""
     program: str = ""
     """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
 

@@ -116,7 +116,7 @@ def output_specs(method: Method) -> tuple[TensorSpec, ...]:
 
 def features_of(method: Method) -> tuple[str, ...]:
     """Return what of a method's features its file says: names of `farm.suites.features.Features`."""
-    said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs")
+    said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
     options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
     return tuple(name for name in said if any(getattr(one, name) for one in options))
 

@@ -111,7 +111,11 @@ def run_once(
     """
     manifest = workspace.bundle.manifest
     times = options.warm_up + options.iterations
-    if problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times):
+    if manifest.state:
+        problem = f"{runtime.runner} hands no state on from one inference to the next"
+    else:
+        problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
+    if problem:
         refusal = _report(1, error={"stage": "execute", "message": problem})
         return _answered(RunnerEnding(None, b"", "", None, began=True), refusal)
     own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}

@@ -287,7 +287,7 @@ class DeviceSession:
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
         flags = {
             "model_path": MODEL,
-            **program_flags(workspace.bundle.manifest),
+            **program_flags(workspace.bundle.manifest, self._runtime.kind),
             **shape_flags(workspace.bundle.manifest),
             **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
             **(_DEBUG_FLAGS if options.debug else {}),

@@ -110,10 +110,13 @@ def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
     return Layout(files, objects)
 
 
-def program_flags(manifest: Manifest) -> dict[str, str]:
-    """Return the runner's flags that the program of a bundle wants, beside its shapes."""
+def program_flags(manifest: Manifest, kind: Kind) -> dict[str, str]:
+    """Return the runner's flags that the program of a bundle wants on a runtime of `kind`, beside its shapes."""
     flags = {"method_index": str(manifest.method_index)} if manifest.method_index else {}
-    return flags | ({"shared_buffer": "true"} if "shared_buffer" in manifest.features else {})
+    # A simulator has no memory that a DSP shares, and reads any other.
+    shared = "shared_buffer" in manifest.features and kind != "simulator"
+    carried = ",".join(f"{one.output}:{one.input}" for one in manifest.state)
+    return flags | ({"shared_buffer": "true"} if shared else {}) | ({"carry": carried} if carried else {})
 
 
 def shape_flags(manifest: Manifest) -> dict[str, str]:

@@ -65,6 +65,8 @@ _QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "tabl
 _QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
 _QNN_PACKAGES, _PACKAGE_INFOS, _PACKAGE_PATH = Slot(11, "table"), Slot(0, "[table]"), Slot(1, "text")
 _SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
+# Options of a backend, and whether its contexts share weights: of HTP and of GPU.
+_SHARES_WEIGHTS = ((Slot(1, "table"), Slot(8, "?")), (Slot(2, "table"), Slot(5, "?")))
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -106,6 +108,8 @@ class QnnOptions(msgspec.Struct, frozen=True):
     shared_buffer: bool = False
     op_packages: tuple[str, ...] = ()
     """Paths of libraries with operators, for whichever machine, which QNN opens when it starts."""
+    use_weight_sharing: bool = False
+    """Weights that its methods have in common are there once."""
 
     @property
     def soc(self) -> str:
@@ -348,6 +352,9 @@ def _qnn_options(data: bytes) -> QnnOptions:
         dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
         shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
         op_packages=tuple(file.texts(packages, _PACKAGE_PATH)),
+        use_weight_sharing=any(
+            _first(file, file.tables(backend, options).positions, shares) for options, shares in _SHARES_WEIGHTS
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from farm.suites.socs import find_soc
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.bundles.bundle import Bundle, Manifest
     from farm.runtime.parts import RuntimePart
@@ -40,6 +40,10 @@ upstream's has not, and needs no QNN SDK.
 _DIRECT = """
 The program is for direct mode: `$DIRECT_BUILD` is the folder of the build for the Hexagon, `$HEXAGON_TOOLS_ROOT` the
 Hexagon tools.
+"""
+_STATE = """
+An inference of the program takes what the one before it gave: `--carry=OUTPUT:INPUT`, which upstream's runner has not.
+With that one each begins with the inputs in `inputs/`, which are as the FP32 module hands them on.
 """
 
 
@@ -88,12 +92,15 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         # Direct mode's runner knows neither.
         **({} if target.direct else {"iteration": "1", "warm_up": "0"}),
         **runtime_flags(target),
-        **program_flags(manifest),
         **shape_flags(manifest),
     }
-    words, place = {name: shlex.quote(f"--{name}={value}") for name, value in flags.items()}, "output_folder_path"
-    # In direct mode the DSP opens the outputs, which is in no folder.
-    on_device = words | ({place: f"--{place}=$D/{OUTPUTS}"} if target.direct else {})
+    words = _words(flags | program_flags(manifest, "simulator"))
+    on_device = _words(flags | program_flags(manifest, "android"))
+    # ExecuTorch's runner hands nothing on from one inference to the next.
+    on_device.pop("carry", None)
+    if target.direct:
+        # The DSP opens the outputs, which is in no folder.
+        on_device["output_folder_path"] = f"--output_folder_path=$D/{OUTPUTS}"
     virtual = manifest.versions.get(LPAI_TARGET) == "x86"
     lines = [one_line(line, _WIDTH) for line in about]
     lines += [f"Compiled for {soc.name} ({soc.product}), backend {target.backend}, precision {target.precision}."]
@@ -113,7 +120,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         device_flags=" ".join(on_device.values()),
         runner=parts[0].name,
         runner_flags=domain_flag(target.backend, target.mode),
-        direct=_DIRECT if target.direct else "",
+        direct=(_DIRECT if target.direct else "") + (_STATE if manifest.state else ""),
         direct_flag=" --direct" if target.direct else "",
         direct_option=f" --option {DIRECT_MODE}=true" if target.direct else "",
         qnn=f" of QNN {manifest.versions['qnn']}" if "qnn" in manifest.versions else "",
@@ -123,6 +130,10 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         on_cpu=_ON_CPU if find_backend(target.backend).on_cpu else "",
         compare=_compare(manifest),
     )
+
+
+def _words(flags: Mapping[str, str]) -> dict[str, str]:
+    return {name: shlex.quote(f"--{name}={value}") for name, value in flags.items()}
 
 
 def _versions(manifest: Manifest) -> str:

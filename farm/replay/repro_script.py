@@ -72,7 +72,7 @@ def write_script(
         "input_list_path": INPUT_LIST,
         **runtime.flags,
         **runtime_flags(target),
-        **program_flags(bundle.manifest),
+        **program_flags(bundle.manifest, runtime.kind),
         **shape_flags(bundle.manifest),
     }
     # Direct mode's runner knows neither, and executes every input once.

@@ -49,7 +49,8 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     online_prepare: bool = False
     """The device makes the graph when it loads the program."""
     shared_buffer: bool = False
-    """Inputs and outputs are in memory that the DSP shares (rpcmem): no memory is planned for them."""
+    """Inputs and outputs are in memory that the DSP shares (rpcmem), on a simulator in ordinary memory: no memory is
+    planned for them."""
     dump_intermediate_outputs: bool = False
     """The program can write what every layer gives; it is executed so."""
     saver: bool = False
@@ -94,7 +95,6 @@ NOT_DIRECT = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "o
 # What Qualcomm's simulator and this machine lack, by feature.
 _ON_DEVICES_ALONE = {
     "online_prepare": "its graph is made by the device when it is loaded",
-    "shared_buffer": "its inputs and outputs are in memory that a DSP shares (rpcmem)",
     "use_weight_sharing": "contexts that share weights are not simulated",
 }
 

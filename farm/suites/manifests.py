@@ -20,6 +20,7 @@ from farm.suites.generate import Generate
 from farm.suites.generate_tables import check_alone, checked
 from farm.suites.input_tables import check_inputs
 from farm.suites.socs import PRECISIONS, READY, load_socs
+from farm.suites.state import State, state_problem
 from farm.suites.suite import (
     FORWARD,
     Case,
@@ -73,6 +74,7 @@ class _CaseTable(_Table, frozen=True):
     method: str = FORWARD
     methods: dict[str, MethodInputs] = {}
     features: Features = Features()
+    state: tuple[State, ...] = ()
     generate: Generate | None = None
 
     @property
@@ -222,6 +224,8 @@ def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
         _check_value(manifest, place, values)
     check_inputs(manifest, f"{key}.inputs", table.inputs, table.samples, ready=bool(table.pte))
     _check_methods(manifest, key, table)
+    if problem := state_problem(table.state, len(table.inputs), table.samples):
+        raise ConfigError(manifest, f"{key}.state", problem)
 
 
 def _check_source(manifest: Path, key: str, table: _CaseTable) -> None:

@@ -15,6 +15,7 @@ from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.figures import figure_fields
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
+from farm.suites.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,6 +199,8 @@ class Case(_Frozen, frozen=True):
     methods: dict[str, MethodInputs] = {}
     """All that go into the program, where there are several."""
     features: Features = Features()
+    state: tuple[State, ...] = ()
+    """What goes from one sample to the next."""
     generate: Generate | None = None
     """It generates text: in place of a module, or with a `.pte` that does."""
     folder: str = ""
@@ -209,6 +212,8 @@ class Case(_Frozen, frozen=True):
         sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
         rare = {"method": self.method, "methods": self.methods, "features": self.features}
         usual = {"method": FORWARD, "methods": {}, "features": Features()}
+        if self.state:
+            rare["state"] = self.state
         if self.generate is not None:
             rare["generate"] = self.generate
         return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples, *((rare,) * (rare != usual)))
@@ -373,6 +378,8 @@ def _check_direct(case: Case) -> None:
     name = f"{case.suite}/{case.name}"
     if any(spec.dynamic for spec in case.inputs):
         raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+    if case.state:
+        raise IllegalTargetError(f"{name} has a state, which direct mode's runner hands on from no sample to the next")
     for feature in case.features.named:
         if feature in NOT_DIRECT:
             raise IllegalTargetError(f"{name}: {feature} is not for direct mode (ExecuTorch 1.5): leave it out")

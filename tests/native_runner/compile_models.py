@@ -126,10 +126,9 @@ def quantized(module, samples, dtype, soc=QcomChipset.SM8650, dynamic_shapes=Non
     return convert_pt2e(prepared)
 
 
-def spec_of(soc=QcomChipset.SM8650, **options):
-    return generate_qnn_executorch_compiler_spec(
-        soc_model=soc, backend_options=generate_htp_compiler_spec(use_fp16=False), **options
-    )
+def spec_of(soc=QcomChipset.SM8650, *, sharing=False, **options):
+    backend = generate_htp_compiler_spec(use_fp16=False, use_weight_sharing=sharing)
+    return generate_qnn_executorch_compiler_spec(soc_model=soc, backend_options=backend, **options)
 
 
 def compile_conv(folder: Path) -> None:
@@ -158,6 +157,7 @@ def compile_conv(folder: Path) -> None:
     compile_one(
         "conv_shared.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(shared_buffer=True), planned=False
     )
+    compile_one("conv_sharing.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(sharing=True))
     soc = QcomChipset.SM8850
     compile_one("conv_sm8850.pte", quantized(module, samples, QuantDtype.use_8a8w, soc), spec_of(soc))
 

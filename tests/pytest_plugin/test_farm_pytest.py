@@ -75,7 +75,7 @@ def test_own_inputs(bundle, runner, tmp_path):
 
 
 def test_needs_device(bundle, runner):
-    program = bundle.pte("MODELS/conv_shared.pte")
+    program = bundle.pte("MODELS/conv_sharing.pte")
     runner(program, [np.zeros(one.shape, one.dtype) for one in program.inputs])
 
 
@@ -131,7 +131,7 @@ def test_own_tests_on_two_devices(home: FarmHome, models: Path) -> None:
     assert "what it printed" in of("test_fails")["log"]
     assert (of("test_skipped")["verdict"], of("test_skipped")["reason"]) == ("skipped", "not today")
     assert of("test_needs_device")["verdict"] == "skipped"
-    assert "no virtual device runs it: its inputs and outputs are in memory" in of("test_needs_device")["reason"]
+    assert "no virtual device runs it: contexts that share weights are not simulated" in of("test_needs_device")["reason"]
     assert (of("test_expected")["verdict"], of("test_expected")["known_issue"]) == ("failed", "xfail: ticket 7")
     assert of("test_expected")["reason"] == "ValueError: as ever"
     assert of("test_device_goes_away")["verdict"] == "infra"

@@ -36,10 +36,11 @@ def test_forward_is_executed_also_where_it_is_not_the_first_method(
     monkeypatch.setattr(ready, "read_pte", with_encode)
     manifest = bundle.pte("conv.pte").bundle.manifest
     assert manifest.method == "forward"
-    assert program_flags(manifest) == {"method_index": "1"}
+    assert program_flags(manifest, "simulator") == {"method_index": "1"}
 
 
 def test_it_is_executed_with_the_features_that_it_was_compiled_with(bundle: Bundles) -> None:
     shared, dump = (bundle.pte(f"conv_{name}.pte").bundle.manifest for name in ("shared", "dump"))
-    assert program_flags(shared) == {"shared_buffer": "true"}
+    assert program_flags(shared, "android") == {"shared_buffer": "true"}
+    assert program_flags(shared, "simulator") == {}, "ordinary memory stands in for what a DSP shares"
     assert dump.features == ("dump_intermediate_outputs",)

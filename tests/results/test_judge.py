@@ -483,7 +483,9 @@ def test_what_needs_a_device_is_known_by_its_features_whatever_was_so_when_it_wa
     older = msgspec.json.encode({**msgspec.to_builtins(execution.manifest), "needs_device": "no simulator had it"})
     assert not msgspec.json.decode(older, type=Manifest).needs_device
     execution.replace_manifest(features=("saver", "shared_buffer"))
-    assert "rpcmem" in execution.manifest.needs_device
+    assert not execution.manifest.needs_device
+    execution.replace_manifest(features=("saver", "use_weight_sharing"))
+    assert "share weights" in execution.manifest.needs_device
 
 
 def test_a_metric_of_the_case_is_measured_and_can_decide(execution: Execution) -> None:

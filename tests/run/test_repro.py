@@ -382,7 +382,7 @@ class TestScript:
             load_config(), past, folder, lambda _: None, virtual=True, iterations=1, warm_up=0, timeout_s=1
         )  # fmt: skip
         words = shlex.split((folder / "device" / "run.sh").read_text())
-        assert {"--method_index=1", "--shared_buffer=true", "--input_shape_path=input_shapes.txt"} <= set(words)
+        assert {"--method_index=1", "--input_shape_path=input_shapes.txt"} <= set(words)
         named = {word.partition("_shape_path=")[2] for word in words if "_shape_path=" in word}
         assert named <= {path.name for path in (folder / "device").iterdir()}
 

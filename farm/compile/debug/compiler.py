@@ -29,6 +29,7 @@ from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_module
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
+from farm.compile.flows.state import run_samples
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def compile_debug(
     with torch.no_grad():
         module = make_module(case)
         samples = [make_inputs(case, number) for number in range(case.samples)]
-        inputs = samples[sample]
         with watch.step("reference"):
-            expected = _tensors(module(*inputs))
+            samples, outputs = run_samples(module, case, samples)
+            inputs, expected = samples[sample], outputs[sample]
         with watch.step("export"):
             graph: Any = torch.export.export(module, samples[0], strict=True).module()
         weights: dict[str, torch.Tensor] = {}

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from farm.backends.registry import find_backend, runs_on_cpu
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Generation, Manifest, TensorSpec
 from farm.bundles.key import relevant_versions
 from farm.bundles.origins import write_origins
 from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready
@@ -24,8 +24,10 @@ from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
+from farm.compile.flows.state import Ran, Tensors, run_samples
 from farm.program.canonical import program_hash
 from farm.suites.options import compile_options
+from farm.suites.state import State
 from farm.suites.suite import FORWARD
 from farm.system.hashes import sha256_of
 
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
     from farm.compile.flows.flow import Flow
     from farm.suites.suite import Case, Job, Target
-
-Tensors = tuple[torch.Tensor, ...]
 
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
@@ -50,10 +50,12 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
     case = job.case
     watch = Stopwatch()
-    with torch.no_grad(), _settings_of_one_job():
+    with torch.no_grad(), settings_of_one_job():
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
         make = _take_ready if case.pte else _compile
         program = make(job, samples, versions, folder, watch)
+    # One sample after the other, as the FP32 module goes from one to the next.
+    samples = program.inputs or samples
     write_tensors(folder / INPUTS, "input", samples)
     for kind, outputs in program.references.items():
         write_tensors(folder / f"reference_{kind}", "output", outputs)
@@ -61,7 +63,7 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
 
 
 @contextmanager
-def _settings_of_one_job() -> Iterator[None]:
+def settings_of_one_job() -> Iterator[None]:
     """Let what a job sets for all of torch end with it, so that what the next one computes does not depend on it.
 
     The quantizer of ExecuTorch 1.5 turns oneDNN off on AMD, and last digits of references and scales differ with it.
@@ -90,6 +92,10 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     features: tuple[str, ...] = ()
     """Names of `farm.suites.features.Features`."""
     spill_fill_bytes: int | None = None
+    inputs: list[Tensors] = []
+    """Of every sample, where what one sample takes depends on the one before; else empty."""
+    state: tuple[State, ...] = ()
+    generation: Generation | None = None
 
 
 def _compile(
@@ -101,7 +107,7 @@ def _compile(
     module = make_method(case, whole, case.method)
     # First, as an error of the module itself reads better than what an export makes of it.
     with watch.step("reference"):
-        outputs, stateful = _run(module, samples)
+        (samples, outputs), stateful = _run(module, case, samples)
         references = {"fp32": outputs}
     own = Lowering(
         module, make_example(case, module, samples[0]), samples, target, versions, watch, case, folder, case.method
@@ -114,7 +120,7 @@ def _compile(
     steps: Sequence[float | None] = [None] * len(references["fp32"][0])
     if lowered.quantized is not None:
         with watch.step("quantized_reference"):
-            references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
+            references["quantized"] = run_samples(lowered.quantized, case, samples).outputs
         steps = _output_steps(lowered.quantized)
     with watch.step("serialize"):
         origins = EdgeOrigins(lowered.edge, Path(case.folder).parent, case.method)
@@ -139,6 +145,8 @@ def _compile(
         method_index=method_index,
         features=() if runs_on_cpu(target.backend) else case.features.named,
         spill_fill_bytes=lowered.spill_fill_bytes,
+        inputs=list(samples),
+        state=case.state,
     )
 
 
@@ -168,7 +176,7 @@ def _take_ready(
     references, stateful = {}, False
     with watch.step("reference"):
         if case.module or case.program:
-            references["fp32"], stateful = _run(make_module(case), samples)
+            (samples, references["fp32"]), stateful = _run(make_module(case), case, samples)
         elif case.expected:
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
@@ -184,6 +192,8 @@ def _take_ready(
         method=method.name,
         method_index=method.index,
         features=features_of(method),
+        inputs=list(samples),
+        state=case.state,
     )
 
 
@@ -234,15 +244,15 @@ def _step_of(node: object) -> float | None:
     return None
 
 
-def _run(module: torch.nn.Module, samples: Sequence[Tensors]) -> tuple[list[Tensors], bool]:
-    """Return the outputs of every sample, and whether `module` changed buffers of its own meanwhile."""
+def _run(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> tuple[Ran, bool]:
+    """Return what `module` makes of every sample, and whether it changed buffers of its own meanwhile."""
     # They stay alive, so that none that replaces one gets its address.
     buffers = list(module.buffers())
     before = _buffer_states(module)
-    outputs = [_outputs(module, inputs) for inputs in samples]
+    ran = run_samples(module, case, samples)
     stateful = _buffer_states(module) != before
     del buffers
-    return outputs, stateful
+    return ran, stateful
 
 
 def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
@@ -251,11 +261,6 @@ def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
         (name, id(buffer), 0 if buffer.is_inference() else buffer._version)  # noqa: SLF001 - torch has no other name
         for name, buffer in module.named_buffers()
     ]
-
-
-def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors:
-    result = module(*inputs)
-    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
 def tensor_spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
@@ -308,6 +313,8 @@ def write_manifest(
         method_index=program.method_index,
         features=program.features,
         spill_fill_bytes=program.spill_fill_bytes,
+        state=program.state,
+        generation=program.generation,
         program=program_hash(folder / MODEL),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -1,0 +1,36 @@
+"""What goes from one inference of a case to the next: an output that becomes an input. Torch-free, pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Input `input` of an inference is output `output` of the one before it, bit for bit.
+
+    The first inference takes the input as it is; executions of one inference, warm-up among them, all take the same.
+    """
+
+    output: _Index
+    input: _Index
+
+
+def state_problem(state: Sequence[State], inputs: int, samples: int) -> str:
+    """Return why `state` cannot be that of a case with so many inputs and samples; "" where it can."""
+    if not state:
+        return ""
+    if samples < 2:
+        return "goes from one sample to the next, and there is one: give the case samples = 2 or more"
+    if beyond := [one.input for one in state if one.input >= inputs]:
+        return f"names input {beyond[0]}, and there are {inputs}, from 0"
+    taken = [one.input for one in state]
+    if twice := [one for one in taken if taken.count(one) > 1]:
+        return f"gives input {twice[0]} two outputs: name it once"
+    return ""
