@@ -42,8 +42,15 @@ def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path
     assert checked.stdout.count("RuntimeError: half an edit") >= 2
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("release", ["1.3.1", "1.4.1", "1.5.0"])
+# 1.5.0 is compiled with by bench/same_programs.py --quick as well.
+@pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param("1.3.1", marks=pytest.mark.whole),
+        pytest.param("1.4.1", marks=pytest.mark.whole),
+        pytest.param("1.5.0", marks=pytest.mark.soak),
+    ],
+)
 def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
     done = home.farm(*SMOKE, "--toolchain", release, "--json", timeout_s=900)
     assert done.returncode == 0, done.stderr
