@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from farm.results.attempt import Direction
-from farm.suites.figures import COUNTERS, figure_of
+from farm.suites.figures import counter_of, figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def scale_of(metric: str, unit: str) -> Scale:
     if unit == "1":
         figure = figure_of(metric)
         return Scale.COSINE if figure is not None and figure.near_one else Scale.SHARE
-    counter = COUNTERS.get(metric)
+    counter = counter_of(metric)
     return Scale.BYTES if counter is not None and counter.signed else Scale.RATIO
 
 

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from farm.suites.suite import Limits
 
 # Least margin, and what the limit is rounded to away from the worst: in the unit of the figure.
-_LEAST = {"sqnr_db": (2.0, 0.5), "loss_db": (0.5, 0.5), "steps": (0.5, 0.5)}
+_LEAST = {
+    "sqnr_db": (2.0, 0.5),
+    "worst_position_db": (2.0, 0.5),
+    "prefill_db": (2.0, 0.5),
+    "loss_db": (0.5, 0.5),
+    "steps": (0.5, 0.5),
+    "margin": (0.05, 0.05),
+}
 # Of other figures: as a share of the worst, rounded to so many digits.
 _LEAST_SHARE, _DIGITS = 0.5, 2
 # Of outputs that are equal: as suites have it for float32, whose rounding is above that.
@@ -80,7 +87,7 @@ def _usual(reference: str, seen: Sequence[MeasuredOutput]) -> set[str]:
     """Return which figures decide where nobody has said so: as in quantized_ops (docs/suites.md)."""
     has_steps = any(one.figures.get("steps") for one in seen if one.reference == "quantized")
     if reference == "quantized":
-        return {"steps", "mismatch"} if has_steps else {"sqnr_db", "mismatch"}
+        return {"steps", "mismatch"} if has_steps else {"sqnr_db", "worst_position_db", "mismatch"}
     is_quantized = any(one.reference == "quantized" for one in seen)
     return {"sqnr_db", "mismatch", "loss_db"} if is_quantized else {"sqnr_db", "mismatch", "peak"}
 
@@ -127,7 +134,7 @@ def _limit(figure: Figure, worst: float, median: float, margin: float) -> float:
         least, step = _LEAST[figure.name]
         room = margin * max(least, spread)
         if figure.direction is Direction.HIGHER:
-            return min(_MOST_SQNR_DB, math.floor((worst - room) / step) * step)
+            return min(_MOST_SQNR_DB, max(figure.least, round(math.floor((worst - room) / step) * step, 6)))
         return math.ceil((max(worst, 0.0) + room) / step) * step
     return _rounded_up(worst + margin * max(_LEAST_SHARE * worst, spread))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.store.records import STEPS, AlertState, NewAlert
-from farm.suites.figures import COUNTERS, VERIFICATION_TIME
+from farm.suites.figures import TIME_UNITS, VERIFICATION_TIME, counter_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -91,10 +91,10 @@ class LookBack(msgspec.Struct, frozen=True):
 
 def is_judged(past: JobPast, one: SeriesPast) -> bool:
     """Return whether a number is one of the program: times of a simulated device are those of this machine."""
-    counter = COUNTERS.get(one.series.metric)
+    counter = counter_of(one.series.metric)
     if one.series.metric == VERIFICATION_TIME or (counter is not None and not counter.judged):
         return False
-    return one.series.unit != "ns" or past.runs[-1].device_kind != "virtual"
+    return one.series.unit not in TIME_UNITS or past.runs[-1].device_kind != "virtual"
 
 
 def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:

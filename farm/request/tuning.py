@@ -190,7 +190,8 @@ def _observations(row: _Measured) -> Iterator[MeasuredOutput]:
         figures = {}
         for figure in COMPARED:
             value = getattr(comparison, figure.name, None)
-            if value is not None:
-                metric = f"{figure.word}_{comparison.reference}[{comparison.output}]"
-                figures[figure.name] = samples.get(metric, (value,))
+            metric = f"{figure.word}_{comparison.reference}[{comparison.output}]"
+            # Those without a column are measurements alone.
+            if kept := samples.get(metric, () if value is None else (value,)):
+                figures[figure.name] = kept
         yield MeasuredOutput(row.place, comparison.reference, figures)

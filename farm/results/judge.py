@@ -13,9 +13,10 @@ import msgspec
 from farm.backends.registry import BACKENDS, runs_on_cpu
 from farm.bundles.origins import NO_ORIGINS, read_origins
 from farm.errors import BundleError
-from farm.execution.raw import ETDUMP_FILE
+from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
+from farm.results.generation import judge_tokens, report_problem, with_tokens
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
@@ -47,8 +48,10 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
     `any_runner`: it may be one of an older farm, which does not compare iterations.
     """
     report = outcome(raw)
+    generates = bundle.manifest.generation is not None
     if not isinstance(report, Ending):
-        ending = (None if any_runner else require_comparison(report)) or _judge_outputs(
+        # What generates has no executions that could agree: every step is another.
+        ending = (None if any_runner or generates else require_comparison(report)) or _judge_outputs(
             job, bundle, raw, report, operators=operators
         )
     else:
@@ -138,6 +141,9 @@ def _explained(reason: str, log: str) -> str:
 
 def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport, *, operators: bool) -> Ending:
     problem = outputs_problem(bundle, raw, report)
+    generation = bundle.manifest.generation
+    if generation is not None and (refused := report_problem(generation, report)):
+        problem = infra(Stage.PULL, f"{RESULT_FILE} is refused: {refused}")
     if problem and problem.verdict is Verdict.INFRA:
         return problem
     try:
@@ -148,8 +154,10 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         if ending is None:
             figures = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
-            ending = judge_iterations(job, bundle, report, decide(job, bundle, figures, broken))
-            measured = (*measured, *numeric_measurements(figures), *metrics)
+            tokens = judge_tokens(bundle, raw, report, figures)
+            ending = with_tokens(decide(job, bundle, tokens.figures, broken), tokens)
+            ending = judge_iterations(job, bundle, report, ending)
+            measured = (*measured, *numeric_measurements(tokens.figures), *metrics, *tokens.measurements)
     except NoSignalError as error:
         ending = not_judged(str(error))
     except BundleError as error:

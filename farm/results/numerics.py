@@ -60,10 +60,12 @@ class Violation(msgspec.Struct, frozen=True):
     """How many times over the limit the error is, as an amplitude: comparable between kinds of limits."""
 
 
-def compare(actual: NDArray[np.generic], reference: NDArray[np.generic], step: float | None = None) -> Figures:
+def compare(
+    actual: NDArray[np.generic], reference: NDArray[np.generic], step: float | None = None, *, logits: bool = False
+) -> Figures:
     """Return the figures of `actual` against `reference`: arrays of one shape and one dtype, any rank.
 
-    `step` is the quantization step of the output, in its unit.
+    `step` is the quantization step of the output, in its unit; `logits`: they are those of a case that generates text.
 
     Raises ValueError when shapes or dtypes differ, or the dtype is neither boolean, integer nor floating point.
     """
@@ -83,8 +85,11 @@ def compare(actual: NDArray[np.generic], reference: NDArray[np.generic], step: f
     if step is not None and figures.max_abs is not None:
         found["steps"] = round(figures.max_abs / step, 2) if step > 0 else math.inf
     if not (figures.nan or figures.infinite):
-        computed = [(one.name, one.compute) for one in COMPARED if one.compute and one.for_integers == integers]
-        found |= {name: value for name, compute in computed if (value := compute(act, ref)) is not None}
+        for one in COMPARED:
+            if one.compute is None or one.for_integers != integers or (one.of_logits and not logits):
+                continue
+            if (value := one.compute(act, ref)) is not None:
+                found[one.name] = value
     return msgspec.structs.replace(figures, **found) if found else figures
 
 

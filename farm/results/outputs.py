@@ -43,7 +43,10 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
         return _wrong(f"the model gives {len(report.outputs)} outputs, the reference {len(manifest.outputs)}")
     for index, (written, expected) in enumerate(zip(report.outputs, manifest.outputs, strict=True)):
         # Without a reference the program's own description is all there is, and that has the bounds of a dynamic shape.
-        if manifest.references and (written.dtype, written.shape) != (expected.dtype, expected.shape):
+        if (manifest.references or manifest.generation) and (written.dtype, written.shape) != (
+            expected.dtype,
+            expected.shape,
+        ):
             return _wrong(f"output {index} is {written}, the reference is {expected}")
         for sample in range(manifest.samples):
             path = raw.output(sample, index)
@@ -79,7 +82,7 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
             continue  # the shapes of its outputs are not known
         actual = _output(bundle, raw, sample, index)
         for kind, reference in references.items():
-            found = compare(actual, reference, manifest.outputs[index].step)
+            found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
             if kind == "fp32" and "quantized" in references:
                 found = with_loss(found, compare(references["quantized"], reference))
             figures.setdefault((index, kind), []).append(found)

@@ -54,6 +54,8 @@ class Figure(msgspec.Struct, frozen=True):
     """All values worth having begin with 0.99: what counts is the distance from 1, the square of an error."""
     on_request: bool = False
     """Only where a case has it among its metrics: against FP32, `NAME[OUTPUT]`. Higher is better."""
+    of_logits: bool = False
+    """Of the logits of a case that generates text alone."""
     by_mean: bool = False
     """On request: the limit is for the mean over all samples, else for the worst."""
     exact: bool = False
@@ -131,6 +133,47 @@ def psnr_db(actual: NDArray[Any], reference: NDArray[Any]) -> float:
     return 10.0 * math.log10(peak * peak / noise) if noise else math.inf
 
 
+def worst_position_db(actual: NDArray[Any], reference: NDArray[Any]) -> float | None:
+    """Return the least SQNR of a position, a row, in dB; inf where all are equal.
+
+    Rows that are zero in both are beyond the end of the sequence; None where all are.
+    """
+    import numpy as np
+
+    act, ref = actual.astype(np.float64), reference.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        signal, noise = np.sum(ref * ref, axis=-1), np.sum((ref - act) ** 2, axis=-1)
+        counts = (signal > 0) | (noise > 0)
+        ratios = np.where(noise > 0, signal / noise, np.inf)[counts]
+        return float(10.0 * np.log10(np.min(ratios))) if ratios.size else None
+
+
+def kl_divergence(actual: NDArray[Any], reference: NDArray[Any]) -> float | None:
+    """Return the mean over positions of sum p (log p - log q), in nats: p of the reference's logits, q of the output's.
+
+    Rows that are zero in the reference are beyond the end of the sequence; None where all are.
+    """
+    import numpy as np
+
+    total, rows = 0.0, 0
+    # Row by row: a vocabulary of 128,000 times a context of 1,000 in float64 is 1 GB.
+    for act, ref in zip(actual.astype(np.float64), reference.astype(np.float64), strict=True):
+        if not np.any(ref):
+            continue
+        p, q = log_softmax(ref), log_softmax(act)
+        total, rows = total + float(np.sum(np.exp(p) * (p - q))), rows + 1
+    # Rounding may leave it a little below zero.
+    return max(0.0, total / rows) if rows else None
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Return the natural logarithms of the probabilities that `logits` stand for, along the last dimension."""
+    import numpy as np
+
+    shifted = logits - np.max(logits, axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
+
+
 _LOWER, _HIGHER = Direction.LOWER, Direction.HIGHER
 
 FIGURES = {
@@ -145,6 +188,15 @@ FIGURES = {
         Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True, least=-1, greatest=1),
         Figure("max_abs", "1", _LOWER, against=(), has_column=True, least=0),
         Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True, least=0, greatest=1),
+        # Of generated text; the last three: farm/results/generation.py.
+        Figure("worst_position_db", "dB", _HIGHER, worst_position_db, of_logits=True),
+        Figure("kl", "1", _LOWER, kl_divergence, of_logits=True, decides=False, least=0),
+        # The perplexity of the scored sequence by the output, over that by the reference.
+        Figure("perplexity_ratio", "1", _LOWER, of_logits=True, decides=False, least=0),
+        # How closely prompts by `prefill_forward` agree with the same by `kv_forward`: of the first output alone.
+        Figure("prefill_db", "dB", _HIGHER, against=("quantized",), of_logits=True, decides=False),
+        # The probability of a chosen token as a share of that of the likeliest, by the FP32 module: the least.
+        Figure("margin", "1", _HIGHER, against=(), of_logits=True, decides=False, least=0, greatest=1),
         Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
         Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
         Figure("psnr_db", "dB", _HIGHER, psnr_db, on_request=True),
@@ -182,8 +234,17 @@ COUNTERS = {
     "dsp_heap_before": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_after": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_difference": Counter("bytes", _LOWER, exact=False, signed=True),
+    # Of generated text. What it chose is judged by its logits; one token that differs changes all that follow.
+    "same_tokens_fp32": Counter("1", _HIGHER, exact=False, judged=False),
+    "same_tokens_quantized": Counter("1", _HIGHER, exact=False, judged=False),
+    # `latency` has the same steps.
+    "step_time": Counter("ns", _LOWER, exact=False, judged=False),
+    "temperature": Counter("C", Direction.NONE, exact=False, judged=False),
 }
-"""By metric."""
+"""By metric, without what is in brackets."""
+
+TIME_UNITS = ("ns", "tokens/s")
+"""Of what a clock measured: on a virtual device it is that of this machine."""
 
 LOAD_TIMES = ("warm_model_load_time", "model_load_time", "warm_load_time", "load_time")
 """How long a program took to load, the ones that are measured today first: `time_measurements` has their meaning."""
@@ -197,6 +258,11 @@ def figure_of(metric: str) -> Figure | None:
     for reference in REFERENCES:
         word = word.removesuffix(f"_{reference}")
     return next((figure for figure in FIGURES.values() if figure.word == word), None) if "[" in metric else None
+
+
+def counter_of(metric: str) -> Counter | None:
+    """Return what is declared of a counter, as `step_time[0-63]` is of `step_time`; None for other metrics."""
+    return COUNTERS.get(metric.partition("[")[0])
 
 
 def figure_fields() -> list[tuple[str, Any, None]]:

@@ -57,8 +57,12 @@ def _is_decided(job: Job) -> bool:
         # It does not come that far.
         return True
     tolerance = msgspec.structs.asdict(job.case.tolerance(job.target.precision))
-    return any(_decides(tolerance[reference]) for reference in references)
+    logits = job.case.generate is not None
+    return any(_decides(tolerance[reference], logits=logits) for reference in references)
 
 
-def _decides(limits: Limits) -> bool:
-    return any(figure.decides and getattr(limits, figure.name) is not None for figure in COMPARED)
+def _decides(limits: Limits, *, logits: bool) -> bool:
+    return any(
+        figure.decides and getattr(limits, figure.name) is not None and (logits or not figure.of_logits)
+        for figure in COMPARED
+    )

@@ -12,9 +12,11 @@ from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
 from farm.suites.features import NOT_DIRECT, Features
-from farm.suites.figures import figure_fields
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
+from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - part of what a case is
+from farm.suites.tolerances import Tolerance as Tolerance  # noqa: PLC0414
+from farm.suites.tolerances import default_tolerance
 from farm.suites.state import State
 
 if TYPE_CHECKING:
@@ -67,27 +69,6 @@ class InputSpec(_Frozen, frozen=True):
     scale: float = 1.0
     """Standard deviation of `normal`."""
     seed: _Seed = 0
-
-
-_LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=True, forbid_unknown_fields=True)
-
-
-class Limits(_LimitFields):  # type: ignore[misc]
-    """What one output may differ from one reference, by figure: farm/suites/figures.py.
-
-    A limit that is None is measured but does not decide.
-    """
-
-
-class Tolerance(_Frozen, frozen=True):
-    """Limits against both references: the FP32 module, and the quantized module on the CPU."""
-
-    fp32: Limits = Limits()
-    quantized: Limits = Limits()
-
-
-# What decides where a manifest says nothing. Two ways of computing in float32 differ by its rounding: docs/suites.md.
-_DEFAULT_TOLERANCES = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
 
 
 class Expectation(_Frozen, frozen=True):
@@ -231,7 +212,7 @@ class Case(_Frozen, frozen=True):
 
     def tolerance(self, precision: str) -> Tolerance:
         """Return what decides at `precision`."""
-        return self.tolerances.get(precision) or _DEFAULT_TOLERANCES.get(precision, Tolerance())
+        return self.tolerances.get(precision) or default_tolerance(precision, generates=self.generate is not None)
 
     def precisions_on(self, backend: str) -> tuple[str, ...]:
         """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""

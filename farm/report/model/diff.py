@@ -13,7 +13,7 @@ from farm.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
-from farm.suites.figures import COUNTERS
+from farm.suites.figures import counter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -234,7 +234,7 @@ def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread
         enough = min(old.n, new.n) >= LEAST_SAMPLES
         far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(LEAST_TIME)
         return change if apart and enough and far else None
-    counter = COUNTERS.get(row.metric)
+    counter = counter_of(row.metric)
     if counter is not None and counter.signed:
         return change if abs(new.p50 - old.p50) >= LEAST_BYTES else None
     least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.p50), abs(new.p50))

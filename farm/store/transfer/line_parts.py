@@ -13,7 +13,7 @@ from farm.results.attempt import Direction, Measurement
 from farm.store import values
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import RunToolchain
-from farm.suites.figures import COUNTERS
+from farm.suites.figures import counter_of
 from farm.system.ids import RUN_ID
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class MeasurementLine(Row, frozen=True):
         """What is measured: integers where the store would keep integers, floats otherwise."""
         samples = tuple(number(sample) for sample in self.samples)
         # An older farm may have taken a counter for better one way, or for exact: here it goes on in one series.
-        counter = COUNTERS.get(self.metric) if self.exact else None
+        counter = counter_of(self.metric) if self.exact else None
         exact = self.exact and (counter is None or counter.exact)
         integers = values.as_integers(samples) if exact else None
         kept = tuple(map(float, samples)) if integers is None else tuple(integers)

@@ -1,0 +1,332 @@
+"""Generated text: whether a report of it is possible, and whether its tokens are those that its logits ask for.
+
+Of the logits themselves, and of their figures, is `outputs.py`; of times, `generation_rates.py`. Pure but for the files
+of the bundle and of the execution, which are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.bundles.bundle import read_tensor
+from farm.errors import BundleError
+from farm.results.attempt import Cause, Direction, Measurement, Stage, Verdict, failed
+from farm.results.numerics import Figures
+from farm.suites.figures import COUNTERS, log_softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from farm.bundles.bundle import Bundle, Generation
+    from farm.execution.raw import RawResult
+    from farm.results.attempt import Ending
+    from farm.results.outputs import FiguresByOutput
+    from farm.results.runner_report import Generated, RunnerReport
+
+EXPECTED = "expected"
+"""Among the tokens of a manifest: those that a ready program has to generate, exactly."""
+_SCORED_INPUT = 1
+
+
+class TokenFindings(NamedTuple):
+    """What the tokens of an execution say."""
+
+    figures: FiguresByOutput
+    """Those that were given, with what only the tokens tell."""
+    measurements: tuple[Measurement, ...]
+    notes: tuple[str, ...]
+    problem: str
+    """Why the tokens cannot be right, whatever the limits; "" where they can."""
+
+
+def report_problem(generation: Generation, report: RunnerReport) -> str:
+    """Return how what the runner says of the tokens contradicts itself, or what was asked; "" where it does not. Pure.
+
+    A time to fill adds rounds: the prompts again, in the same order. Only an entry beyond the first round may be cut
+    short by it.
+    """
+    prompts = len(generation.prompt_tokens)
+    if len(report.generated) < prompts:
+        return f"it has tokens of {len(report.generated)} of {prompts} prompts"
+    for number, entry in enumerate(report.generated):
+        if entry.line != number % prompts:
+            return f"generated[{number}] is of prompt {entry.line}, expected {number % prompts}"
+        if problem := _entry_problem(generation, entry, is_first_round=number < prompts):
+            return f"generated[{number}] {problem}"
+    for inference, entry in zip(report.inferences, report.generated, strict=False):
+        steps = entry.steps_ns or ((entry.total_ns,) if entry.total_ns is not None else ())
+        if inference.iterations_ns != steps:
+            return f"inferences[{inference.line}] has other durations than the steps of its prompt"
+    return ""
+
+
+def _entry_problem(generation: Generation, entry: Generated, *, is_first_round: bool) -> str:
+    asked = generation.prompt_tokens[entry.line]
+    if entry.prompt_tokens != asked:
+        return f"has a prompt of {entry.prompt_tokens} tokens, expected {asked}"
+    return (
+        _tokens_problem(generation, entry, is_first_round=is_first_round)
+        or _calls_problem(generation, entry)
+        or _times_problem(entry, is_first_round=is_first_round)
+    )
+
+
+def _tokens_problem(generation: Generation, entry: Generated, *, is_first_round: bool) -> str:
+    tokens, stop = entry.tokens, set(generation.stop)
+    if beyond := [token for token in tokens if token >= generation.vocabulary]:
+        return f"has token {beyond[0]}, the vocabulary has {generation.vocabulary}"
+    if len(tokens) > generation.new:
+        return f"has {len(tokens)} tokens, {generation.new} were asked for"
+    # The last token is chosen, and need not be in the cache.
+    if entry.prompt_tokens + len(tokens) > generation.context + 1:
+        return f"has {len(tokens)} tokens after {entry.prompt_tokens}, the context has {generation.context}"
+    if stop.intersection(tokens[:-1]):
+        return "has tokens after one that ends it"
+    ends = {
+        "new": len(tokens) == generation.new,
+        "stop": bool(tokens) and tokens[-1] in stop,
+        "context": bool(tokens) and entry.prompt_tokens + len(tokens) > generation.context - generation.decode,
+        "seconds": not is_first_round,
+    }
+    return "" if ends[entry.ended] else f"ended by {entry.ended!r} with {len(tokens)} tokens"
+
+
+def _calls_problem(generation: Generation, entry: Generated) -> str:
+    calls, steps, tokens = len(entry.prefill_ns), len(entry.steps_ns), len(entry.tokens)
+    if not tokens:
+        # The time was over before the prompt was.
+        return "has steps and no token" if steps else ""
+    least = math.ceil(entry.prompt_tokens / max(generation.prefill, generation.decode, 1))
+    if not least <= calls <= entry.prompt_tokens:
+        return f"has {calls} calls for a prompt of {entry.prompt_tokens} tokens"
+    follow = tokens - 1
+    if steps > follow or (steps < follow and generation.decode <= 1):
+        return f"has {steps} steps for {follow} tokens after the first"
+    return "has tokens after the first, and no step" if follow and not steps else ""
+
+
+def _times_problem(entry: Generated, *, is_first_round: bool) -> str:
+    if entry.total_ns is None or entry.first_token_ns is None:
+        return "does not say how long it took" if is_first_round or entry.tokens else ""
+    if not sum(entry.prefill_ns) <= entry.first_token_ns <= entry.total_ns:
+        return "has a first token before its prompt, or after its end"
+    if sum(entry.prefill_ns) + sum(entry.steps_ns) > entry.total_ns:
+        return "has steps that took longer than all of it"
+    return ""
+
+
+def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
+    """Return `figures` with what the tokens tell beside the logits, and whether the tokens can be right.
+
+    Wrong without any limit are: tokens that differ from those that are expected of a ready program; a token that is not
+    the greatest of the program's own logits, which were computed for the same tokens; a round of a sustained run that
+    gives other tokens than the first. A token that differs from a reference's is a note and a measurement. The
+    report is one that `report_problem` finds nothing wrong with. Raises BundleError.
+    """
+    generation = bundle.manifest.generation
+    if generation is None:
+        return TokenFindings(figures, (), (), "")
+    looks = [_Look(bundle, raw, entry) for entry in report.generated[: len(generation.prompt_tokens)]]
+    rows = {key: list(found) for key, found in figures.items()}
+    margins: list[float] = []
+    for look in looks:
+        for (index, kind), found in rows.items():
+            found[look.sample] = look.with_perplexity(found[look.sample], index, kind)
+        if (0, "fp32") in rows and (shares := look.margins()):
+            margins += shares
+            found = rows[0, "fp32"]
+            found[look.sample] = msgspec.structs.replace(found[look.sample], margin=min(shares))
+        key = next((key for key in ((0, "quantized"), (0, "fp32")) if key in rows), None)
+        if key is not None and generation.prefill and (agreement := look.prefill_db()) is not None:
+            rows[key][look.sample] = msgspec.structs.replace(rows[key][look.sample], prefill_db=agreement)
+    measured = [*_same_tokens(generation, report)]
+    if margins:
+        measured.append(Measurement("margin_fp32[0]", "1", Direction.HIGHER, tuple(margins)))
+    if perplexities := [value for look in looks if (value := look.perplexity(look.output(0))) is not None]:
+        measured.append(Measurement("perplexity[0]", "tokens", Direction.LOWER, tuple(perplexities)))
+    problem = _wrong_tokens(generation, report) or next((text for look in looks if (text := look.disagreement())), "")
+    return TokenFindings(rows, tuple(measured), _notes(generation, report), problem)
+
+
+class _Look:
+    """One prompt of an execution: its logits, its tokens, and the sequence that was scored."""
+
+    def __init__(self, bundle: Bundle, raw: RawResult, entry: Generated) -> None:
+        self._bundle, self._raw, self.sample, self._entry = bundle, raw, entry.line, entry
+        self._sequence = _scored_sequence(bundle, self.sample)
+        # A sequence of the user's own stands alone: what is generated is another.
+        self._is_continued = self._sequence[: entry.prompt_tokens] == _prompt(bundle, self.sample)
+
+    def output(self, index: int) -> NDArray[np.float64]:
+        """Return the logits that count, [positions, vocabulary]."""
+        return self._of(read_tensor(self._raw.output(self.sample, index), self._bundle.manifest.outputs[index]))
+
+    def _reference(self, kind: str, index: int) -> NDArray[np.float64]:
+        try:
+            return self._of(self._bundle.reference(kind, self.sample, index))
+        except (OSError, ValueError) as error:
+            raise _damaged(self._bundle, error) from None
+
+    def _of(self, logits: NDArray[np.generic]) -> NDArray[np.float64]:
+        return logits[: len(self._sequence)].astype(np.float64)
+
+    def perplexity(self, logits: NDArray[np.float64]) -> float | None:
+        """Return the perplexity of the scored sequence by `logits`; None where it is no number."""
+        following = self._sequence[1:]
+        if not following or not np.all(np.isfinite(logits)):
+            return None
+        chosen = log_softmax(logits[: len(following)])[np.arange(len(following)), following]
+        value = float(np.exp(min(-float(np.mean(chosen)), 700.0)))
+        return value if math.isfinite(value) else None
+
+    def with_perplexity(self, figures: Figures, index: int, kind: str) -> Figures:
+        """Return `figures` of an output against a reference with the ratio of their perplexities."""
+        actual, reference = self.perplexity(self.output(index)), self.perplexity(self._reference(kind, index))
+        if actual is None or reference is None:
+            return figures
+        return msgspec.structs.replace(figures, perplexity_ratio=actual / reference)
+
+    def prefill_db(self) -> float | None:
+        """Return the SQNR of the prompt's logits by prefill against those by decode; inf where they are equal."""
+        if len(self._bundle.manifest.outputs) < 2:
+            return None
+        ahead, alone = (self.output(index)[: self._entry.prompt_tokens] for index in (0, 1))
+        if not (np.all(np.isfinite(ahead)) and np.all(np.isfinite(alone))):
+            return -math.inf
+        signal, noise = float(np.sum(alone * alone)), float(np.sum((alone - ahead) ** 2))
+        if not noise:
+            return math.inf
+        return 10.0 * math.log10(signal / noise) if signal else -math.inf
+
+    def _chosen(self) -> Iterator[tuple[int, int, int]]:
+        """Yield place, row and token of what was chosen after the tokens that were scored."""
+        begin = self._entry.prompt_tokens
+        for place, token in enumerate(self._entry.tokens if self._is_continued else ()):
+            row = begin + place - 1
+            # Beyond a token that differs, the logits are those of another text.
+            if row >= len(self._sequence) or self._sequence[begin : row + 1] != self._entry.tokens[:place]:
+                return
+            yield place, row, token
+
+    def margins(self) -> list[float]:
+        """Return the FP32 probability of each chosen token as a share of that of the likeliest."""
+        logits = self._reference("fp32", 0)
+        return [float(np.exp(logits[row, token] - np.max(logits[row]))) for _, row, token in self._chosen()]
+
+    def disagreement(self) -> str:
+        """Return which token is not what the program's own logits ask for; "" where all are."""
+        logits = self.output(0)
+        for place, row, token in self._chosen():
+            best = int(np.argmax(logits[row]))
+            if not logits[row, token] >= logits[row, best]:
+                return (
+                    f"prompt {self.sample}: token {place + 1} that was generated is {token}, and its own logits "
+                    f"for the same text have {best} there, by {logits[row, best] - logits[row, token]:.4g}"
+                )
+        return ""
+
+
+def _prompt(bundle: Bundle, sample: int) -> tuple[int, ...]:
+    return _ids(bundle, sample, 0)
+
+
+def _scored_sequence(bundle: Bundle, sample: int) -> tuple[int, ...]:
+    """Return the tokens whose logits count."""
+    generation = bundle.manifest.generation
+    sequence = _ids(bundle, sample, _SCORED_INPUT)
+    return sequence[: generation.scored[sample]] if generation is not None else ()
+
+
+def _ids(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
+    if index >= len(bundle.manifest.inputs):
+        return ()
+    try:
+        found = read_tensor(bundle.input_files(sample)[index], bundle.manifest.inputs[index]).ravel()
+    except (OSError, ValueError) as error:
+        raise _damaged(bundle, error) from None
+    return tuple(token for token in map(int, found) if token >= 0)
+
+
+def _damaged(bundle: Bundle, error: Exception) -> BundleError:
+    key = bundle.manifest.key[:12]
+    return BundleError(f"bundle {key} is damaged: {error}: run 'farm cache prune --all --yes' and build again")
+
+
+def _same_tokens(generation: Generation, report: RunnerReport) -> Iterator[Measurement]:
+    """Yield, for each reference, which share of its tokens was generated before the first that differs."""
+    for kind, texts in generation.tokens.items():
+        metric = f"same_tokens_{kind}"
+        if (counter := COUNTERS.get(metric)) is None:
+            continue
+        shares = [
+            _leading(entry.tokens, wanted) / len(wanted)
+            for entry, wanted in zip(report.generated, texts, strict=False)
+            if wanted
+        ]
+        if shares:
+            yield Measurement(metric, counter.unit, counter.direction, tuple(shares), exact=counter.exact)
+
+
+def _leading(tokens: Sequence[int], wanted: Sequence[int]) -> int:
+    """Return how many tokens are the same before the first that differs."""
+    pairs = zip(tokens, wanted, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _notes(generation: Generation, report: RunnerReport) -> tuple[str, ...]:
+    """Return, for each reference, the first prompt whose tokens are others."""
+    notes = []
+    for kind, name in (("quantized", "the quantized module"), ("fp32", "the FP32 module")):
+        differing = [
+            (entry, wanted, place)
+            for entry, wanted in zip(report.generated, generation.tokens.get(kind, ()), strict=False)
+            if (place := _leading(entry.tokens, wanted)) < min(len(entry.tokens), len(wanted))
+        ]
+        if differing:
+            entry, wanted, place = differing[0]
+            many = f"; so in {len(differing)} of {len(generation.prompt_tokens)} prompts" if len(differing) > 1 else ""
+            notes.append(
+                f"prompt {entry.line}: token {place + 1} of {len(wanted)} is {entry.tokens[place]}, {name} chooses "
+                f"{wanted[place]}{many}"
+            )
+    return tuple(notes)
+
+
+def _wrong_tokens(generation: Generation, report: RunnerReport) -> str:
+    prompts = len(generation.prompt_tokens)
+    for entry, wanted in zip(report.generated, generation.tokens.get(EXPECTED, ()), strict=False):
+        if entry.tokens != wanted:
+            place = _leading(entry.tokens, wanted)
+            return (
+                f"prompt {entry.line}: token {place + 1} is {_at(entry.tokens, place)}, expected {_at(wanted, place)}"
+            )
+    for number, entry in enumerate(report.generated[prompts:]):
+        first = report.generated[entry.line].tokens
+        place = _leading(entry.tokens, first)
+        if place < len(entry.tokens) or (entry.ended != "seconds" and len(entry.tokens) != len(first)):
+            return (
+                f"prompt {entry.line}: round {number // prompts + 2} gave {_at(entry.tokens, place)} as token "
+                f"{place + 1}, the first round {_at(first, place)}"
+            )
+    return ""
+
+
+def _at(tokens: Sequence[int], place: int) -> str:
+    return str(tokens[place]) if place < len(tokens) else "none"
+
+
+def with_tokens(ending: Ending, findings: TokenFindings) -> Ending:
+    """Return `ending` with what the tokens say: failed where they cannot be right."""
+    ending = msgspec.structs.replace(ending, notes=(*ending.notes, *findings.notes))
+    if not findings.problem:
+        return ending
+    if ending.verdict is not Verdict.PASSED:
+        return msgspec.structs.replace(ending, notes=(*ending.notes, findings.problem))
+    return ending.ended_as(failed(Stage.NUMERICS, findings.problem, Cause.NUMERICS))

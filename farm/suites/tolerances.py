@@ -1,0 +1,39 @@
+"""Limits of what outputs may differ from their references, and those that hold where a manifest says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farm.suites.figures import figure_fields
+
+_LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=True, forbid_unknown_fields=True)
+
+
+class Limits(_LimitFields):  # type: ignore[misc]
+    """What one output may differ from one reference, by figure: farm/suites/figures.py.
+
+    A limit that is None is measured but does not decide.
+    """
+
+
+class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits against both references: the FP32 module, and the quantized module on the CPU."""
+
+    fp32: Limits = Limits()
+    quantized: Limits = Limits()
+
+
+# Two ways of computing in float32 differ by its rounding: docs/suites.md.
+_DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
+# Of cases that generate text: docs/generate.md has what was measured.
+_GENERATE_DEFAULTS = {
+    "16a8w": Tolerance(quantized=Limits(sqnr_db=55.0, worst_position_db=45.0)),
+    "16a4w": Tolerance(quantized=Limits(sqnr_db=40.0, worst_position_db=35.0)),
+}
+
+
+def default_tolerance(precision: str, *, generates: bool = False) -> Tolerance:
+    """Return what decides at `precision` where a manifest says nothing; `generates`: of a case that generates text."""
+    return (_GENERATE_DEFAULTS if generates else _DEFAULTS).get(precision, Tolerance())
