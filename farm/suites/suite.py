@@ -14,10 +14,10 @@ from farm.errors import IllegalTargetError, UnknownNameError
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
+from farm.suites.state import State
 from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - part of what a case is
 from farm.suites.tolerances import Tolerance as Tolerance  # noqa: PLC0414
 from farm.suites.tolerances import default_tolerance
-from farm.suites.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
