@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.program.flatbuffer import Positions
+    from farm.program.flatbuffer import FieldColumn, Positions
 
 QNN = "QnnBackend"
 """The id of a delegate that runs on htp, gpu or lpai."""
@@ -43,6 +43,7 @@ _DTYPES = {
 # KernelTypes, and what the runner writes a number as.
 _TENSOR = 5
 _NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
+_NUMBER_SLOTS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
 _OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
 _KERNEL_CALL = 1
 _DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
@@ -80,6 +81,8 @@ class Value(msgspec.Struct, frozen=True):
     """The shape may be smaller when it is executed."""
     is_tensor: bool = True
     """The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
+    number: float | None = None
+    """Of a number the one that is in the file; that of a method without inputs is always the same."""
 
     @property
     def nbytes(self) -> int:
@@ -285,13 +288,26 @@ def _values(file: Flatbuffer, values: Positions, indices: Positions) -> tuple[Va
     kinds = file.numbers(chosen, _UNION_KIND).tolist()
     held = file.tables(chosen, _UNION)
     tensors = iter(_tensors(file, held.positions[np.array(kinds, np.int64)[held.present] == _TENSOR]))
+    numbers = iter(_numbers(file, [kind for kind, there in zip(kinds, held.present, strict=True) if there], held))
     found = []
     for kind, present in zip(kinds, held.present.tolist(), strict=True):
+        number = next(numbers) if present else None
         if kind == _TENSOR and present:
             found.append(next(tensors))
         else:
-            found.append(Value((), _NUMBERS.get(kind) or _OTHERS.get(kind, "nothing"), is_tensor=False))
+            dtype = _NUMBERS.get(kind) or _OTHERS.get(kind, "nothing")
+            found.append(Value((), dtype, is_tensor=False, number=number))
     return tuple(found)
+
+
+def _numbers(file: Flatbuffer, kinds: Sequence[int], held: FieldColumn) -> list[float | None]:
+    """Return the number that each value of `held`, of whose kind `kinds` says, has in the file; None of others."""
+    found: list[float | None] = [None] * len(kinds)
+    for kind, slot in _NUMBER_SLOTS.items():
+        places = [index for index, one in enumerate(kinds) if one == kind]
+        for index, number in zip(places, file.numbers(held.positions[places], slot).tolist(), strict=True):
+            found[index] = number
+    return found
 
 
 def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:

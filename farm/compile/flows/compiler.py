@@ -24,7 +24,7 @@ from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
-from farm.compile.flows.state import Ran, Tensors, run_samples
+from farm.compile.flows.state import SampleRun, Tensors, run_samples
 from farm.program.canonical import program_hash
 from farm.suites.options import compile_options
 from farm.suites.state import State
@@ -244,7 +244,7 @@ def _step_of(node: object) -> float | None:
     return None
 
 
-def _run(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> tuple[Ran, bool]:
+def _run(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> tuple[SampleRun, bool]:
     """Return what `module` makes of every sample, and whether it changed buffers of its own meanwhile."""
     # They stay alive, so that none that replaces one gets its address.
     buffers = list(module.buffers())
@@ -303,7 +303,7 @@ def write_manifest(
         fallback_ops=program.fallback_ops,
         seconds=watch.finish(),
         peak_bytes=watch.peak_bytes,
-        versions=relevant_versions(target.backend, versions),
+        versions=relevant_versions(target.backend, versions, job.case),
         files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
         references=tuple(program.references),
         operators=program.operators,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Ran(NamedTuple):
+class SampleRun(NamedTuple):
     """What a module computed of all samples of a case, in their order."""
 
     inputs: list[Tensors]
@@ -25,12 +25,12 @@ class Ran(NamedTuple):
     outputs: list[Tensors]
 
 
-def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> Ran:
+def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> SampleRun:
     """Return what `module` makes of `samples`, each with the state that the one before it left.
 
     Raises ConfigError where an output is not what the input takes.
     """
-    ran = Ran([], [])
+    ran = SampleRun([], [])
     for sample in samples:
         inputs = list(sample)
         for one in case.state if ran.outputs else ():
