@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace farm {
 
@@ -22,6 +24,7 @@ struct Descriptor {
   ~Descriptor() {
     if (number >= 0) ::close(number);
   }
+  Descriptor(Descriptor&& other) noexcept : number(other.number) { other.number = -1; }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int number;
@@ -42,17 +45,21 @@ std::string read_text(const std::string& path, Stage stage) {
   return text;
 }
 
-void read_file(const std::string& path, void* data, uint64_t size, Stage stage) {
+namespace {
+
+// Opens a regular file and says how large it is.
+Descriptor open_regular(const std::string& path, uint64_t* size, Stage stage) {
   // Non-blocking: opening a pipe would wait for its other end, and a regular file does not care.
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.number < 0) fail(stage, "cannot read", path, errno);
   struct stat status {};
   if (::fstat(file.number, &status) != 0) fail(stage, "cannot read", path, errno);
   if (!S_ISREG(status.st_mode)) throw Failure(stage, "cannot read '" + path + "': not a regular file");
-  if (static_cast<uint64_t>(status.st_size) != size) {
-    throw Failure(stage, "'" + path + "' has " + std::to_string(status.st_size) + " bytes, expected " +
-                             std::to_string(size));
-  }
+  *size = static_cast<uint64_t>(status.st_size);
+  return file;
+}
+
+void read_bytes(const Descriptor& file, const std::string& path, void* data, uint64_t size, Stage stage) {
   auto* bytes = static_cast<uint8_t*>(data);
   for (uint64_t done = 0; done < size;) {
     const ssize_t got = ::read(file.number, bytes + done, size - done);
@@ -63,28 +70,68 @@ void read_file(const std::string& path, void* data, uint64_t size, Stage stage) 
   }
 }
 
-void write_file(const std::string& path, const void* data, size_t size, Stage stage) {
-  const std::string temporary = path + ".tmp";
-  int error = 0;
-  {
-    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (file.number < 0) fail(stage, "cannot write", path, errno);
-    const auto* bytes = static_cast<const uint8_t*>(data);
-    size_t done = 0;
-    while (error == 0 && done < size) {
-      const ssize_t put = ::write(file.number, bytes + done, size - done);
-      if (put >= 0) {
-        done += static_cast<size_t>(put);
-      } else if (errno != EINTR) {
-        error = errno;
-      }
+// Returns the system's error, or 0.
+int write_bytes(int descriptor, const void* data, size_t size) {
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  for (size_t done = 0; done < size;) {
+    const ssize_t put = ::write(descriptor, bytes + done, size - done);
+    if (put >= 0) {
+      done += static_cast<size_t>(put);
+    } else if (errno != EINTR) {
+      return errno;
     }
   }
-  if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
-  if (error != 0) {
-    ::unlink(temporary.c_str());
-    fail(stage, "cannot write", path, error);
+  return 0;
+}
+
+}  // namespace
+
+void read_file(const std::string& path, void* data, uint64_t size, Stage stage) {
+  uint64_t actual = 0;
+  const Descriptor file = open_regular(path, &actual, stage);
+  if (actual != size) {
+    throw Failure(stage, "'" + path + "' has " + std::to_string(actual) + " bytes, expected " + std::to_string(size));
   }
+  read_bytes(file, path, data, size, stage);
+}
+
+std::string read_beginning(const std::string& path, uint64_t most, Stage stage) {
+  uint64_t size = 0;
+  const Descriptor file = open_regular(path, &size, stage);
+  std::string text(std::min(size, most), '\0');
+  read_bytes(file, path, text.data(), text.size(), stage);
+  return text;
+}
+
+FileWriter::FileWriter(std::string path, bool whole, Stage stage)
+    : path_(std::move(path)), written_(whole ? path_ + ".tmp" : path_), stage_(stage) {
+  descriptor_ = ::open(written_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail(stage_, "cannot write", path_, errno);
+}
+
+FileWriter::~FileWriter() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  // Nobody finished it.
+  if (written_ != path_) ::unlink(written_.c_str());
+}
+
+void FileWriter::write(const void* data, size_t size) {
+  if (const int error = write_bytes(descriptor_, data, size); error != 0) give_up(error);
+}
+
+void FileWriter::finish() {
+  if (written_ != path_ && std::rename(written_.c_str(), path_.c_str()) != 0) give_up(errno);
+  ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+void FileWriter::give_up(int error) { fail(stage_, "cannot write", path_, error); }
+
+void write_file(const std::string& path, const void* data, size_t size, Stage stage) {
+  FileWriter file(path, true, stage);
+  file.write(data, size);
+  file.finish();
 }
 
 void require_writable_file(const std::string& path, Stage stage) {

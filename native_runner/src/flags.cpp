@@ -1,10 +1,14 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #include "flags.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
 #include <variant>
+
+#include "carry.h"
+#include "token_files.h"
 
 namespace farm {
 
@@ -61,6 +65,21 @@ std::vector<Flag> table(Flags* flags) {
       {"working_folder", Place::kRun, &flags->working_folder, "change into it first: other paths are relative to it"},
       {"timeout_ms", Place::kRun, &flags->timeout_ms, "end the process when the run takes longer; 0 is no limit", 0,
        INT_MAX},
+      {"carry", Place::kRun, &flags->carry,
+       "state: `1:2` gives input 2 of a line output 1 of the line before it, and the first line its file; several are "
+       "separated by commas"},
+      {"generate", Place::kRun, &flags->generate,
+       "the .pte is a static decoder: generate at most so many tokens after each prompt, greedy. A line of the input "
+       "list has the prompt and, where logits are wanted, a sequence: int32 token ids, -1 after their end",
+       1, INT_MAX},
+      {"stop", Place::kRun, &flags->stop, "with --generate: tokens that end a text, `2,7`"},
+      {"seconds", Place::kRun, &flags->seconds,
+       "with --generate: go on, prompt after prompt, until so many seconds are over", 1, 86400},
+      {"tokens_path", Place::kRun, &flags->tokens_path,
+       "with --generate: write every token here at once, `line token`"},
+      {"decode_method", Place::kRun, &flags->decode_method, "with --generate: the method that takes token after token"},
+      {"prefill_method", Place::kRun, &flags->prefill_method,
+       "with --generate: the method that takes prompts, by default prefill_forward if there is one; empty for none"},
       {"log_level", Place::kBackend, &backend->log_level,
        "QNN log level: error 1, warn 2, info 3, verbose 4, debug 5", 1, 5},
       {"htp_performance_mode", Place::kBackend, &backend->htp_performance_mode,
@@ -171,6 +190,28 @@ void parse(std::vector<Flag>* flags, const std::vector<std::string>& arguments, 
   }
 }
 
+const Flag* first_given(const std::vector<Flag>& flags, const std::vector<std::string>& names) {
+  for (const Flag& flag : flags) {
+    if (flag.given && std::find(names.begin(), names.end(), flag.name) != names.end()) return &flag;
+  }
+  return nullptr;
+}
+
+// What flags of a run exclude each other.
+void check_run(const std::vector<Flag>& given, const Flags& flags) {
+  Carry(flags.carry);
+  if (!flags.generate) {
+    const Flag* flag = first_given(given, {"stop", "seconds", "tokens_path", "decode_method", "prefill_method"});
+    if (flag != nullptr) fail("--" + std::string(flag->name) + " belongs to a text: --generate");
+    return;
+  }
+  const Flag* flag = first_given(given, {"carry", "method_index", "input_shape_path", "output_shape_path",
+                                         "dump_intermediate_outputs"});
+  if (flag != nullptr) fail("--generate and --" + std::string(flag->name) + " exclude each other");
+  if (flags.iteration != 1) fail("--iteration: a text is generated again with --seconds");
+  parse_token_ids("stop", flags.stop);
+}
+
 // What flags of a command line exclude each other.
 void check_together(const std::vector<Flag>& given, const Flags& flags) {
   if (!flags.serve) {
@@ -220,6 +261,7 @@ ParsedFlags parse_command_line(const std::vector<std::string>& arguments) {
   parse(&flags, arguments, &parsed.failure);
   try {
     if (!parsed.failure) check_together(flags, parsed.flags);
+    if (!parsed.failure) check_run(flags, parsed.flags);
   } catch (const Failure& failure) {
     parsed.failure = failure;
   }
@@ -243,6 +285,11 @@ ParsedFlags parse_job(const std::vector<std::string>& arguments, const BackendFl
       parsed.failure = Failure(Stage::kOptions, shown(flags[i]) + " needs a process of its own: this session has " +
                                                     shown(started_with[i]));
     }
+  }
+  try {
+    if (!parsed.failure) check_run(flags, parsed.flags);
+  } catch (const Failure& failure) {
+    parsed.failure = failure;
   }
   parsed.flags.backend = session;
   return parsed;

@@ -51,6 +51,16 @@ struct Flags {
   std::string debug_output_path = "debug_output.bin";
   int debug_buffer_size = 100'000'000;  // bytes
 
+  // A run that generates text; without `generate` the others do not count.
+  std::optional<int> generate;  // tokens after each prompt, at most
+  std::string stop;
+  std::optional<int> seconds;
+  std::string tokens_path;
+  std::optional<std::string> prefill_method;  // absent: prefill_forward, where there is one
+  std::string decode_method = "kv_forward";
+
+  std::string carry;
+
   BackendFlags backend;
 
   // Started by the name of ExecuTorch's own runner, which executes once on made up inputs where the list is missing.

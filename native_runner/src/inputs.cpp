@@ -42,6 +42,18 @@ std::vector<InputLine> InputList::inferences(const std::vector<TensorSpec>& spec
   return list;
 }
 
+std::vector<InputLine> InputList::lines() const {
+  if (failure_) throw *failure_;
+  std::vector<InputLine> list;
+  for (const InputLine& line : lines_) {
+    if (line.files.empty()) continue;
+    list.push_back(line);
+    list.back().number = static_cast<int64_t>(list.size()) - 1;
+  }
+  if (list.empty()) throw Failure(Stage::kInputs, "'" + path_ + "' has no line with a file");
+  return list;
+}
+
 void fill_with_ones(void* data, const TensorSpec& spec) {
   const float f32 = 1;
   const double f64 = 1;

@@ -29,6 +29,9 @@ class InputList {
   // for a method without inputs only, which is executed once when the list is missing.
   std::vector<InputLine> inferences(const std::vector<TensorSpec>& specs) const;
 
+  // All lines but the blank ones, numbered, with their files as they are. Throws Failure at inputs unless there is one.
+  std::vector<InputLine> lines() const;
+
  private:
   void check(const InputLine& line, const std::vector<TensorSpec>& specs) const;
 

@@ -93,6 +93,7 @@ void Job::start() {
                   "--working_folder: cannot change into '" + flags_.working_folder + "': " + std::strerror(errno));
   }
   remove_old(flags_.result_path);
+  remove_old(flags_.tokens_path);
   if (flags_.backend.heap_profiling_path) remove_old(*flags_.backend.heap_profiling_path);
 }
 

@@ -1,7 +1,6 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #pragma once
 
-#include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 
 #include <cstdint>
@@ -12,25 +11,27 @@
 
 #include "debug_sink.h"
 #include "io_memory.h"
+#include "program.h"
 #include "tensors.h"
 
 namespace farm {
 
 struct ModelSettings {
-  bool trace = false;                 // collect an ETDump
   std::optional<size_t> debug_bytes;  // intermediate outputs, at most so many
   bool shared_buffer = false;         // memory of inputs and outputs
+  // Inputs whose memory is the caller's are handed over once, not before every execution.
+  bool inputs_stay = false;
 };
-
-// Looks at all of a program for damage, which must be refused before anything reads it. Throws Failure at load.
-void verify_program(const std::string& path);
 
 // A method of a program. Every function throws Failure, with ExecuTorch's code and its first logged error.
 class Model {
  public:
-  // Reads the program, which was verified, and describes the method; throws at load. `options` may go after it.
-  Model(const std::string& path, int method_index, const executorch::runtime::LoadBackendOptionsMap& options,
-        const ModelSettings& settings);
+  // Describes the method; throws at load.
+  Model(std::shared_ptr<Program> program, std::string method, const ModelSettings& settings);
+  // Unloads the method.
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
 
   const std::string& method() const { return method_; }
   // What the program declares; for a dynamic shape, its upper bound.
@@ -48,33 +49,30 @@ class Model {
   int64_t execute();
 
   // Values of the last execution; they point into the method's memory.
-  std::vector<executorch::runtime::EValue> results();
-
-  // The ETDump of everything since loading; throws at etdump.
-  std::vector<uint8_t> take_etdump();
+  const std::vector<executorch::runtime::EValue>& results() const { return results_; }
 
   // Null unless `debug_bytes` was set.
   const DebugSink* debug_sink() const { return debug_sink_.get(); }
 
  private:
-  void describe(int method_index);
   void provide_inputs(const std::vector<TensorSpec>& specs);
   void provide_outputs();
-  executorch::runtime::MethodMeta meta() const;
 
-  ModelSettings settings_;
+  std::shared_ptr<Program> program_;
   std::string method_;
+  ModelSettings settings_;
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> outputs_;
 
-  // All of these outlive the module, which refers to them.
+  // All of these outlive the loaded method, which refers to them.
   std::unique_ptr<DebugSink> debug_sink_;
   std::vector<IoMemory> input_memory_;
   std::vector<IoMemory> output_memory_;  // of outputs that the program leaves to its caller
   std::vector<executorch::extension::TensorPtr> tensors_;
   std::vector<executorch::runtime::EValue> input_values_;
-
-  std::unique_ptr<executorch::extension::Module> module_;
+  bool any_planned_input_ = false;
+  bool inputs_are_set_ = false;
+  std::vector<executorch::runtime::EValue> results_;
 };
 
 }  // namespace farm

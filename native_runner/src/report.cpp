@@ -33,6 +33,27 @@ void add_failure(Json* json, const std::optional<Failure>& failure) {
   json->key("line").integer_or_null(failure->line).end();
 }
 
+// Of a run that generates; others have none of it.
+void add_generated(Json* json, const Report& report) {
+  if (report.method_loads_ns.empty()) return;
+  json->key("method_loads_ns").object();
+  for (const auto& [method, ns] : report.method_loads_ns) json->key(method).integer(ns);
+  json->end();
+  json->key("generated").array();
+  for (const Generated& generated : report.generated) {
+    json->object().key("line").integer(generated.line);
+    json->key("prompt_tokens").integer(static_cast<int64_t>(generated.prompt_tokens));
+    json->key("tokens").integers({generated.tokens.begin(), generated.tokens.end()});
+    json->key("prefill_ns").integers(generated.prefill_ns);
+    json->key("steps_ns").integers(generated.steps_ns);
+    json->key("first_token_ns").integer_or_null(generated.first_token_ns);
+    json->key("total_ns").integer_or_null(generated.total_ns);
+    if (generated.ended != nullptr) json->key("ended").string(generated.ended);
+    json->end();
+  }
+  json->end();
+}
+
 }  // namespace
 
 double Report::mean_ms() const {
@@ -76,6 +97,7 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
     json.end();
   }
   json.end();
+  add_generated(&json, report);
   json.key("peak_memory_bytes").integer_or_null(report.peak_memory_bytes);
   json.key("versions").object().key("executorch").string(FARM_EXECUTORCH_VERSION);
   json.key("runner").string(FARM_RUNNER_VERSION).end();

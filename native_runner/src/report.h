@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "failure.h"
@@ -24,6 +25,18 @@ struct Inference {
 
 constexpr size_t kDifferingShown = 32;
 
+// What a program that generates said to one prompt.
+struct Generated {
+  int64_t line = 0;
+  size_t prompt_tokens = 0;
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> prefill_ns;  // of each call that took tokens of the prompt
+  std::vector<int64_t> steps_ns;    // of each call after those
+  std::optional<int64_t> first_token_ns;  // from the first call until a token was chosen
+  std::optional<int64_t> total_ns;        // until the last one was
+  const char* ended = nullptr;            // by what; null until then
+};
+
 // What happened, filled in as it happens, so that a failure still tells what went before.
 struct Report {
   Stage stage = Stage::kFlags;  // the one that runs now
@@ -35,6 +48,8 @@ struct Report {
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Inference> inferences;
+  std::vector<Generated> generated;
+  std::vector<std::pair<std::string, int64_t>> method_loads_ns;  // of a program that generates
   std::optional<int64_t> peak_memory_bytes;  // of the process so far
 
   int exit_code() const { return failure ? failure->exit_code : 0; }

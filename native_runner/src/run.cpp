@@ -3,14 +3,17 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "beginning.h"
+#include "carry.h"
+#include "clock.h"
 #include "files.h"
+#include "generation.h"
 #include "inputs.h"
 #include "model.h"
 #include "outputs.h"
@@ -20,20 +23,14 @@ namespace farm {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-int64_t ns_since(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-}
-
 // One run: what it was told, what it found out, and where it tells what happened.
 class Run {
  public:
   Run(const Flags& flags, const Backend& backend, SharedReport* report)
-      : flags_(flags), backend_(backend), report_(report) {}
+      : flags_(flags), backend_(backend), report_(report), carry_(flags.carry) {}
 
   void all() {
-    look_ahead();
+    look_ahead(flags_, report_);
     report_->enter(Stage::kOptions);
     backend_.options->apply();
     load();
@@ -42,40 +39,24 @@ class Run {
     report_->enter(Stage::kOutputs);
     write_performance(report_->copy(), flags_.performance_output_path);
     model_.reset();
+    program_.reset();
   }
 
  private:
-  // What can be known to fail is looked at before the load, which may take a minute for a large model.
-  void look_ahead() {
-    report_->enter(Stage::kLoad);
-    file_size(flags_.model_path, Stage::kLoad);
-    report_->enter(Stage::kOutputs);
-    require_writable_folder(flags_.output_folder_path, Stage::kOutputs);
-    report_->enter(Stage::kEtdump);
-    if (!flags_.etdump_file().empty()) require_writable_file(flags_.etdump_file(), Stage::kEtdump);
-    if (flags_.dump_intermediate_outputs) require_writable_file(flags_.debug_output_path, Stage::kEtdump);
-  }
-
   void load() {
-    report_->enter(Stage::kLoad);
-    const Clock::time_point verification_start = Clock::now();
-    verify_program(flags_.model_path);
-    const int64_t verification_ns = ns_since(verification_start);
-    report_->update([&](Report* report) { report->verification_ns = verification_ns; });
+    const OpenedProgram opened = open_program(flags_, report_);
+    program_ = opened.program;
     ModelSettings settings;
-    settings.trace = flags_.trace();
     settings.shared_buffer = flags_.shared_buffer;
     if (flags_.dump_intermediate_outputs) settings.debug_bytes = static_cast<size_t>(flags_.debug_buffer_size);
-    const Clock::time_point start = Clock::now();
-    model_ = std::make_unique<Model>(flags_.model_path, flags_.method_index, LoadOptions(flags_.backend).map(),
-                                     settings);
-    const int64_t program_ns = ns_since(start);
+    model_ = std::make_unique<Model>(program_, program_->method(flags_.method_index), settings);
     report_->update([&](Report* report) {
       report->method = model_->method();
       report->inputs = model_->inputs();
       report->outputs = model_->outputs();
     });
     read_shape_files();
+    carry_.check(inputs_, model_->outputs());
     read_input_list();
 
     report_->enter(Stage::kLoad);
@@ -83,7 +64,7 @@ class Run {
     model_->load(inputs_);
     const int64_t method_ns = ns_since(method_start);
     report_->update([&](Report* report) {
-      report->load_ns = program_ns + method_ns;
+      report->load_ns = opened.load_ns + method_ns;
       report->warm = backend_.warm;
     });
   }
@@ -115,6 +96,7 @@ class Run {
       for (size_t i = 0; i < inputs_.size(); ++i) fill_with_ones(model_->input_data(i), inputs_[i]);
     }
     read_inputs(line);
+    carry_.give(inputs_, model_.get());
     report_->enter(Stage::kExecute);
     digests_.clear();
     report_->update([&](Report* report) {
@@ -125,6 +107,7 @@ class Run {
     for (int i = 0; i < flags_.iteration; ++i) execute_once(line, flags_.warm_up + i, &Inference::iterations_ns);
     require_complete_debug_output(line);
     compare_executions();
+    carry_.take(*model_);
     if (made_up_) return;
     report_->enter(Stage::kOutputs);
     const std::vector<TensorSpec> written =
@@ -184,7 +167,7 @@ class Run {
   void write_traces() {
     if (!flags_.trace()) return;
     report_->enter(Stage::kEtdump);
-    const std::vector<uint8_t> dump = model_->take_etdump();
+    const std::vector<uint8_t> dump = program_->take_etdump();
     if (!flags_.etdump_file().empty()) write_file(flags_.etdump_file(), dump.data(), dump.size(), Stage::kEtdump);
     if (const DebugSink* sink = model_->debug_sink(); sink != nullptr) {
       write_file(flags_.debug_output_path, sink->content().data(), sink->content().size(), Stage::kEtdump);
@@ -194,16 +177,24 @@ class Run {
   const Flags& flags_;
   const Backend& backend_;
   SharedReport* report_;
+  std::shared_ptr<Program> program_;
   std::unique_ptr<Model> model_;
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> expected_outputs_;
   std::vector<InputLine> lines_;
+  Carry carry_;
   bool made_up_ = false;  // the inputs, for want of a list
   std::vector<uint64_t> digests_;  // of every execution of one line
 };
 
 }  // namespace
 
-void run(const Flags& flags, const Backend& backend, SharedReport* report) { Run(flags, backend, report).all(); }
+void run(const Flags& flags, const Backend& backend, SharedReport* report) {
+  if (flags.generate) {
+    generate(flags, backend, report);
+  } else {
+    Run(flags, backend, report).all();
+  }
+}
 
 }  // namespace farm
