@@ -113,6 +113,8 @@ def run_once(
     times = options.warm_up + options.iterations
     if manifest.state:
         problem = f"{runtime.runner} hands no state on from one inference to the next"
+    elif manifest.generation is not None:
+        problem = f"{runtime.runner} generates no text"
     else:
         problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
     if problem:

@@ -17,6 +17,9 @@ DEBUG_FILE = "debug_output.bin"
 HEAP_FILE = "heap.txt"
 HEAP_LIMIT = 64 * 1024
 """Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""
+TOKENS_FILE = "tokens.txt"
+TOKENS_LIMIT = 1 << 20
+"""Greatest size of TOKENS_FILE that is read, in bytes: a hundred thousand tokens."""
 
 MOST_SECONDS = 600
 """Longest that a program may be asked to go on for: a phone throttles in minutes, and a report has room for so many
@@ -71,7 +74,7 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """Folder on the device where it ran, which stays until its session ends or makes room."""
     folder: Path
     """Local folder with what was pulled: `output_{sample}_{index}.raw`, and RESULT_FILE, ETDUMP_FILE, DEBUG_FILE
-    and HEAP_FILE where they were asked for and the device had them."""
+    and HEAP_FILE where they were asked for and the device had them; TOKENS_FILE of what ended while it generated."""
     started_ms: int
     """Epoch, milliseconds."""
     exit_code: int | None = None

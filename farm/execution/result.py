@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Literal
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 from farm.execution.liveness import LostError, StagingError, cause_of
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, HEAP_LIMIT, RESULT_FILE, RawResult
+from farm.execution.raw import (
+    DEBUG_FILE,
+    ETDUMP_FILE,
+    HEAP_FILE,
+    HEAP_LIMIT,
+    RESULT_FILE,
+    TOKENS_FILE,
+    TOKENS_LIMIT,
+    RawResult,
+)
 from farm.execution.workspace import OUTPUTS
 
 if TYPE_CHECKING:
@@ -146,14 +155,25 @@ def collect(transport: Transport, execution: Execution, options: RunnerOptions) 
 
 def collect_heap(transport: Transport, execution: Execution) -> None:
     """Bring what there is of the heap's file, also of a job that crashed; none is an answer as well."""
+    _collect_text(transport, execution, HEAP_FILE, HEAP_LIMIT)
+
+
+def collect_tokens(transport: Transport, execution: Execution) -> None:
+    """Bring the tokens that were chosen before a job crashed, hung or failed; none is an answer as well."""
+    ending = execution.ending
+    if ending is not None and (ending.answer is None or not ending.answer.ok):
+        _collect_text(transport, execution, TOKENS_FILE, TOKENS_LIMIT)
+
+
+def _collect_text(transport: Transport, execution: Execution, name: str, limit: int) -> None:
     script = 'if [ -e "$1" ]; then exec head -c "$2" -- "$1"; fi; exit "$3"'
     done = transport.run(
-        ["sh", "-c", script, "sh", HEAP_FILE, str(HEAP_LIMIT + 1), str(_NO_FILE)],
+        ["sh", "-c", script, "sh", name, str(limit + 1), str(_NO_FILE)],
         cwd=execution.workspace.folder,
         timeout_s=_SHELL_SECONDS,
     )
     if done.code == 0:
-        (execution.folder / HEAP_FILE).write_bytes(done.stdout)
+        (execution.folder / name).write_bytes(done.stdout)
     elif done.code != _NO_FILE:
-        problem = f"{HEAP_FILE} cannot be read"
+        problem = f"{name} cannot be read"
         raise StagingError(transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))

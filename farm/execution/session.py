@@ -10,30 +10,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from farm.bundles.bundle import MODEL
 from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
+from farm.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.execution.liveness import Liveness, StagingError, cause_of
 from farm.execution.one_shot import reduced, run_once
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
-from farm.execution.result import DEBUG_BYTES, Execution, collect, collect_heap
+from farm.execution.result import Execution, collect, collect_heap, collect_tokens
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
 from farm.execution.workspace import (
     ANCHOR,
-    INPUT_LIST,
-    OUTPUTS,
     Workspace,
     job_layout,
     library_paths,
     packages_folder,
-    program_flags,
     runtime_layout,
-    shape_flags,
 )
 
 if TYPE_CHECKING:
@@ -47,12 +41,6 @@ if TYPE_CHECKING:
     from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
 
-_DEBUG_FLAGS = {
-    "dump_intermediate_outputs": "true",
-    "debug_output_path": DEBUG_FILE,
-    "debug_buffer_size": str(DEBUG_BYTES),
-}
-_DUMPS = "dump_intermediate_outputs"
 _SHELL_SECONDS = 30.0
 # Who did not answer a moment ago is not waited for.
 _LOST_SECONDS = 3.0
@@ -157,23 +145,26 @@ class DeviceSession:
 
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
-        if _DUMPS in workspace.bundle.manifest.features:
-            # ExecuTorch 1.5 aborts where such a program finds no room for its layers.
-            options = replace(options, debug=True)
+        manifest = workspace.bundle.manifest
+        wanted, options = options, options_for(manifest, options)
         if self._last is not None:
             self._done.append(self._last.workspace.folder)
         self._last = execution = Execution(job_id, self.serial, workspace, folder)
         if self._runtime.one_shot and options.reducible:
-            asked, options = options, reduced(options, workspace.bundle.manifest)
+            asked, options = options, reduced(options, manifest)
             if options != asked:
                 execution.notes.append(
                     f"{asked.iterations + asked.warm_up} executions of each sample were due, and "
                     f"{options.iterations + options.warm_up} made: {self._runtime.runner} writes the outputs of each"
                 )
+        if wanted.etdump and not options.etdump:
+            execution.notes.append("no profile: a program that generates has none")
         execution.step("execute", lambda: self._execute(execution, options))
         execution.step("pull", lambda: collect(self._transport, execution, options))
         if options.heap:
             execution.step("pull", lambda: collect_heap(self._transport, execution))
+        if manifest.generation is not None:
+            execution.step("pull", lambda: collect_tokens(self._transport, execution))
         execution.resolve(self._liveness.demand)
         return execution.result(heap=options.heap, simulated=self._runtime.kind == "simulator")
 
@@ -285,33 +276,17 @@ class DeviceSession:
             self._hang_up()
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
-        flags = {
-            "model_path": MODEL,
-            **program_flags(workspace.bundle.manifest, self._runtime.kind),
-            **shape_flags(workspace.bundle.manifest),
-            **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
-            **(_DEBUG_FLAGS if options.debug else {}),
-        }
+        flags = program_and_profile(workspace.bundle.manifest, options, self._runtime.kind)
         if self._runtime.one_shot:
             return run_once(
                 self._transport, self._runtime, self.runtime_folder, workspace, options, flags,
                 demand=self._liveness.demand, broken_off=self._broken_off,
             )  # fmt: skip
-        words = _words(
-            {
-                **flags,
-                "working_folder": workspace.folder.name,
-                "input_list_path": INPUT_LIST,
-                "output_folder_path": OUTPUTS,
-                "iteration": str(options.iterations),
-                "warm_up": str(options.warm_up),
-                "timeout_ms": str(round(options.timeout_s * 1000)),
-            }
-        )
+        words = _words(flags | session_flags(workspace, options))
         try:
             for _ in range(_STARTS):
                 runner = self._start_runner(options, packages_folder(workspace.bundle, workspace.folder))
-                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS, self._liveness.demand)
+                ending = runner.run(words, seconds_of(options) + _GRACE_SECONDS, self._liveness.demand)
                 if ending.answer or ending.began:
                     return ending
                 # It ended between two jobs: this one is not to blame.

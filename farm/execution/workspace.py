@@ -13,13 +13,15 @@ from farm.execution.content_store import OBJECTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.bundles.bundle import Bundle, Manifest, TensorSpec
+    from farm.bundles.bundle import Bundle, Generation, Manifest, TensorSpec
     from farm.execution.raw import ErrorCause
     from farm.runtime.native.targets import Kind
     from farm.runtime.runtime import Runtime
 
 INPUT_LIST = "input_list.txt"
 INPUT_SHAPES = "input_shapes.txt"
+PROMPT_LIST = "prompt_list.txt"
+"""Of what generates text: the same without the sequences that are scored, where only times are wanted."""
 OUTPUT_SHAPES = "output_shapes.txt"
 """Only where the manifest of a bundle says that its shapes are dynamic; of outputs, where a reference has them."""
 
@@ -101,6 +103,8 @@ def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
                 objects[sha256] = path
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
+    if bundle.manifest.generation is not None:
+        files[folder / PROMPT_LIST] = "".join(f"{line.partition(' ')[0]}\n" for line in lines).encode()
     for name in bundle.manifest.packages_for(kind):
         files[folder / name] = _link(name, hashes[name])
         objects[hashes[name]] = bundle.folder / name
@@ -116,7 +120,15 @@ def program_flags(manifest: Manifest, kind: Kind) -> dict[str, str]:
     # A simulator has no memory that a DSP shares, and reads any other.
     shared = "shared_buffer" in manifest.features and kind != "simulator"
     carried = ",".join(f"{one.output}:{one.input}" for one in manifest.state)
-    return flags | ({"shared_buffer": "true"} if shared else {}) | ({"carry": carried} if carried else {})
+    flags |= ({"shared_buffer": "true"} if shared else {}) | ({"carry": carried} if carried else {})
+    return flags | _generation_flags(manifest.generation)
+
+
+def _generation_flags(generation: Generation | None) -> dict[str, str]:
+    if generation is None:
+        return {}
+    stop = ",".join(map(str, generation.stop))
+    return {"generate": str(generation.new), **({"stop": stop} if stop else {})}
 
 
 def shape_flags(manifest: Manifest) -> dict[str, str]:

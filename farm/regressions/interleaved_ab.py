@@ -15,12 +15,14 @@ from farm.analysis.sequential import add_pairs
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
 from farm.execution.one_shot import reduced, too_many
-from farm.execution.raw import RunnerOptions
+from farm.execution.raw import RESULT_FILE, RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.replay.stored_result import find_bundle, find_job
 from farm.request.profiling import Profile
 from farm.results.attempt import Ending, Verdict
+from farm.results.generation import report_problem
+from farm.results.generation_rates import rate_measurements
 from farm.results.heap import heap_measurements
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
@@ -371,6 +373,11 @@ def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
         return (), f"{report.stage}: {report.reason}"
     if side.heap:
         return heap_measurements(raw, report)[0], ""
+    generation = side.bundle.manifest.generation
+    if generation is not None:
+        if problem := report_problem(generation, report):
+            raise InfraError(f"{RESULT_FILE} is refused: {problem}")
+        return (*time_measurements(report), *rate_measurements(generation, report)), ""
     profile = read_profile(raw.folder, report, side.bundle.manifest.delegates)
     return (*time_measurements(report), *profile.measurements), ""
 
