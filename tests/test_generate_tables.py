@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from farm.errors import ConfigError, IllegalTargetError
-from farm.suites.architectures import ARCHITECTURES
+from farm.suites.architectures import ARCHITECTURES, params_of_hugging_face
 from farm.suites.manifests import load_suite
 from farm.suites.prompts import decoder_params, expected_of, prompts_of, read_tokens, scored_of
 from farm.suites.socs import find_soc
@@ -89,6 +89,19 @@ def test_a_checkpoint_comes_with_its_params_and_a_folder_with_its_config(tmp_pat
     assert (params["dim"], params["hidden_dim"], params["vocab_size"], params["use_qk_norm"]) == (64, 128, 90, True)
     with pytest.raises(ConfigError, match="of model_type 'qwen3', llama is llama: name its architecture"):
         _load(folder, own.replace('"qwen3"', '"llama"'))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 32.0}},
+        {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", "factor": 32.0}},
+    ],
+)
+def test_the_rotary_embedding_is_read_from_configs_of_any_transformers(rope: dict[str, Any]) -> None:
+    params = params_of_hugging_face({"model_type": "llama", **rope})
+    assert params == {"rope_theta": 500000.0, "use_scaled_rope": True, "rope_scale_factor": 32}
+    assert params_of_hugging_face({"model_type": "llama", "rope_scaling": None}) == {"use_scaled_rope": False}
 
 
 def test_prompts_come_from_files(tmp_path: Path) -> None:

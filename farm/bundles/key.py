@@ -15,6 +15,7 @@ import msgspec
 from farm.backends.registry import BACKENDS, find_backend
 from farm.bundles.source import package_state, source_digest, source_place, suite_files
 from farm.errors import MissingToolError
+from farm.suites.generate import BACKEND_OF_TEXT
 from farm.suites.options import compile_numbers
 from farm.suites.socs import find_soc
 from farm.system.hashes import let_the_clock_pass
@@ -22,7 +23,7 @@ from farm.system.hashes import let_the_clock_pass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.suites.suite import Job
+    from farm.suites.suite import Case, Job
 
 # A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
 # backends a bundle depends on its own.
@@ -30,31 +31,43 @@ _RECIPE = (
     "compile/flows/*.py", "bundles/bundle.py", "bundles/origins.py", "bundles/ready.py",
     "program/canonical.py", "program/pte.py", "program/flatbuffer.py",
 )  # fmt: skip
+# The same for cases that generate text, beside it.
+_RECIPE_OF_TEXT = (
+    "compile/llm/*.py", "bundles/generation.py", "suites/architectures.py", "suites/generate.py", "suites/prompts.py"
+)  # fmt: skip
 
 CONTENT = "_content"
 """What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
 LPAI_TARGET = "lpai_target"
-"""Among the versions: which machine an LPAI bundle is for, `arm` or, for virtual devices, `x86`."""
+"""Among the versions: which machine a bundle is for, `arm` or, for virtual devices, `x86`. It decides of LPAI's and of
+those whose methods share weights."""
 
 
-def recipe_files(backend: str) -> list[Path]:
-    """Return the files whose content decides what is in a bundle for `backend`, sorted."""
+def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
+    """Return the files whose content decides what is in a bundle for `backend`, sorted.
+
+    Without `text` it is one of a case that generates none.
+    """
     root = Path(__file__).parents[1]
     flows = {name: _module_file(one.flow) for name, one in BACKENDS.items()}
-    found = {path for pattern in _RECIPE for path in root.glob(pattern)}
+    patterns = (*_RECIPE, *(_RECIPE_OF_TEXT if text and backend == BACKEND_OF_TEXT else ()))
+    found = {path for pattern in patterns for path in root.glob(pattern)}
     return sorted({*found.difference(flows.values()), flows[backend]})
 
 
 @functools.cache
-def recipe_digest(backend: str) -> str:
-    """Return the hash of farm's own part in bundles for `backend`, as it was when this process first asked, as hex."""
-    return recipe_now(backend)
+def recipe_digest(backend: str, *, text: bool = True) -> str:
+    """Return the hash of farm's own part in bundles for `backend`, as it was when this process first asked, as hex.
+
+    Without `text` it is that in bundles of cases that generate none.
+    """
+    return recipe_now(backend, text=text)
 
 
-def recipe_now(backend: str) -> str:
+def recipe_now(backend: str, *, text: bool = True) -> str:
     """Return the same as it is on the disk now: another one where farm was upgraded beneath this process."""
     digest = hashlib.sha256()
-    for path in recipe_files(backend):
+    for path in recipe_files(backend, text=text):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -69,7 +82,7 @@ def _module_file(name: str) -> Path:
 def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
     """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
 
-    `virtual` says that it is for virtual devices, which makes a difference for LPAI alone.
+    `virtual` says that it is for virtual devices, which makes a difference for LPAI, and where methods share weights.
     """
     versions = {"qnn": qnn, LPAI_TARGET: "x86" if virtual else "arm"}
     for name in ("executorch", "torch", "torchao"):
@@ -80,11 +93,24 @@ def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
     return versions
 
 
-def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
+def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | None = None) -> dict[str, str]:
+    """Return those of `versions` that a bundle of `case` for `backend` depends on: on the CPU no QNN takes part."""
     found = find_backend(backend)
-    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if found.per_host else {LPAI_TARGET})
+    per_host = found.per_host or (case is not None and _has_weights_to_share(case))
+    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if per_host else {LPAI_TARGET})
     return {name: version for name, version in versions.items() if name not in foreign}
+
+
+def shares_weights(job: Job, versions: Mapping[str, str]) -> bool:
+    """Return whether what `job` generates text with has the weights of its methods once: for attached devices.
+
+    The simulator of QNN 2.51 takes no such program: "Shared weights buffer isn't supported on this platform".
+    """
+    return _has_weights_to_share(job.case) and versions.get(LPAI_TARGET) != "x86"
+
+
+def _has_weights_to_share(case: Case) -> bool:
+    return case.generate is not None and not case.pte and len(case.generate.methods) > 1
 
 
 def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
@@ -112,8 +138,8 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "backend": (backend.name, backend.qnn_type, backend.online_prepare),
         "precision": target.precision,
         "options": compile_numbers(target),
-        "versions": relevant_versions(target.backend, versions),
-        "recipe": recipe_digest(target.backend),
+        "versions": relevant_versions(target.backend, versions, case),
+        "recipe": recipe_digest(target.backend, text=case.generate is not None),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 

@@ -23,6 +23,8 @@ _SITES = ("site-packages", "dist-packages")
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 # Their content is in every key.
 _VERSIONED = ("torch", "executorch", "torchao")
+# Of a folder as Hugging Face's hub has it; its other files are read by nobody here.
+_OF_HUGGING_FACE = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def source_place(case: Case) -> tuple[str, ...]:
@@ -32,9 +34,19 @@ def source_place(case: Case) -> tuple[str, ...]:
 
 def suite_files(case: Case) -> list[Path]:
     """Return the files below the folder of a suite that `source_digest` reads; none for an installed module's code."""
-    found = [Path(case.folder, file) for file in case.files]
+    found = named_files(case)
     name = case.module.partition(":")[0]
     return [*found, *_python_files(_module_folder(case, name))] if name.startswith(".") else found
+
+
+def named_files(case: Case) -> list[Path]:
+    """Return the files that `case` names, and those with parameters and weights in the folders that it names."""
+    folders = case.generate.folders if case.generate is not None else ()
+    found: list[Path] = []
+    for name in case.files:
+        path = Path(case.folder, name)
+        found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
+    return found
 
 
 def _module_folder(case: Case, name: str) -> Path:
@@ -55,8 +67,8 @@ def source_digest(case: Case) -> str:
     way where it is no wheel; torch, torchao and executorch are in every key by their own content.
     """
     digest = hashlib.sha256()
-    for file in case.files:
-        digest.update(sha256_of(Path(case.folder, file)).encode())
+    for path in named_files(case):
+        digest.update(sha256_of(path).encode())
     name = case.module.partition(":")[0]
     if name.startswith("."):
         folder = _module_folder(case, name)

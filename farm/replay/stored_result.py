@@ -181,12 +181,13 @@ def find_job(config: Config, stored: StoredResult) -> Job:
 
 def _without_lost_files(job: Job) -> Job:
     """Return `job`; where its files are gone, which its bundle has, as one that names none: a case of its own."""
-    if all(Path(job.case.folder, file).is_file() for file in job.case.files):
+    if all(Path(job.case.folder, file).exists() for file in job.case.files):
         return job
     case = msgspec.structs.replace(
         job.case, inputs=(), checkpoint="", program="", pte="", expected=(),
         methods=dict.fromkeys(job.case.methods, MethodInputs()),
         features=msgspec.structs.replace(job.case.features, op_packages=()),
+        generate=job.case.generate and job.case.generate.without_files,
     )  # fmt: skip
     return msgspec.structs.replace(job, case=case)
 

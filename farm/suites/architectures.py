@@ -240,6 +240,14 @@ def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dic
 
 def params_of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a Hugging Face `config.json` says, by the names of `params.json`."""
-    found = {name: config[key] for name, key in _HUGGING_FACE.items() if config.get(key) is not None}
-    types = {"no_rope_layer_interval": int}
-    return {**found, **{name: config[name] for name in types if isinstance(config.get(name), types[name])}}
+    # transformers 5 has `rope_parameters`, with the base among them, in place of `rope_theta` and `rope_scaling`.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    known = {**config, **({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {})}
+    found = {name: known[key] for name, key in _HUGGING_FACE.items() if known.get(key) is not None}
+    if config.get("model_type") == "llama":
+        found["use_scaled_rope"] = rope.get("rope_type", rope.get("type")) == "llama3"
+        if found["use_scaled_rope"] and "factor" in rope:
+            found["rope_scale_factor"] = int(rope["factor"])
+    if isinstance(interval := config.get("no_rope_layer_interval"), int):
+        found["no_rope_layer_interval"] = interval
+    return found

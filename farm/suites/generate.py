@@ -9,7 +9,7 @@ import msgspec
 from farm.errors import IllegalTargetError
 
 # ExecuTorch 1.5 has static decoders for GPU as well, of which farm has no reference; LPAI and direct mode take none.
-_BACKEND_OF_TEXT = "htp"
+BACKEND_OF_TEXT = "htp"
 
 Mode = Literal["kv", "hybrid", "lookahead"]
 PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")
@@ -75,6 +75,13 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return (self.hugging_face,) if self.hugging_face else ()
 
     @property
+    def without_files(self) -> Generate:
+        """Return the same as if it named no file and no folder."""
+        return msgspec.structs.replace(
+            self, params_file="", weights="", hugging_face="", prompts_file="", score_file="", expected_file=""
+        )
+
+    @property
     def files(self) -> tuple[str, ...]:
         """Return the files and folders that it names, relative to the folder of the suite."""
         named = (
@@ -85,6 +92,6 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 def require_for_text(name: str, backend: str, *, direct: bool) -> None:
     """Raise IllegalTargetError unless a case called `name` can generate text on `backend`."""
-    if backend != _BACKEND_OF_TEXT or direct:
+    if backend != BACKEND_OF_TEXT or direct:
         where = "direct mode" if direct else f"the {backend} backend"
-        raise IllegalTargetError(f"{name} generates text, which is for the {_BACKEND_OF_TEXT} backend, not for {where}")
+        raise IllegalTargetError(f"{name} generates text, which is for the {BACKEND_OF_TEXT} backend, not for {where}")

@@ -21,13 +21,15 @@ from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
 from farm.store.objects.bundle_archive import fetch_bundle
 from farm.store.records import RunRecord
+from farm.suites.generate import Generate
 from farm.system.trust import weakness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.suites.suite import Job
+    from farm.suites.generate import Generate
+from farm.suites.suite import Job
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,16 @@ def test_a_case_that_leads_out_of_its_suite_is_read_by_nobody(tmp_path: Path) ->
     suite = tmp_path / "suites" / "mine"
     suite.mkdir(parents=True)
     case = made_job(folder=suite).case
+    inside, outside = suite / "hf", tmp_path / "weights"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "model.safetensors").touch()
+    text = msgspec.structs.replace(case, generate=Generate(hugging_face="hf"))
+    require_inside(text)
+    (inside / "model.safetensors").symlink_to(outside / "model.safetensors")
     for bad in (
+        text,
+        msgspec.structs.replace(case, generate=Generate(hugging_face=str(outside))),
         msgspec.structs.replace(case, pte="/etc/passwd"),
         msgspec.structs.replace(case, checkpoint="../../../../etc/passwd"),
         msgspec.structs.replace(case, module="..//etc.passwd:X"),

@@ -10,7 +10,9 @@ import pytest
 from farm.backends.registry import BACKENDS
 from farm.bundles import key as key_module
 from farm.bundles import source as source_module
-from farm.bundles.key import bundle_key, recipe_files, relevant_versions, toolchain_versions
+from farm.bundles.key import bundle_key, recipe_files, relevant_versions, shares_weights, toolchain_versions
+from farm.bundles.source import named_files
+from farm.suites.generate import Generate, Mode
 from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,58 @@ def test_lpai_bundles_of_virtual_devices_are_their_own(job: Job) -> None:
     assert bundle_key(job, versions[False]) == bundle_key(job, versions[True])
     assert relevant_versions("lpai", versions[True])["lpai_target"] == "x86"
     assert "lpai_target" not in relevant_versions("htp", versions[True])
+
+
+def _of_text(job: Job, mode: Mode = "kv", **names: str) -> Job:
+    generate = msgspec.structs.replace(Generate(mode=mode, prompt_lengths=(4,)), **names)
+    return changed(job, module="", inputs=(), generate=generate)
+
+
+def test_methods_share_weights_on_attached_devices_alone(job: Job) -> None:
+    versions = {virtual: toolchain_versions("2.51", virtual=virtual) for virtual in (False, True)}
+    modes: dict[Mode, bool] = {"kv": False, "hybrid": True, "lookahead": True}
+    for mode, is_shared in modes.items():
+        text = _of_text(job, mode)
+        assert (bundle_key(text, versions[False]) != bundle_key(text, versions[True])) == is_shared
+        assert shares_weights(text, versions[False]) == is_shared
+        assert not shares_weights(text, versions[True])
+        assert ("lpai_target" in relevant_versions("htp", versions[True], text.case)) == is_shared
+    ready = changed(_of_text(job, "hybrid"), pte="ops.py")
+    assert not shares_weights(ready, versions[False])
+
+
+def test_every_file_and_folder_of_a_decoder_decides_by_its_content(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    files = [tmp_path / "prompts.json", tmp_path / "score.json", folder / "config.json", folder / "a.safetensors"]
+    for file in (*files, folder / "README.md"):
+        file.write_text("1")
+    text = _of_text(job, hugging_face="hf", prompts_file="prompts.json", score_file="score.json")
+    assert set(named_files(text.case)) == set(files)
+
+    def key() -> str:
+        key_module.forget_sources()
+        return bundle_key(text, VERSIONS)
+
+    keys = {key()}
+    for file in files:
+        file.write_text("2")
+        keys.add(key())
+    assert len(keys) == 1 + len(files)
+    (folder / "README.md").write_text("2")
+    assert key() in keys
+
+
+def test_how_text_is_compiled_leaves_the_bundles_of_other_cases(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_text = {path.name for path in recipe_files("htp")} - {path.name for path in recipe_files("htp", text=False)}
+    assert {"architectures.py", "prompts.py"} <= of_text
+    before = bundle_key(job, VERSIONS), bundle_key(_of_text(job), VERSIONS)
+    monkeypatch.setattr(key_module, "_RECIPE_OF_TEXT", ("suites/prompts.py",))
+    key_module.recipe_digest.cache_clear()
+    after = bundle_key(job, VERSIONS), bundle_key(_of_text(job), VERSIONS)
+    key_module.recipe_digest.cache_clear()
+    assert before[0] == after[0]
+    assert before[1] != after[1]
 
 
 def test_what_is_only_judged_does_not(job: Job) -> None:
@@ -172,7 +226,10 @@ def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) ->
         left += _imports(path) - seen
     rooms = {"compile", "bundles", "program"}
     taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[0] in rooms}
-    assert taking_part == {*recipe_files(backend), *(ROOT / "farm" / name for name in by_value)}
+    # Of what a case says, its prompts and its decoder's parameters are worked out when it is compiled.
+    of_text = {*recipe_files(backend)} - {*recipe_files(backend, text=False)}
+    worked_out = {path for path in of_text if path.parent.name == "suites"}
+    assert taking_part | worked_out == {*recipe_files(backend), *(ROOT / "farm" / name for name in by_value)}
 
 
 def test_a_new_backend_leaves_the_bundles_of_the_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.key import LPAI_TARGET, bundle_key, source_as_of_ns
+from farm.bundles.source import named_files
 from farm.compile.protocol import BuildRequest
 from farm.errors import FarmError, UsageError
 from farm.system.resources import data_folder
@@ -82,9 +83,14 @@ def require_inside(case: Case) -> None:
     They are read by the agent itself, for the key.
     """
     root = Path(case.folder).resolve()
+    folders = case.generate.folders if case.generate is not None else ()
     for name in case.files:
         path = (root / name).resolve()
-        if not case.folder or not path.is_relative_to(root.parent) or not path.is_file():
+        is_there = path.is_dir() if name in folders else path.is_file()
+        if not case.folder or not path.is_relative_to(root.parent) or not is_there:
             raise RefusedBuildError(f"{case.suite}/{case.name}: {name!r} is no file of its suite")
+    for path in named_files(case):
+        if not path.resolve().is_relative_to(root.parent):
+            raise RefusedBuildError(f"{case.suite}/{case.name}: {path.name!r} is no file of its suite")
     if not _MODULE.fullmatch(case.module):
         raise RefusedBuildError(f"{case.suite}/{case.name}: {case.module!r} is no module")
