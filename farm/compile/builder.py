@@ -183,9 +183,7 @@ def _serve(
     def fill(folder: Path) -> None:
         # Here, as it imports what somebody may have edited: what that raises is the verdict of the job.
         try:
-            from farm.compile.flows.compiler import compile_job
-
-            compile_job(request.job, request.key, request.versions, folder)
+            _compile(request, folder)
         finally:
             # What fails with a file that was saved meanwhile is no verdict of the job either.
             loaded.require_old(request.job.case.folder)
@@ -199,6 +197,22 @@ def _serve(
     with _printing_to(Path(request.log)):
         reason, infra = failure_of(lambda: cache.build(request.key, fill, anew=request.anew))
     return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+
+
+def _compile(request: BuildRequest, folder: Path) -> None:
+    job, key, versions = request.job, request.key, request.versions
+    if job.case.generate is None:
+        from farm.compile.flows.compiler import compile_job
+
+        compile_job(job, key, versions, folder)
+    elif job.case.pte:
+        from farm.compile.llm.ready import take_ready_text_job
+
+        take_ready_text_job(job, key, versions, folder)
+    else:
+        from farm.compile.llm.compiler import compile_text_job
+
+        compile_text_job(job, key, versions, folder)
 
 
 @contextlib.contextmanager
