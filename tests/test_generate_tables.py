@@ -248,6 +248,17 @@ def test_text_is_for_htp(tmp_path: Path, backend: str) -> None:
         plan([suite], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
 
 
+def test_rates_are_expected_of_text_alone(tmp_path: Path) -> None:
+    rates = "[[case.tiny.expect]]\nsocs = ['SM8650']\nleast_decode_rate = 37.0\nmost_perplexity = 18.0\n"
+    case = _load(tmp_path / "mine", _MANIFEST + rates)
+    assert [(one.least_decode_rate, one.most_perplexity) for one in case.expect] == [(37.0, 18.0)]
+    with pytest.raises(ConfigError, match="least_decode_rate: Expected `float` > 0"):
+        _load(tmp_path / "mine", _MANIFEST + rates.replace("37.0", "0.0"))
+    relu = '[case.relu]\nmodule = "torch.nn:ReLU"\ninputs = [{ shape = [4] }]\n'
+    with pytest.raises(ConfigError, match=r"relu.expect\[0\].least_decode_rate: is for a case that generates text"):
+        _load(tmp_path / "mine", _MANIFEST + relu + rates.replace("tiny", "relu"))
+
+
 def test_every_architecture_is_whole_or_a_family(tmp_path: Path) -> None:
     for name, architecture in ARCHITECTURES.items():
         assert architecture.published == bool(architecture.recipe), name

@@ -13,10 +13,10 @@ from farm.suites.prompts import HUGGING_FACE_CONFIG, decoder_params, expected_of
 from farm.suites.socs import READY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from farm.suites.prompts import Tokens
-    from farm.suites.suite import Case
+    from farm.suites.suite import Case, Expectation
 
 _T = TypeVar("_T")
 
@@ -25,6 +25,7 @@ _SIZES = ("dim", "n_layers", "n_heads", "vocab_size")
 FEATURES_OF_TEXT = ("shared_buffer", "use_multi_contexts", "split")
 """What a case that generates text may ask of its compiler. Weights that two methods have in common are shared, and
 attention is taken apart into heads, without being asked for."""
+_EXPECTED_OF_TEXT = ("least_decode_rate", "least_prefill_rate", "most_perplexity")
 # Logits of a sample are float32 [positions, vocabulary], in a file for every output and reference.
 _MOST_LOGITS_BYTES = 1 << 30
 # What a case of a module has, and what to do in place of it.
@@ -43,6 +44,14 @@ def check_alone(manifest: Path, key: str, given: Collection[str]) -> None:
     for name, why in _INSTEAD.items():
         if name in given:
             raise ConfigError(manifest, f"{key}.{name}", f"is not for a case that generates text ({why}): leave it out")
+
+
+def check_expected(manifest: Path, key: str, expected: Iterable[Expectation]) -> None:
+    """Raise ConfigError where a case that generates nothing is expected to do so at a rate."""
+    for index, one in enumerate(expected):
+        for name in _EXPECTED_OF_TEXT:
+            if getattr(one, name) is not None:
+                raise ConfigError(manifest, f"{key}[{index}].{name}", "is for a case that generates text: leave it out")
 
 
 def checked(manifest: Path, key: str, case: Case) -> int:

@@ -17,7 +17,7 @@ from farm.errors import ConfigError, UnknownNameError
 from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.generate import Generate
-from farm.suites.generate_tables import check_alone, checked
+from farm.suites.generate_tables import check_alone, check_expected, checked
 from farm.suites.input_tables import check_inputs
 from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.state import State, state_problem
@@ -224,6 +224,7 @@ def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
         _check_value(manifest, place, values)
     check_inputs(manifest, f"{key}.inputs", table.inputs, table.samples, ready=bool(table.pte))
     _check_methods(manifest, key, table)
+    check_expected(manifest, f"{key}.expect", table.expect)
     if problem := state_problem(table.state, len(table.inputs), table.samples):
         raise ConfigError(manifest, f"{key}.state", problem)
 

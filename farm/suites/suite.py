@@ -35,6 +35,7 @@ def cpu_precisions() -> set[str]:
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Seed = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 
 
@@ -83,6 +84,12 @@ class Expectation(_Frozen, frozen=True):
     most_pte_bytes: _Count | None = None
     intermediate_outputs: _Count | None = None
     """Layers whose outputs an inference writes."""
+    least_decode_rate: _Rate | None = None
+    """Tokens a second after the first, where it generates text; on attached devices alone, as the following."""
+    least_prefill_rate: _Rate | None = None
+    """Tokens of a prompt a second."""
+    most_perplexity: _Rate | None = None
+    """Of the sequences that are scored, wherever it runs."""
     precisions: tuple[str, ...] = ()
     """Where it holds; empty is everywhere."""
     socs: tuple[str, ...] = ()
