@@ -1,4 +1,4 @@
-"""One `farm debug`: JOB as a user names it, compile for debugging, run on simulator and device, compare, record."""
+"""One `farm debug`: compile for debugging, run on simulator and device, compare, record."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.backends.registry import find_backend
 from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, UserMetric, Written
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
-from farm.errors import IllegalTargetError, UsageError
+from farm.errors import UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
-from farm.request.named_job import named_job
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue
@@ -31,7 +29,7 @@ from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from farm.bundles.bundle import Bundle
     from farm.compile.debug.process import DebugProcess
@@ -165,7 +163,9 @@ class _Debug:
 
         # What keeps all its intermediate outputs is no measurement of the job: it is in no series with others.
         asked = "virtual" if self._request.virtual else "hardware"
-        facts = tools.fingerprint(asked) | {"debug": "intermediate outputs"}
+        method = self._job.case.method
+        of_method = "" if method == FORWARD else f" of {method}"
+        facts = tools.fingerprint(asked) | {"debug": f"intermediate outputs{of_method}"}
         run_id = self._store.begin_run(
             run_record(self._config, self._store, tools, command=self._request.command, facts=facts)
         )
@@ -320,9 +320,14 @@ class _Debug:
             seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._acquired),
             bundle_key=bundle.manifest.key,
             log=bounded_log(log),
-            notes=tuple(reason_line(note) for note in ("farm debug: compiled to keep every tensor", *ending.notes)),
+            notes=tuple(reason_line(note) for note in (self._compiled_note(), *ending.notes)),
             layers=layer_comparisons(self._layers, self._diagnosis()),
         )
+
+    def _compiled_note(self) -> str:
+        method = self._job.case.method
+        alone = "" if method == FORWARD else f", the method {method} alone"
+        return f"farm debug: compiled to keep every tensor{alone}"
 
     def _not_compiled(self, reply: DebugReply, log: Path) -> Attempt:
         try:
@@ -347,34 +352,3 @@ def describe(divergence: Divergence) -> str:
         f"first divergence: {divergence.layer} ({divergence.operator}), "
         f"likely cause: {divergence.step}: {divergence.why}"
     )
-
-
-def job_to_debug(
-    config: Config, text: str, *, soc: str | None = None, precision: str | None = None, options: Sequence[str] = ()
-) -> Job:
-    """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
-
-    A precision may be left out where the case has only one. Raises UnknownNameError with the nearest name,
-    IllegalTargetError, UsageError for a text that names no job or several.
-    """
-    job = named_job(config, text, "farm debug", soc=soc, precision=precision, options=options)
-    name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
-    if not find_backend(backend).has_layers:
-        able = " and ".join(one.name for one in BACKENDS.values() if one.has_layers)
-        raise IllegalTargetError(
-            f"farm debug reads what QNN writes of every layer and is for {able}, not for {backend}: "
-            f"debug {name} as [{job.target.soc}-{DEFAULT_BACKEND}-PRECISION]"
-        )
-    if job.target.direct:
-        raise IllegalTargetError(f"direct mode writes no layers (ExecuTorch 1.5): debug {name} without {DIRECT_MODE}")
-    if job.case.pte:
-        raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
-    if any(spec.dynamic for spec in job.case.inputs):
-        raise UsageError(f"{name} has sizes that are not fixed: layers are compared at fixed ones")
-    if job.case.methods or job.case.method != FORWARD:
-        raise UsageError(f"{name} has methods of its own: ExecuTorch writes the layers of {FORWARD} alone")
-    if features := job.case.features.named:
-        raise UsageError(
-            f"farm debug compiles without features, and {name} has {', '.join(features)}: debug another case"
-        )
-    return job

@@ -133,7 +133,9 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
     generation = bundle.manifest.generation
     if generation is None:
         return TokenFindings(figures, (), (), "")
-    looks = [_Look(bundle, raw, entry) for entry in report.generated[: len(generation.prompt_tokens)]]
+    # A ready program may have no logits that are wanted.
+    prompts = len(generation.prompt_tokens) if bundle.manifest.outputs else 0
+    looks = [_Look(bundle, raw, entry) for entry in report.generated[:prompts]]
     rows = {key: list(found) for key, found in figures.items()}
     margins: list[float] = []
     for look in looks:

@@ -76,3 +76,29 @@ class Attention(nn.Module):
         scores = torch.softmax(query @ key.transpose(2, 3) / (features // self.heads) ** 0.5, dim=-1)
         result: Tensor = self.out((scores @ value).transpose(1, 2).reshape(batch, length, features))
         return result
+
+
+class Cell(nn.Module):
+    """A recurrent cell: what it gives second is what it takes second, of the next inference."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.taken, self.kept, self.out = (nn.Linear(features, features) for _ in range(3))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.tanh(self.taken(x) + self.kept(state))
+        return self.out(state), state
+
+
+class Window(nn.Module):
+    """Attends to the last values, which it is given and gives back with the newest in place of the oldest."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(features, features) for _ in range(3))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = torch.cat([keys[:, 1:], self.key(x)], dim=1)
+        values = torch.cat([values[:, 1:], self.value(x)], dim=1)
+        scores = torch.softmax(self.query(x) @ keys.transpose(1, 2) / keys.shape[2] ** 0.5, dim=-1)
+        return scores @ values, keys, values

@@ -23,7 +23,8 @@ from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
 from farm.errors import UnknownNameError, UsageError
 from farm.program.layers import LayerStep
-from farm.replay.debug import DebugRequest, debug, job_to_debug
+from farm.replay.debug import DebugRequest, debug
+from farm.replay.debug_job import job_to_debug
 from farm.replay.stored_result import find_recorded_job
 from farm.request.resume import leave_intent
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -120,21 +121,34 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
         job_to_debug(config, name)
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        (
-            "features = { skip_node_ops = ['aten.relu.default'] }",
-            "compiles without features, and wrong/broken has skip_node_ops",
-        ),
-        ("method = 'one'", "has methods of its own"),
-    ],
-)
-def test_what_it_would_compile_otherwise_than_farm_run_is_refused(suite: Path, line: str, problem: str) -> None:
+def test_what_it_would_compile_otherwise_than_farm_run_is_refused(suite: Path) -> None:
     with (suite / "suite.toml").open("a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(UsageError, match=problem):
+        file.write("features = { skip_node_ops = ['aten.relu.default'] }\n")
+    with pytest.raises(UsageError, match="compiles without features, and wrong/broken has skip_node_ops"):
         job_to_debug(load_config(folder=suite.parent), f"{suite}/broken[SM8650-htp-8a8w]")
+
+
+def test_one_method_of_a_program_is_debugged_with_what_it_takes(tmp_path: Path) -> None:
+    config = load_config(folder=tmp_path)
+    name = "features/methods_inputs[SM8650-htp-8a8w]"
+    own = job_to_debug(config, name).case
+    assert (own.method, own.methods, own.inputs[0].shape) == ("down", {}, (1, 16, 256))
+    other = job_to_debug(config, name, method="forward").case
+    assert (other.method, other.methods, other.inputs[0].shape) == ("forward", {}, (1, 16, 64))
+    with pytest.raises(UnknownNameError, match="unknown method 'up': known are down, forward of features"):
+        job_to_debug(config, name, method="up")
+    # What changes no layer of one method is left out, as nothing is shared with the others.
+    assert not job_to_debug(config, "features/weight_sharing[SM8650-htp-8a8w]").case.features.named
+
+
+@pytest.mark.whole
+def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
+    done = home.farm("debug", "features/methods_inputs[SM8650-htp-8a8w]", "--virtual", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    operators = {layer["operator"] for layer in said["layers"]}
+    assert any("relu" in one for one in operators), "of down alone, which ends in one"
+    assert "farm debug: compiled to keep every tensor, the method down alone" in said["notes"]
 
 
 @pytest.mark.whole

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.whole
 
 MAIN = ("run", "--soc", "SM8650", "--suite", "features", "--virtual", "1", "--json")
 # Of each kind the quickest.
-CHEAP = "methods_part or weight_sharing or online_prepare or shared_buffer or tensor_dump or saver or skip_node"
+CHEAP = (
+    "methods_part or weight_sharing or online_prepare or shared_buffer or state_cell or tensor_dump or saver "
+    "or skip_node"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def ran(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def test_what_the_simulator_has_passes(ran: dict[str, Any]) -> None:
-    executed = ("methods_part", "shared_buffer", "tensor_dump", "saver", "skip_node")
+    executed = ("methods_part", "shared_buffer", "state_cell", "tensor_dump", "saver", "skip_node")
     assert {case: ran[case]["verdict"] for case in executed} == dict.fromkeys(executed, "passed")
 
 

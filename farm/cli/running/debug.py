@@ -32,6 +32,7 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.argument("job")
 @soc_option("SoC, where JOB has no target and results on several.")
 @click.option("--precision", help="Precision, where JOB has no target and the case has several.")
+@click.option("--method", help="Which method, of a case that has several; otherwise the one that it executes.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -69,6 +70,8 @@ def command(
     layer gives, runs on the HTP simulator and on an attached device, and each layer is compared in steps: FP32 with
     quantized on the CPU (quantization), quantized with the simulator (compiler), simulator with the device (device).
 
+    Of a program with several methods one is compiled, by itself: the one that the case executes, or --method.
+
     --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score says which layer
     diverges. It is imported by the process that compiles, from PYTHONPATH, or as .metrics:Cosine from the folder of
     the suite.
@@ -79,7 +82,8 @@ def command(
     4 no device or infrastructure; 130 interrupted.
     """
     from farm.compile.debug.protocol import parse_metric
-    from farm.replay.debug import DebugRequest, debug, job_to_debug
+    from farm.replay.debug import DebugRequest, debug
+    from farm.replay.debug_job import job_to_debug
     from farm.toolchains.select import use_toolchain
 
     config = load_config(config_file)

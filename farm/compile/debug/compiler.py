@@ -26,7 +26,7 @@ from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
 from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, read_delegation
-from farm.compile.flows.factory import make_inputs, make_module
+from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
 from farm.compile.flows.state import run_samples
@@ -76,7 +76,8 @@ def compile_debug(
     case, target = job.case, job.target
     watch = Stopwatch()
     with torch.no_grad():
-        module = make_module(case)
+        # By itself, as ExecuTorch writes the layers of `forward` alone.
+        module = make_method(case, make_module(case), case.method)
         samples = [make_inputs(case, number) for number in range(case.samples)]
         with watch.step("reference"):
             samples, outputs = run_samples(module, case, samples)

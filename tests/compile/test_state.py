@@ -1,0 +1,102 @@
+"""An output that is an input of the next inference: what is computed of it, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from farm.bundles.key import bundle_key
+from farm.compile.flows.state import run_samples
+from farm.errors import ConfigError, IllegalTargetError
+from farm.suites.manifests import load_suite
+from farm.suites.socs import find_soc
+from farm.suites.state import State, state_problem
+from farm.suites.suite import Case, InputSpec, Job, Target, plan
+
+SUITE = """
+[suite]
+name = "kept"
+description = "state"
+precisions = ["8a8w"]
+[suite.tolerance.8a8w]
+fp32 = { sqnr_db = 30.0 }
+[case.sums]
+module = ".sums:Sums"
+samples = SAMPLES
+state = STATE
+inputs = [{ shape = [2] }, { shape = [2], distribution = "constant", low = 0.0 }]
+"""
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = total + x
+        return total * 2, total
+
+
+def case_of(**fields: Any) -> Case:
+    return Case("kept", "sums", "", (InputSpec((2,)), InputSpec((2,))), folder="/nowhere", samples=3, **fields)
+
+
+def test_each_sample_takes_what_the_one_before_left() -> None:
+    ones, zeros = torch.ones(2), torch.zeros(2)
+    ran = run_samples(Sums(), case_of(state=(State(output=1, input=1),)), [(ones, zeros)] * 3)
+    assert [outputs[1].tolist() for outputs in ran.outputs] == [[1, 1], [2, 2], [3, 3]]
+    assert [inputs[1].tolist() for inputs in ran.inputs] == [[0, 0], [1, 1], [2, 2]]
+    plain = run_samples(Sums(), case_of(), [(ones, zeros)] * 3)
+    assert [outputs[1].tolist() for outputs in plain.outputs] == [[1, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("state", "wrong"),
+    [
+        (State(output=2, input=1), "names output 2, and there are 2, from 0"),
+        (State(output=0, input=0), r"output 0 is float32\[2\], and the input takes float32\[3\]"),
+    ],
+)
+def test_an_output_that_the_input_does_not_take_is_refused(state: State, wrong: str) -> None:
+    class Other(torch.nn.Module):
+        def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return total, x
+
+    with pytest.raises(ConfigError, match=wrong):
+        run_samples(Other(), case_of(state=(state,)), [(torch.ones(3), torch.zeros(2))] * 2)
+
+
+def test_what_cannot_be_a_state_is_known_without_the_module() -> None:
+    assert state_problem((), 1, 1) == ""
+    assert "give the case samples = 2 or more" in state_problem((State(0, 0),), 1, 1)
+    assert "names input 2, and there are 2" in state_problem((State(0, 2),), 2, 3)
+    assert "gives input 1 two outputs" in state_problem((State(0, 1), State(1, 1)), 2, 3)
+
+
+def read_case(folder: Path, *, samples: int, state: str) -> Case:
+    suite = folder / "kept"
+    shutil.rmtree(suite, ignore_errors=True)
+    suite.mkdir()
+    (suite / "sums.py").write_text("")
+    (suite / "suite.toml").write_text(SUITE.replace("SAMPLES", str(samples)).replace("STATE", state))
+    [case] = load_suite(suite / "suite.toml").cases
+    return case
+
+
+def test_a_manifest_names_it_and_another_state_is_another_bundle(tmp_path: Path) -> None:
+    case = read_case(tmp_path, samples=3, state="[{ output = 1, input = 1 }]")
+    assert case.state == (State(output=1, input=1),)
+    other = read_case(tmp_path, samples=3, state="[]")
+    target = Target("SM8650", "htp", "8a8w")
+    keys = {bundle_key(Job(one, target), {"qnn": "1"}) for one in (case, other)}
+    assert len(keys) == 2
+    with pytest.raises(ConfigError, match=r"case\.sums\.state: goes from one sample to the next, and there is one"):
+        read_case(tmp_path, samples=1, state="[{ output = 1, input = 1 }]")
+
+
+def test_direct_mode_has_no_state(tmp_path: Path) -> None:
+    read_case(tmp_path, samples=3, state="[{ output = 1, input = 1 }]")
+    suite = load_suite(tmp_path / "kept" / "suite.toml")
+    with pytest.raises(IllegalTargetError, match="hands on from no sample to the next"):
+        plan([suite], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
