@@ -31,6 +31,7 @@ _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
 _GENERATE_DEFAULTS = {
     "16a8w": Tolerance(quantized=Limits(sqnr_db=55.0, worst_position_db=45.0)),
     "16a4w": Tolerance(quantized=Limits(sqnr_db=40.0, worst_position_db=35.0)),
+    "16a4w_block": Tolerance(quantized=Limits(sqnr_db=40.0, worst_position_db=35.0)),
 }
 
 
