@@ -11,7 +11,7 @@ import pytest
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import UsageError
-from farm.report.model.coverage_query import read_coverage
+from farm.report.model.coverage.query import read_coverage
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from farm.report.model.coverage import made_of_others
+from farm.report.model.coverage.coverage import made_of_others
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
 from farm.suites.socs import find_soc

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from farm.report.model.coverage import (
+from farm.report.model.coverage.coverage import (
     Coverage,
     CoverageCell,
     CoveredJob,
@@ -17,7 +17,7 @@ from farm.report.model.coverage import (
     listed,
     made_of_others,
 )
-from farm.report.model.coverage_query import facts
+from farm.report.model.coverage.query import facts
 from farm.report.model.summary import Outcome
 from farm.report.terminal.coverage import coverage_lines, coverage_markdown
 from farm.results.attempt import Attempt, Stage, Verdict

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from farm.report.model.coverage import Coverage
+    from farm.report.model.coverage.coverage import Coverage
 
 _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
@@ -48,7 +48,7 @@ def command(
     cases have; a cell shows the worst state of its jobs, and how many have it. Above the table is how many ATen
     operators of ExecuTorch's own tests are in a case, below it what the others are made of there.
     """
-    from farm.report.model.coverage_query import read_coverage
+    from farm.report.model.coverage.query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown
     from farm.report.terminal.run import rendered
 

@@ -19,9 +19,10 @@ from farm.report.html.matrix import matrices
 from farm.report.html.triage import triage
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
-from farm.report.model.chart import distributions
+from farm.report.model.chart import HEIGHT, WIDTH, distributions
 from farm.report.model.commits import commit_link, range_link, short, since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets
+from farm.report.model.generation import generating, generation_charts
 from farm.report.model.profile_tables import (
     SHOWN_JOBS,
     debugged,
@@ -119,8 +120,14 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
     first = triage(summary, context)
     extras = _extras(summary, context, first)
     profiles, layers = profiled(summary), debugged(summary)[:SHOWN_JOBS]
+    generated = generating(summary)
     links: dict[int, dict[str, str]] = {}
-    for what, prefix, jobs in (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS])):
+    curves = tuple(job for job, _ in generated[:SHOWN_JOBS])
+    for what, prefix, jobs in (
+        ("layers", "l", layers),
+        ("profile", "p", profiles[:SHOWN_JOBS]),
+        ("rates", "g", curves),
+    ):
         for job in jobs:
             links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
     trends = [(job, trend) for job in summary.jobs for trend in extras[job.index].trends]
@@ -143,6 +150,9 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         profiled=profiles[:SHOWN_JOBS],
         more_profiles=len(profiles[SHOWN_JOBS:]),
         debugged=layers,
+        generated=generated,
+        shown_jobs=SHOWN_JOBS,
+        chart_size=(WIDTH, HEIGHT),
         graphs=context.graphs,
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
@@ -215,10 +225,11 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    named = ("count", "decibel", "cosine", "small", "percent", "duration", "quantity", "clock", "day")
+    named = ("count", "decibel", "cosine", "small", "percent", "duration", "quantity", "rate", "clock", "day")
     environment.filters |= {name: getattr(fmt, name) for name in named}
     functions = (
         operator_tables, module_sums, layer_table, exit_meaning, distributions, alert_change, is_confirmed, one_line,
+        generation_charts,
     )  # fmt: skip
     for function in (*functions, ways_again):
         environment.filters[function.__name__] = function

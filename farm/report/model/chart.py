@@ -67,14 +67,17 @@ class Chart(msgspec.Struct, frozen=True):
     """Not all values are equal."""
 
 
-def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str]) -> Chart:
-    """Return the plot of `points`; `words` says what a value is, with its unit."""
+def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str], *, from_zero: bool = False) -> Chart:
+    """Return the plot of `points`, from their least value or, where that is no less, `from_zero`.
+
+    `words` says what a value is, with its unit.
+    """
     finite = [point for point in points if math.isfinite(point.value)]
     low = min((point.value for point in finite), default=0.0)
     high = max((point.value for point in finite), default=0.0)
     places = [point.place for point in points]
     across = _scale(min(places, default=0.0), max(places, default=0.0), WIDTH)
-    up = _scale(low, high, HEIGHT)
+    up = _scale(min(0.0, low) if from_zero else low, high, HEIGHT)
     marks, lines, rules = [], [], []
     line: list[str] = []
     for point in points:
@@ -125,6 +128,8 @@ _LEAST_SAMPLES = 3
 _LEAST_FOR_BARS = 20
 _MOST_BARS = 30
 _TIMES = frozenset({"ns", "us", "ms", "s", "cycles"})
+# farm/report/model/generation.py shows them one beside the other.
+_CURVES = ("first_token_time[", "step_time[")
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -142,8 +147,9 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def distributions(attempt: Attempt) -> tuple[Distribution, ...]:
-    """Return those of its times that have at least three samples which differ."""
-    return tuple(one for measured in attempt.measurements if (one := _distribution(measured)) is not None)
+    """Return those of its times that have at least three samples which differ, but for times that are a curve."""
+    apart = (one for one in attempt.measurements if not one.metric.startswith(_CURVES))
+    return tuple(one for measured in apart if (one := _distribution(measured)) is not None)
 
 
 def _distribution(measured: Measurement) -> Distribution | None:

@@ -65,6 +65,13 @@ def seconds(value: float | None) -> str:
     return _odd(value) if value is None or not math.isfinite(value) else f"{value:,.1f}"
 
 
+def rate(value: float | None) -> str:
+    """Return a rate without its unit, to three significant digits or, of a great one, to a whole number."""
+    if value is None or not math.isfinite(value):
+        return _odd(value)
+    return f"{value:.3g}" if abs(value) < 100 else count(value)
+
+
 def duration(value: float) -> str:
     """Return a wall time given in s, with units: `0.4 s`, `12 s`, `3 min 05 s`, `1 h 02 min`."""
     if not math.isfinite(value) or value < 0:
@@ -85,9 +92,13 @@ def quantity(value: float | None, unit: str) -> str:
         return f"{milliseconds(None if value is None else value / 1e6)} ms"
     if unit in {"bytes", "cycles", "count"}:
         return count(value) if unit == "count" else f"{count(value)} {unit}"
-    if unit == "dB":
-        return f"{decibel(value)} dB"
+    if unit in _SHORT:
+        return f"{_SHORT[unit](value)} {unit}"
     return f"{_odd(value) if value is None or not math.isfinite(value) else f'{value:.6g}'} {unit}".removesuffix(" 1")
+
+
+_SHORT = {"dB": decibel, "tokens/s": rate, "C": decibel}
+"""How values of a unit are shown that has fewer digits than others."""
 
 
 def local_time(epoch_ms: int) -> datetime | None:

@@ -64,6 +64,7 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
     argv += [word for name in ("--device", "--label") for value in _values(given, name) for word in (name, value)]
     if "--heap" in given:
         argv.append("--heap")
+    argv += [word for seconds in _values(given, "--seconds")[-1:] for word in ("--seconds", seconds)]
     profile = _values(given, "--profile")[-1:]
     if profile in (["basic"], ["detailed"]):
         argv += ["--profile", *profile]

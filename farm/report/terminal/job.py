@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm.report.model import format as fmt
 from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets, elsewhere_line
+from farm.report.model.generation import generation_of
 from farm.report.model.rerun import ways_again
 from farm.report.model.summary import WORDS, beyond_comparisons, spread_of
+from farm.report.terminal.generation import generation_lines
 from farm.report.terminal.layout import SIMULATED, columns
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def job_lines(
         lines += ["", item.reason]
     for number, (attempt, kind) in enumerate(zip(job.attempts, item.kinds, strict=True), start=1):
         decides = len(job.attempts) > 1 and attempt is item.attempt
-        lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides)]
+        facts: dict[str, Any] = {"fingerprint": view.fingerprint, "host_time": item.host_time_on(kind)}
+        lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides, **facts)]
     if item.virtual:
         lines += ["", SIMULATED]
     if files:
@@ -62,7 +65,9 @@ def _elsewhere(summary: RunSummary, item: JobSummary) -> str:
     return elsewhere_line(found, time.time_ns() // 1_000_000) if found else ""
 
 
-def _attempt(attempt: Attempt, kind: str, title: str, *, decides: bool) -> Iterable[str]:
+def _attempt(
+    attempt: Attempt, kind: str, title: str, *, decides: bool, fingerprint: Mapping[str, str], host_time: str
+) -> Iterable[str]:
     cause = f", cause {attempt.cause}" if attempt.cause else ""
     yield f"{title}: {attempt.verdict} at {attempt.stage}{cause}{', decides' if decides else ''}"
     where = f"on {kind} device {attempt.device}, {fmt.duration(attempt.seconds)}" if attempt.device else "no device"
@@ -84,6 +89,9 @@ def _attempt(attempt: Attempt, kind: str, title: str, *, decides: bool) -> Itera
             rows.append((one.metric, *[*shown, "", "", "", ""][:4], str(len(one.samples))))
         yield ""
         yield from columns(rows, right=range(1, 6), indent="  ")
+    if generated := generation_of(attempt, fingerprint):
+        yield ""
+        yield from (f"  {line}" for line in generation_lines(generated, host_time))
     for what, count, command in (("profile", len(attempt.operators), "profile"), ("layers", len(attempt.layers), "")):
         if count:
             yield f"  {what}: {fmt.plural(count, 'row')}{f', see farm {command}' if command else ', see --json'}"

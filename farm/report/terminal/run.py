@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
+from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.report.terminal.generation import rates
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 from farm.store.view import Purpose
 from farm.system.text import one_line, visible
@@ -75,6 +77,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     for text in (toolchain_text(view.toolchain), standing, since_text(view.toolchain)):
         lines += _wrapped(text, width, "") if text else []
     lines += _heap(summary, width)
+    lines += _generated(summary, width)
     kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
     for title, outcome, style in kinds:
         lines += _named(title, summary.having(outcome), style, width, found)
@@ -115,6 +118,21 @@ def _heap(summary: RunSummary, width: int) -> list[Text]:
     if peaks := found["host_peak_memory"]:
         took = f"the runner itself took {_range(peaks, 1 << 20)} MiB on this machine"
         lines += _wrapped(f"no DSP heap: the simulator has no DSP; {took}", width, "")
+    return lines
+
+
+def _generated(summary: RunSummary, width: int) -> list[Text]:
+    """Return what generating took, job by job."""
+    from rich.text import Text
+
+    found = generating(summary)
+    lines = []
+    for job, figures in found[:SHOWN]:
+        title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
+        lines.append(Text(one_line(title, width)))
+        lines += _wrapped(f"  {'; '.join(rates(figures))}", width, "")
+    if len(found) > SHOWN:
+        lines.append(Text(f"  and {len(found) - SHOWN} more that generated"))
     return lines
 
 

@@ -10,7 +10,7 @@ import msgspec
 from farm.backends.registry import runs_on_cpu
 from farm.errors import IllegalTargetError, UsageError
 from farm.report.model import format as fmt
-from farm.report.model.coverage import coverage, items_of, listed, made_of_others
+from farm.report.model.coverage.coverage import coverage, items_of, listed, made_of_others
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
@@ -21,7 +21,7 @@ from farm.suites.tested_operators import operators_in_tests
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.report.model.coverage import Coverage, CoveredJob
+    from farm.report.model.coverage.coverage import Coverage, CoveredJob
     from farm.store.records import ListedJob
     from farm.store.store import Store
     from farm.suites.suite import Job, Suite

@@ -1,0 +1,207 @@
+"""What generating took, from the measurements of an attempt: rates, times by prompt and position, a fall. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model import format as fmt
+from farm.report.model.chart import Chart, ChartPoint, chart
+from farm.report.model.summary import Spread, spread_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farm.report.model.summary import JobSummary, RunSummary
+    from farm.results.attempt import Attempt, Measurement
+
+_BRACKETS = re.compile(r"(\w+)\[([^\]]*)\]")
+_STRETCH = re.compile(r"(\d{1,9})-(\d{1,9})")
+_SECONDS = re.compile(r"\d{1,6}")
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """How long decode steps took, in nanoseconds."""
+
+    n: int
+    p50: float
+    p90: float
+    p99: float
+
+
+class PromptTime(msgspec.Struct, frozen=True):
+    """The time to the first token after prompts of one length, in nanoseconds."""
+
+    tokens: int
+    spread: Spread
+
+
+class StretchTime(msgspec.Struct, frozen=True):
+    """What a decode step took at some positions, in nanoseconds."""
+
+    first: int
+    last: int
+    spread: Spread
+
+
+class GenerationFigures(msgspec.Struct, frozen=True):
+    """What generating took in one attempt; what was not measured is None or empty."""
+
+    prefill: Spread | None
+    """Tokens of prompts a second."""
+    decode: Spread | None
+    """Tokens a second, of those after the first."""
+    steps: Steps | None
+    prompts: tuple[PromptTime, ...]
+    positions: tuple[StretchTime, ...]
+    sustained: tuple[float, ...]
+    """Tokens a second, of parts of a sustained run that are equally long."""
+    fall: float | None
+    """Share of the rate that was lost in the end."""
+    seconds: int | None
+    """How long the run was to go on."""
+    temperatures: tuple[float, ...]
+    """Degrees Celsius before, meanwhile and after."""
+    loads: tuple[tuple[str, float], ...]
+    """Nanoseconds, by method."""
+    memory: float | None
+    """Greatest resident memory of the runner, in bytes."""
+
+    @property
+    def fall_text(self) -> str:
+        """What became of the rate: `-18.0 % after 60 s`; empty where it was not sustained."""
+        if self.fall is None:
+            return ""
+        # A rate that rises falls by less than nothing.
+        return f"{-100 * self.fall:+.1f} %" + (f" after {self.seconds} s" if self.seconds else "")
+
+    @property
+    def temperature_text(self) -> str:
+        """Where the temperature began, and its greatest: `31.0 to 38.5 C`."""
+        return f"{self.temperatures[0]:.1f} to {max(self.temperatures):.1f} C" if self.temperatures else ""
+
+
+def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> GenerationFigures | None:
+    """Return what generating took in an attempt of a run with this fingerprint; None where nothing was generated."""
+    if attempt is None:
+        return None
+    whole = {one.metric: one for one in attempt.measurements}
+    parts: dict[str, list[tuple[str, Measurement]]] = {}
+    for one in attempt.measurements:
+        if match := _BRACKETS.fullmatch(one.metric):
+            parts.setdefault(match[1], []).append((match[2], one))
+    if not ({"decode_rate", "prefill_rate"} & whole.keys() or "first_token_time" in parts):
+        return None
+    seconds = fingerprint.get("seconds", "")
+    fall, memory = (_median(whole.get(name)) for name in ("sustained_fall", "peak_memory"))
+    return GenerationFigures(
+        prefill=_spread(whole.get("prefill_rate")),
+        decode=_spread(whole.get("decode_rate")),
+        steps=_steps(whole.get("latency")),
+        prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
+        positions=tuple(_stretch_times(parts.get("step_time", ()))),
+        sustained=_finite(whole.get("sustained_rate")),
+        fall=fall,
+        seconds=int(seconds) if _SECONDS.fullmatch(seconds) else None,
+        temperatures=_finite(whole.get("temperature")),
+        loads=tuple(
+            (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
+        ),
+        memory=memory,
+    )
+
+
+def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures], ...]:
+    """Return the jobs of a run whose final attempt generated something, and what that took."""
+    facts = summary.view.fingerprint
+    return tuple((job, found) for job in summary.jobs if (found := generation_of(job.attempt, facts)) is not None)
+
+
+def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
+    """Return the curves of what was measured at two places at least: by prompt, by position, over time.
+
+    Rates and times begin at zero, so that what is noise looks like it.
+    """
+    prompts = [ChartPoint(one.tokens, one.spread.p50, fmt.plural(one.tokens, "token")) for one in figures.prompts]
+    positions = [
+        ChartPoint((one.first + one.last) / 2, one.spread.p50, f"positions {one.first} to {one.last}")
+        for one in figures.positions
+    ]
+    charts = [
+        _curve(
+            "time to first token, by tokens of the prompt",
+            prompts,
+            "ns",
+            _ends([one.tokens for one in figures.prompts]),
+        ),
+        _curve(
+            "decode step, by position",
+            positions,
+            "ns",
+            _ends([place for one in figures.positions for place in (one.first, one.last)]),
+        ),
+        _over_time("decode rate", figures.sustained, "tokens/s", figures.seconds),
+        _over_time("temperature", figures.temperatures, "C", figures.seconds, from_zero=False),
+    ]
+    return tuple(one for one in charts if one is not None)
+
+
+def _ends(places: Sequence[int]) -> tuple[str, str]:
+    return (str(min(places)), str(max(places))) if places else ("", "")
+
+
+def _over_time(
+    label: str, values: Sequence[float], unit: str, seconds: int | None, *, from_zero: bool = True
+) -> Chart | None:
+    # A rate is of a part of the time, a temperature of a moment.
+    points = [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
+    ends = ("0 s", f"{seconds} s") if seconds else ("start", "end")
+    return _curve(f"{label}, over time", points, unit, ends, from_zero=from_zero)
+
+
+def _curve(
+    label: str, points: Sequence[ChartPoint], unit: str, ends: tuple[str, str], *, from_zero: bool = True
+) -> Chart | None:
+    if len(points) < 2:
+        return None
+    found = chart(label, points, lambda value: fmt.quantity(value, unit), from_zero=from_zero)
+    return msgspec.structs.replace(found, first=ends[0], last=ends[1])
+
+
+def _prompt_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[PromptTime]:
+    known = [(int(length), spread_of(one)) for length, one in parts if length.isascii() and length.isdecimal()]
+    return (PromptTime(length, spread) for length, spread in sorted(known, key=lambda one: one[0]) if spread)
+
+
+def _stretch_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[StretchTime]:
+    found = ((_STRETCH.fullmatch(name), spread_of(one)) for name, one in parts)
+    known = [StretchTime(int(match[1]), int(match[2]), spread) for match, spread in found if match and spread]
+    return sorted(known, key=lambda one: one.first)
+
+
+def _steps(measured: Measurement | None) -> Steps | None:
+    samples = sorted(_finite(measured))
+    if not samples:
+        return None
+
+    def rank(share: float) -> float:
+        return samples[max(0, math.ceil(share * len(samples)) - 1)]
+
+    return Steps(len(samples), statistics.median(samples), rank(0.9), rank(0.99))
+
+
+def _spread(measured: Measurement | None) -> Spread | None:
+    return None if measured is None else spread_of(measured)
+
+
+def _median(measured: Measurement | None) -> float | None:
+    samples = _finite(measured)
+    return statistics.median(samples) if samples else None
+
+
+def _finite(measured: Measurement | None) -> tuple[float, ...]:
+    return tuple(sample for sample in measured.samples if math.isfinite(sample)) if measured else ()

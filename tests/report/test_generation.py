@@ -1,0 +1,197 @@
+"""What programs took that generate text, as terminal, job and page show it."""
+
+from __future__ import annotations
+
+import math
+from html import unescape
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from chromium import flaws, keep_screenshot, look, start
+from report_pages import in_full, unpacked
+
+from farm.bundles.bundle import Generation
+from farm.report.html.page_of_run import render_html, write_html
+from farm.report.model.chart import ChartPoint, chart, distributions
+from farm.report.model.generation import generation_charts, generation_of
+from farm.report.model.summary import summarize
+from farm.report.terminal.job import job_lines
+from farm.report.terminal.run import render_summary
+from farm.results.attempt import Attempt, Measurement, Stage, Verdict
+from farm.results.generation_rates import rate_measurements
+from farm.results.measurements import time_measurements
+from farm.results.runner_report import Generated, Inference, RunnerReport
+from farm.store.view import DeviceView, JobView, RunView
+from farm.suites.figures import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+PROMPTS = (5, 40, 96)
+PLAIN = "conv2d"
+
+
+def generated(line: int, step_us: float, steps: int = 16) -> Generated:
+    """A prompt whose steps get slower with their position, by a fifth over the context."""
+    prompt = PROMPTS[line]
+    each = tuple(int(1000 * step_us * (1 + (prompt + n) / 640)) for n in range(steps))
+    first = int(1000 * (9_000 + 310 * prompt))
+    whole = first + sum(each) + 4_500 * steps
+    return Generated(line, prompt, tuple(range(steps + 1)), (first - 2_000,), each, first, whole)
+
+
+def story(name: str, device: str, *, rounds: int = 1, hot: bool = False) -> JobView:
+    """A job whose program fell by a fifth as its device got warm, where it went on."""
+    made = [
+        generated(line, 13_000 * (1 + 0.2 * min(1.0, 1.5 * number / rounds)))
+        for number in range(rounds)
+        for line in range(len(PROMPTS))
+    ]
+    loads = {"kv_forward": 21_300_000, "prefill_forward": 34_800_000}
+    inferences = tuple(Inference(one.line, one.steps_ns) for one in made[: len(PROMPTS)])
+    report = RunnerReport(
+        1, True, 0, inferences=inferences, generated=tuple(made), method_loads_ns=loads, load_ns=61_000_000,
+        peak_memory_bytes=512 << 20,
+    )  # fmt: skip
+    what = Generation("hybrid", 128, 32, 1, 2, 256, 16, 17, prompt_tokens=PROMPTS)
+    measured = (*time_measurements(report), *rate_measurements(what, report))
+    if hot:
+        warm = tuple(31.0 + 7.5 * (1 - math.exp(-n / 4)) for n in range(14))
+        measured += (Measurement("temperature", "C", Direction.NONE, (*warm, warm[-1] - 0.4)),)
+    job = f"llm_tiny/{name}[SM8650-htp-16a8w]"
+    attempt = Attempt(job, Verdict.PASSED, Stage.DONE, "", device, 1_764_000_000_000, 71.2, measurements=measured)
+    return JobView(job, "llm_tiny", name, "SM8650", "htp", "16a8w", (attempt,))
+
+
+def run_of(*jobs: JobView, kind: str = "hardware", seconds: int | None = None) -> RunView:
+    device = DeviceView("R5CT-1", "SM8650", kind, "build", len(jobs), 80.0)
+    facts = {"qnn": "2.51.0"} | ({"seconds": str(seconds)} if seconds else {})
+    start = 1_764_000_000_000
+    command = f"farm run --seconds {seconds}" if seconds else "farm run"
+    return RunView("run-1", command, start, start + 90_000, 0, "ada", "attic", facts, (device,), jobs)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    session = start(tmp_path_factory.mktemp("profile"))
+    yield session
+    session.quit()
+
+
+@pytest.fixture(scope="module")
+def phone() -> RunView:
+    """A sustained run on hardware."""
+    return run_of(story("llama_hybrid", "R5CT-1", rounds=40, hot=True), seconds=60)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> RunView:
+    """An ordinary run on a virtual device, of a job that generates and one that does not."""
+    latency = Measurement("latency", "ns", Direction.LOWER, (5e6,))
+    attempt = Attempt(PLAIN, Verdict.PASSED, Stage.DONE, "", "R5CT-1", measurements=(latency,))
+    plain = JobView(PLAIN, "smoke", "conv2d", "SM8650", "htp", "8a8w", (attempt,))
+    return run_of(story("llama_kv", "R5CT-1"), plain, kind="virtual")
+
+
+def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simulated: RunView) -> None:
+    text = " ".join(render_summary(phone, 100).split())
+    assert "generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]" in text
+    for words in (
+        "decode 71.6 tokens/s; prefill 1,869 tokens/s",
+        "first token 10.55 ms (5), 21.40 ms (40), 38.76 ms (96) after a prompt of so many",
+        "step p50 13.96, p90 15.17, p99 15.25 ms",
+        "rate -15.2 % after 60 s",
+        "31.0 to 38.2 C",
+        "512 MiB",
+    ):
+        assert words in text, words
+    lines = render_summary(simulated, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "generated, simulated: llm_tiny/llama_kv[SM8650-htp-16a8w]" in lines
+    assert "conv2d" not in "".join(lines)
+    assert "rate -" not in "".join(lines)
+
+
+def test_a_job_is_shown_with_its_curves(phone: RunView, simulated: RunView) -> None:
+    text = "\n".join(job_lines(summarize(phone), summarize(phone).jobs[0], (), {}))
+    for words in (
+        "  generation\n",
+        "first token ▁▄█ 10.55 to 38.76 ms, prompts of 5, 40, 96 tokens",
+        "ms, positions 0 to 111",
+        "decode rate █",
+        "tokens/s, over 60 s",
+        "temperature ▁",
+        "kv_forward loaded in 21.30 ms",
+        "run it again:\n  farm run --soc SM8650 --suite llm_tiny --seconds 60 -k",
+    ):
+        assert words in text, words
+    text = "\n".join(job_lines(summarize(simulated), summarize(simulated).jobs[0], (), {}))
+    assert "  generation, simulated: host time of a simulator\n" in text
+    assert "--seconds" not in text
+    assert "over" not in text.partition("generation")[2].partition("loaded")[0]
+
+
+def test_a_page_has_rates_and_curves_of_what_generates_alone(phone: RunView, simulated: RunView) -> None:
+    html = unescape(render_html(phone))
+    assert '<a href="#generation">Generation <b>1</b></a>' in html
+    assert "-15.2 % after 60 s" in html
+    labels = ("time to first token, by tokens of the prompt", "decode step, by position", "decode rate, over time")
+    for label in (*labels, "temperature, over time"):
+        assert f"<figcaption>{label}" in html, label
+    assert "<span>0 s</span><span>60 s</span>" in html
+    assert '<a class="tag" href="#g0">rates</a>' in html
+    assert "simulated" not in html
+    html = unescape(in_full(render_html(simulated)))
+    assert html.count('<span class="tag virtual">simulated</span>') == 2, "in the table, and at its curves"
+    assert "simulated: host time of a simulator, not comparable with hardware" in html
+    assert "temperature, over time" not in html
+    assert 'id="g1"' not in html
+    nothing = msgspec.structs.replace(simulated, jobs=simulated.jobs[1:])
+    assert "generation-h" not in render_html(nothing)
+
+
+def test_times_that_are_a_curve_are_no_drawings_of_their_own(phone: RunView) -> None:
+    attempt = phone.jobs[0].attempts[0]
+    assert [one.metric for one in distributions(attempt)] == ["latency"]
+    assert "step_time[96-111]" in unpacked(render_html(phone))[0], "but in the table of measurements"
+
+
+def test_a_rate_that_hardly_changes_looks_like_it() -> None:
+    points = [ChartPoint(0, 100.0, "a"), ChartPoint(1, 99.0, "b")]
+    steep, flat = (chart("rate", points, str, from_zero=zero).marks for zero in (False, True))
+    assert [abs(float(a.y) - float(b.y)) for a, b in (steep, flat)] == pytest.approx([104.0, 1.0], abs=0.1)
+
+
+def test_numbers_that_cannot_be_are_left_out() -> None:
+    odd = (
+        Measurement("decode_rate", "tokens/s", Direction.HIGHER, (math.nan,)),
+        Measurement("first_token_time[x]", "ns", Direction.LOWER, (1.0,)),
+        Measurement("first_token_time[²]", "ns", Direction.LOWER, (1.0,)),
+        Measurement("step_time[1-]", "ns", Direction.LOWER, (1.0,)),
+        Measurement("latency", "ns", Direction.LOWER, (math.inf,)),
+    )
+    found = generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=odd), {"seconds": "9" * 99})
+    assert found is not None
+    assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, (), (), None, None)
+    assert generation_charts(found) == ()
+    assert generation_of(None, {}) is None
+    assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1366])
+def test_the_section_fits_a_phone_and_a_screen(
+    browser: WebDriver, phone: RunView, simulated: RunView, tmp_path: Path, scheme: str, width: int
+) -> None:
+    for view, name in ((phone, "phone"), (simulated, "virtual")):
+        page = tmp_path / f"{name}.html"
+        write_html(view, page)
+        look(browser, page, "#generation", scheme=scheme, width=width)
+        browser.execute_script("document.querySelectorAll('#generation details').forEach(one => one.open = true)")
+        keep_screenshot(browser, tmp_path, f"generation-{name}-{scheme}-{width}")
+        assert not flaws(browser)
