@@ -12,15 +12,24 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from farm_home import FarmHome
 from users import User, two_users
 
+from farm.bundles.bundle import Bundle
+from farm.bundles.cache import BundleCache
+from farm.bundles.reuse import find_bundle_for
+from farm.config.settings import load_config
 from farm.devices.adb.server import start_adb_server
+from farm.replay.stored_result import build_bundle
 from farm.runtime.packages import package_version
 from farm.runtime.simulator import host_sdk
+from farm.suites.manifests import find_suites, load_suite
+from farm.suites.suite import Job, Target
 from farm.system.processes import Supervisor
 from farm.system.publish import published
+from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +106,23 @@ def models(farm_cache: Path) -> Path:
         assert done.returncode == 0, done.stderr[-4000:]
 
     return published(farm_cache / "runner-test-models" / key, compile_all)
+
+
+@pytest.fixture(scope="session")
+def generated_bundle(farm_cache: Path) -> Bundle:
+    """A tiny decoder with a method for prompts, compiled for a virtual SM8650: a minute, once for all that want it."""
+    suite = load_suite(find_suites()["llm_tiny"])
+    [job] = [Job(case, Target("SM8650", "htp", "16a8w")) for case in suite.cases if case.name == "llama"]
+    config = msgspec.structs.replace(load_config(), cache_dir=farm_cache)
+    tools = prepare(config, note=lambda _line: None, virtual=True)
+    cache = BundleCache(farm_cache)
+    found = find_bundle_for(job, tools, cache)
+    if not found.cached:
+        with Supervisor() as supervisor:
+            build_bundle(config, job, found.key, tools, supervisor)
+    bundle = cache.lookup(found.key)
+    assert bundle is not None
+    return bundle
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import compiler_specs
 from farm.compile.llm import upstream
+from farm.compile.llm.greedy import Row, continuation
 from farm.compile.llm.ready import token_tensors
-from farm.compile.llm.references import Row, WholeContext, continuation
+from farm.compile.llm.references import WholeContext
 from farm.compile.llm.weights import checkpoint_in_use, make_checkpoint
 from farm.program.pte import read_pte
 from farm.suites.architectures import find_architecture
@@ -83,7 +84,10 @@ def _compile(
     (work / f"{_PTE}.pte").replace(folder / MODEL)
     generation = _generation(case, decoder.decode.meta, prompts, said)
     del decoder
-    return said.inputs(prompts), _program(case, folder, said, generation, operators, hooks)
+    features = (*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ()))
+    program = _program(folder, said, generation, hooks)
+    program = msgspec.structs.replace(program, operators=dict(operators), features=features)
+    return token_tensors(prompts, said.scored), program
 
 
 def make_decoder(job: Job, work: Path) -> Any:
@@ -110,10 +114,6 @@ class _Said(NamedTuple):
     logits: dict[str, list[torch.Tensor]]
     """float32 [longest of scored, vocabulary], 0 beyond the end of each."""
 
-    def inputs(self, prompts: Sequence[Row]) -> list[Tensors]:
-        """Return the samples of the bundle."""
-        return token_tensors(prompts, self.scored)
-
 
 class Speakers:
     """The decoder in FP32, and once it is quantized, on the CPU."""
@@ -139,8 +139,11 @@ class Speakers:
         def logits(tokens: Row) -> torch.Tensor:
             return self._whole.logits(quantized, tokens)
 
+        def chosen(tokens: Row) -> list[int]:
+            return [int(token) for token in logits(tokens).argmax(dim=-1)]
+
         tokens = tuple(
-            continuation(logits, prompt, self._most(prompt), stop, draft)
+            continuation(chosen, prompt, self._most(prompt), stop, draft)
             for prompt, draft in zip(prompts, continued, strict=True)
         )
         room = positions_of(self._case)
@@ -242,6 +245,8 @@ class _LoweringHooks:
         with (
             patch.object(wrappers, "to_edge_transform_and_lower_to_qnn", lowered),
             patch.object(wrappers, "update_spill_fill_size", shared),
+            # It would leave the quantized decoder as a file for its own evaluation: gigabytes of a large one.
+            patch.object(torch.export, "save", lambda *_: None),
         ):
             yield
 
@@ -276,14 +281,7 @@ def _generation(case: Case, meta: Mapping[str, Any], prompts: Sequence[Row], sai
     )
 
 
-def _program(
-    case: Case,
-    folder: Path,
-    said: _Said,
-    generation: Generation,
-    operators: Mapping[str, int],
-    hooks: _LoweringHooks,
-) -> CompiledProgram:
+def _program(folder: Path, said: _Said, generation: Generation, hooks: _LoweringHooks) -> CompiledProgram:
     method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
     fallback: dict[str, int] = {}
     for one in hooks.delegations.values():
@@ -298,10 +296,8 @@ def _program(
         delegates=method.partitions,
         delegated_ops=sum(one.delegated_ops for one in hooks.delegations.values()),
         fallback_ops=fallback,
-        operators=dict(operators),
         method=DECODE,
         method_index=method.index,
-        features=case.features.named,
         spill_fill_bytes=hooks.spill_fill_bytes,
         generation=generation,
     )

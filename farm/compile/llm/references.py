@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-Row = tuple[int, ...]
-"""Token ids."""
+    from farm.compile.llm.greedy import Row
 
 
 class WholeContext:
@@ -56,25 +55,3 @@ class WholeContext:
         grown = [torch.cat(pair, dim=-1) for pair in zip(caches[:half], keys, strict=True)]
         grown += [torch.cat(pair, dim=2) for pair in zip(caches[half:], values, strict=True)]
         return logits[0].float(), grown
-
-
-def continuation(
-    logits: Callable[[Row], torch.Tensor], prompt: Row, most: int, stop: Sequence[int], draft: Row = ()
-) -> Row:
-    """Return what `logits` go on with after `prompt`, greedy: at most `most` tokens, a stop token the last.
-
-    One call says it of all positions at once, as far as `draft` was right: with a good one few calls are enough.
-    """
-    found: list[int] = []
-    guess = list(draft[: most - 1])
-    while True:
-        known = len(found)
-        chosen = logits((*prompt, *guess))[len(prompt) - 1 + known :].argmax(dim=-1).tolist()
-        for token in chosen:
-            found.append(token)
-            if len(found) == most or token in stop:
-                return tuple(found)
-            if len(found) > len(guess) or guess[len(found) - 1] != token:
-                break
-        # What would have come after a wrong guess is the next guess.
-        guess = [*found, *chosen[len(found) - known :]][: most - 1]
