@@ -293,7 +293,7 @@ class TestCache:
     [
         pytest.param(0o002, marks=pytest.mark.whole),
         pytest.param(0o022, marks=pytest.mark.soak),
-        pytest.param(0o077, marks=pytest.mark.whole),
+        pytest.param(0o077, marks=pytest.mark.soak),
     ],
 )
 def test_what_a_user_does_every_day_works_under_usual_umasks(

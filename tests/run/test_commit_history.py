@@ -66,7 +66,7 @@ def check(bisected: Bisected, defect: str, answer: dict[str, Any]) -> None:
     [
         pytest.param(SLOWER, "interleaved pairs", marks=pytest.mark.whole),
         pytest.param(COMPILE, "compile", marks=pytest.mark.soak),
-        pytest.param(IMPORT, "import", marks=pytest.mark.whole),
+        pytest.param(IMPORT, "import", marks=pytest.mark.soak),
     ],
 )
 def test_the_commit_of_each_defect_is_named(bisected: Bisected, defect: str, kind: str) -> None:

@@ -267,7 +267,7 @@ def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str
         assert any(turn["failure"] for turn in told["turns"])
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: str) -> None:
     slower = planted.run(1)
     asked = ("confirm", JOB, "--good", good, "--bad", slower, "--inferences", "20", "--pairs", "20")

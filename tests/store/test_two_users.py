@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 PLANT = Path(__file__).with_name("plant_runs.py")
 # It looks for bundles as confirm does.
-BISECT, CONFIRM, SCRIPT, SCRIPT_OUT = (
-    pytest.param(command, marks=pytest.mark.whole)
-    for command in ("bisect", "confirm", "repro --script=out", "repro --script out")
-)
+BISECT, SCRIPT_OUT = (pytest.param(command, marks=pytest.mark.soak) for command in ("bisect", "repro --script out"))
+CONFIRM, SCRIPT = (pytest.param(command, marks=pytest.mark.whole) for command in ("confirm", "repro --script=out"))
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 
 EVIL = """\
