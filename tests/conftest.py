@@ -94,7 +94,17 @@ def toolchain(farm_cache: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def models(farm_cache: Path) -> Path:
     """The folder that native_runner/compile_models.py fills: small programs of every kind."""
-    script = Path(__file__).with_name("native_runner") / "compile_models.py"
+    return _compiled(farm_cache, "compile_models.py")
+
+
+@pytest.fixture(scope="session")
+def decoders(farm_cache: Path) -> Path:
+    """The folder that native_runner/compile_decoders.py fills: small programs that generate text."""
+    return _compiled(farm_cache, "compile_decoders.py")
+
+
+def _compiled(farm_cache: Path, name: str) -> Path:
+    script = Path(__file__).with_name("native_runner") / name
     versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
     key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
 

@@ -120,6 +120,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """Process domain of direct mode: ExecuTorch 1.5, examples/qualcomm/direct_executor_runner."""
     needs_root: bool = False
 
+    generates_text: bool = False
+    """Decoders are compiled for it. ExecuTorch 1.5 has static ones for GPU as well, of which farm has no reference."""
     canary_precision: str = "8a8w"
     """What every SoC that has the backend can run."""
     keeps_canary: bool = False

@@ -54,6 +54,7 @@ BACKEND = Backend(
     direct_library="libQnnHtpV{htp_arch}.so",
     # The compute DSP, in an unsigned process domain.
     direct_domain=3,
+    generates_text=True,
     keeps_canary=True,
     has_dsp_heap=True,
     has_layers=True,

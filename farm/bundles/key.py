@@ -15,7 +15,6 @@ import msgspec
 from farm.backends.registry import BACKENDS, find_backend
 from farm.bundles.source import package_state, source_digest, source_place, suite_files
 from farm.errors import MissingToolError
-from farm.suites.generate import BACKEND_OF_TEXT
 from farm.suites.options import compile_numbers
 from farm.suites.socs import find_soc
 from farm.system.hashes import let_the_clock_pass
@@ -50,7 +49,7 @@ def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
     """
     root = Path(__file__).parents[1]
     flows = {name: _module_file(one.flow) for name, one in BACKENDS.items()}
-    patterns = (*_RECIPE, *(_RECIPE_OF_TEXT if text and backend == BACKEND_OF_TEXT else ()))
+    patterns = (*_RECIPE, *(_RECIPE_OF_TEXT if text and find_backend(backend).generates_text else ()))
     found = {path for pattern in patterns for path in root.glob(pattern)}
     return sorted({*found.difference(flows.values()), flows[backend]})
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from farm.backends.registry import find_backend
+from farm.device_run.thermometer import Thermometer
 from farm.devices.connect import open_transport
 from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
@@ -276,7 +277,12 @@ class DeviceRun:
         `alone`: in a process of the runner that runs nothing else. Never raises for what the device does.
         """
         note = self._gate.wait(self.device, self.transport) if self._gate is not None else ""
-        raw = self._execute(job_id, staged, folder, options, alone=alone)
+        if options.seconds is None:
+            raw = self._execute(job_id, staged, folder, options, alone=alone)
+        else:
+            with Thermometer(self.device, self.transport) as thermometer:
+                raw = self._execute(job_id, staged, folder, options, alone=alone)
+            raw = msgspec.structs.replace(raw, temperatures_c=thermometer.readings)
         return msgspec.structs.replace(raw, notes=(*raw.notes, note)) if note else raw
 
     def judge(

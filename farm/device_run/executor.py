@@ -165,7 +165,7 @@ class Executor:
         return RunnerOptions(
             iterations=plan.iterations,
             warm_up=plan.warm_up,
-            timeout_s=plan.longest_s,
+            timeout_s=plan.timeout_s,
             flags=self._device_run.flags(target, plan.profile),
             etdump=plan.profile.kept,
             reducible=plan.reducible,

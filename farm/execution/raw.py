@@ -47,7 +47,8 @@ class RunnerOptions:
     heap: bool = False
     """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
     seconds: int | None = None
-    """A program that generates goes on, prompt after prompt, for so long; None: every prompt once."""
+    """A program that generates goes on, prompt after prompt, for so long, which is not in `timeout_s`; None: every
+    prompt once."""
 
     @property
     def profiles(self) -> bool:
@@ -95,6 +96,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """It was for the DSP's heap alone: no time of it is a measurement."""
     simulated: bool = False
     """It ran on the simulator."""
+    temperatures_c: tuple[float, ...] = ()
+    """Of the device, in the order of time, where it went on for a time and the device said so."""
     notes: tuple[str, ...] = ()
     """What a reader of the result should know."""
     error: str = ""

@@ -296,7 +296,7 @@ class InterleavedBench:
         options = RunnerOptions(
             iterations=1 if side.heap else inferences,
             warm_up=0 if side.heap else _WARM_UP,
-            timeout_s=_TURN_SECONDS + (side.seconds or 0),
+            timeout_s=_TURN_SECONDS,
             flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
             heap=side.heap,

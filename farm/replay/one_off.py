@@ -55,6 +55,8 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     reducible: bool = False
     """As of `farm.request.request.RunRequest`."""
     timeout_s: float = 300.0
+    seconds: int | None = None
+    """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""
     profile: Profile = Profile.AUTO
     command: str = ""
     facts: dict[str, str] = {}
@@ -174,6 +176,8 @@ def _begin(
     # What compiled the bundle, which may be older than what is installed.
     here = {name: fact for name, fact in tools.fingerprint(kind).items() if name not in CONTENTS}
     facts = here | facts_of(manifest.versions) | request.facts
+    if request.seconds is not None:
+        facts["seconds"] = str(request.seconds)
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
     record = run_record(
@@ -219,7 +223,8 @@ def _execute(
             iterations=request.iterations,
             warm_up=request.warm_up,
             reducible=request.reducible,
-            timeout_s=request.timeout_s,
+            timeout_s=request.timeout_s + (request.seconds or 0),
+            seconds=request.seconds,
             flags=run.flags(job.target, profile),
             etdump=profile.kept,
         )

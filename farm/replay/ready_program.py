@@ -14,7 +14,7 @@ import numpy as np
 from farm.backends.registry import cpu_backends, find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
-from farm.bundles.ready import read_ready, ready_manifest
+from farm.bundles.ready import features_of, read_ready, ready_manifest
 from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.program.pte import QNN, Method, Program, Value, read_pte
@@ -24,8 +24,10 @@ from farm.request.profiling import Profile, require_profilable
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared
+from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
+from farm.suites.state import State, state_problem
 from farm.suites.suite import FORWARD, Case, Job, Target
 from farm.system.hashes import sha256_of
 
@@ -49,7 +51,7 @@ _HOW = "--method"
 # Of one tensor: more is a program that lies, or one that no phone runs.
 _MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
-_RECIPE = 2
+_RECIPE = 3
 
 EXPECTED = "expected"
 """What outputs are compared with, as the name of a reference."""
@@ -68,6 +70,8 @@ class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     method: str = FORWARD
     """What of the program runs."""
+    state: tuple[State, ...] = ()
+    """What goes from one inference to the next."""
     soc: str = ""
     """Empty is what the program was compiled for."""
     backend: str = ""
@@ -86,13 +90,14 @@ class ReadyProgram:
         self.outputs = _output_specs(request.model, method, samples, expected)
         self.sources = _sources(request, method)
         """Where each input comes from, in words."""
+        self._state = request.state
         self.is_random = bool(method.inputs) and not request.inputs
         digest = hashlib.sha256()
         for tensor in (tensor for sample in samples for tensor in sample):
             digest.update(f"{tensor.dtype.name}{tensor.shape}".encode() + tensor.tobytes())
         # In place of a module: what is measured is this very program with these inputs.
         content = {"model": sha256_of(request.model), "inputs": digest.hexdigest()}
-        self.job = Job(msgspec.structs.replace(_case(request), kwargs=content, samples=len(samples)), target)
+        self.job = Job(msgspec.structs.replace(ready_case(request), kwargs=content, samples=len(samples)), target)
 
     def bundle(self, config: Config) -> Bundle:
         """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
@@ -104,6 +109,7 @@ class ReadyProgram:
             target.soc,
             target.backend,
             [spec.shape for spec in self.outputs],
+            self._state,
         )
         key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
         return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
@@ -129,6 +135,7 @@ class ReadyProgram:
             outputs=self.outputs,
             files=files,
         )
+        manifest = msgspec.structs.replace(manifest, state=self._state)
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
@@ -140,11 +147,13 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
     """
     program = read_pte(request.model)
     method = program.method(request.method, _HOW)
-    target = _target(request, program)
+    target = ready_target(request, program)
     require_profilable(request.profile, direct=target.direct)
-    _check_runnable(request, program, method, target)
+    if request.state and target.direct:
+        raise IllegalTargetError("direct mode's runner hands no state on: leave --state out")
+    check_runnable(request, method, target)
     # Its own words for a program that is for something else, or has options that only a compiler could apply.
-    read_ready(Job(msgspec.structs.replace(_case(request), pte=str(request.model.absolute())), target), _HOW)
+    read_ready(Job(msgspec.structs.replace(ready_case(request), pte=str(request.model.absolute())), target), _HOW)
     for place, values in (("input", method.inputs), ("output", method.outputs)):
         for index, value in enumerate(values):
             _check_value(request.model, value, f"{place} {index}")
@@ -155,10 +164,28 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
     expected = read_samples(request.expect, method.outputs, "output") if request.expect else ()
     if expected and len(expected) != len(samples):
         raise UsageError(f"outputs of {len(expected)} inferences are expected, and there are inputs for {len(samples)}")
+    if problem := _state_problem(request, method, len(samples)):
+        raise UsageError(f"--state {problem}")
     return ReadyProgram(request, method, target, samples, expected)
 
 
-def _target(request: ReadyRequest, program: Program) -> Target:
+def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
+    """Return why what was asked for cannot go from one inference to the next; "" where it can."""
+    if request.state and samples < 2:
+        return "goes from one inference to the next, and there is one: name inputs for several"
+    if problem := state_problem(request.state, len(method.inputs), samples):
+        return problem
+    for one in request.state:
+        if one.output >= len(method.outputs):
+            return f"names output {one.output}, and there are {len(method.outputs)}, from 0"
+        given, taken = method.outputs[one.output], method.inputs[one.input]
+        if (given.shape, given.dtype) != (taken.shape, taken.dtype):
+            return f"{one.output}:{one.input}: the output is {given}, and the input takes {taken}"
+    return ""
+
+
+def ready_target(request: ReadyRequest, program: Program) -> Target:
+    """Return what a program runs on. Raises as `plan_ready`."""
     qnn = program.qnn
     soc = request.soc or (qnn.soc if qnn else "")
     backend = request.backend or (qnn.backend if qnn else cpu_backends()[0])
@@ -175,23 +202,20 @@ def _target(request: ReadyRequest, program: Program) -> Target:
     return Target(found.name, backend, READY, sets[0])
 
 
-def _check_runnable(request: ReadyRequest, program: Program, method: Method, target: Target) -> None:
+def check_runnable(request: ReadyRequest, method: Method, target: Target) -> None:
+    """Raise IllegalTargetError for a program that the runner, or the device that it is asked for, cannot run."""
     foreign = sorted({one.id for one in method.delegates} - {QNN, _XNNPACK})
     if foreign:
         raise IllegalTargetError(
             f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"
         )
-    if (
-        request.virtual
-        and find_backend(target.backend).simulated
-        and program.qnn is not None
-        and program.qnn.online_prepare
-    ):
+    simulated = request.virtual and find_backend(target.backend).simulated
+    needed = [name for name in features_of(method) if why_on_device((name,))] if simulated else []
+    if needed:
+        why = why_on_device((needed[0],))
         raise IllegalTargetError(
-            f"{request.model.name} is prepared on the device when it is loaded, which the simulator cannot: attach a "
-            "device, or compile it with online_prepare=False"
+            f"{request.model.name}: {why}: attach a {target.soc}, or compile it for --virtual with {needed[0]}=False"
         )
-
     dumping = any(one.qnn is not None and one.qnn.dump_intermediate_outputs for one in method.delegates)
     if dumping and request.profile is not Profile.OFF:
         # ExecuTorch 1.5 aborts where there is an ETDump and no room for them; farm debug makes its own programs.
@@ -233,9 +257,10 @@ def _shown_files(files: Sequence[Path]) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
-def _case(request: ReadyRequest) -> Case:
+def ready_case(request: ReadyRequest) -> Case:
+    """Return the case that a program is recorded as, without what tells its content."""
     name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
-    return Case(suite=SUITE, name=name or "program", module="", inputs=(), method=request.method)
+    return Case(suite=SUITE, name=name or "program", module="", inputs=(), method=request.method, state=request.state)
 
 
 class OutputFigures(msgspec.Struct, frozen=True):
@@ -274,7 +299,7 @@ def run_ready(
     """Run a ready program, record it, leave its outputs in `folder`, and return how it ended. Raises as `run_one`."""
     figures: list[OutputFigures] = []
     if folder is not None:
-        _require_new(folder)
+        require_new(folder)
 
     def look(raw: RawResult, attempt: Attempt) -> Attempt:
         if attempt.verdict is not Verdict.PASSED:
@@ -333,7 +358,7 @@ def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.
     return tuple(found)
 
 
-def _require_new(folder: Path) -> None:
+def require_new(folder: Path) -> None:
     """Raise UsageError unless `folder` is empty, or can be made; makes it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -75,12 +75,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     @property
     def most_silence_s(self) -> float:
         """After so many seconds without a sign that it goes on a worker is ended."""
-        return _SILENCE_SECONDS + 2 * self.longest_s
-
-    @property
-    def longest_s(self) -> float:
-        """How long a job may take on a device: what it is asked to go on for is no delay."""
-        return self.timeout_s + (self.seconds or 0)
+        # What a job is asked to go on for is no silence.
+        return _SILENCE_SECONDS + 2 * (self.timeout_s + (self.seconds or 0))
 
     @property
     def tried(self) -> Path:

@@ -135,7 +135,7 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
         return TokenFindings(figures, (), (), "")
     # A ready program may have no logits that are wanted.
     prompts = len(generation.prompt_tokens) if bundle.manifest.outputs else 0
-    looks = [_Look(bundle, raw, entry) for entry in report.generated[:prompts]]
+    looks = [_Scored(bundle, raw, entry) for entry in report.generated[:prompts]]
     rows = {key: list(found) for key, found in figures.items()}
     margins: list[float] = []
     for look in looks:
@@ -157,7 +157,7 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
     return TokenFindings(rows, tuple(measured), _notes(generation, report), problem)
 
 
-class _Look:
+class _Scored:
     """One prompt of an execution: its logits, its tokens, and the sequence that was scored."""
 
     def __init__(self, bundle: Bundle, raw: RawResult, entry: Generated) -> None:

@@ -56,6 +56,11 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
     )
 
 
+def temperatures(readings: Sequence[float]) -> tuple[Measurement, ...]:
+    """Return what a device said of its temperature while it went on, in the order of time."""
+    return (Measurement("temperature", "C", Direction.NONE, tuple(readings)),) if readings else ()
+
+
 def stretch(context: int) -> int:
     """Return how many positions of a context one `step_time` is of: a power of two, the same for all its runs."""
     width = 1

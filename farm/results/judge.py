@@ -17,7 +17,7 @@ from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
 from farm.results.generation import judge_tokens, report_problem, with_tokens
-from farm.results.generation_rates import rate_measurements
+from farm.results.generation_rates import rate_measurements, temperatures
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
@@ -152,7 +152,7 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators, origins=origins)
         measured = (*time_measurements(report), *profile.measurements)
         if generation is not None:
-            measured = (*measured, *rate_measurements(generation, report))
+            measured = (*measured, *rate_measurements(generation, report), *temperatures(raw.temperatures_c))
         ending = problem
         if ending is None:
             figures = compare_outputs(bundle, raw)

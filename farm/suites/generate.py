@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError
-
-# ExecuTorch 1.5 has static decoders for GPU as well, of which farm has no reference; LPAI and direct mode take none.
-BACKEND_OF_TEXT = "htp"
 
 Mode = Literal["kv", "hybrid", "lookahead"]
 PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")
@@ -92,6 +90,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 def require_for_text(name: str, backend: str, *, direct: bool) -> None:
     """Raise IllegalTargetError unless a case called `name` can generate text on `backend`."""
-    if backend != BACKEND_OF_TEXT or direct:
+    if direct or not find_backend(backend).generates_text:
+        able = " or ".join(one.name for one in BACKENDS.values() if one.generates_text)
         where = "direct mode" if direct else f"the {backend} backend"
-        raise IllegalTargetError(f"{name} generates text, which is for the {BACKEND_OF_TEXT} backend, not for {where}")
+        raise IllegalTargetError(f"{name} generates text, which is for the {able} backend, not for {where}")

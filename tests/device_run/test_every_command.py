@@ -82,18 +82,18 @@ class TestAHotDevice:
 
 
 def test_a_program_that_only_devices_run_is_refused_before_anything_runs(bench: Attached, models: Path) -> None:
-    done = bench.farm("exec", str(models / "conv_shared.pte"))
+    done = bench.farm("exec", str(models / "conv_sharing.pte"))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
-        "no virtual device runs it: its inputs and outputs are in memory that a DSP shares (rpcmem); attach a SM8650"
+        "no virtual device runs it: contexts that share weights are not simulated; attach a SM8650"
     )
-    assert "conv_shared" not in bench.farm("run", "list", "--json").stdout
+    assert "conv_sharing" not in bench.farm("run", "list", "--json").stdout
 
 
 def test_no_command_brings_such_a_program_to_a_virtual_device(bench: Attached, models: Path) -> None:
-    bundle = plan_ready(ReadyRequest(model=models / "conv_shared.pte")).bundle(load_config())
+    bundle = plan_ready(ReadyRequest(model=models / "conv_sharing.pte")).bundle(load_config())
     run = DeviceRun(bench.devices[0], cast("Any", None), "run", takeover=False)
-    with run, pytest.raises(NeedsDeviceError, match="rpcmem"):
+    with run, pytest.raises(NeedsDeviceError, match="share weights"):
         run.stage(bundle)
 
 

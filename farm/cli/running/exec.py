@@ -22,10 +22,13 @@ from farm.cli.options import (
     typed,
 )
 from farm.cli.output import as_called, echo, notice, opened, show, width
+from farm.cli.running import exec_text
 from farm.errors import UsageError
+from farm.execution.raw import MOST_SECONDS
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
 from farm.request.profiling import Profile
+from farm.suites.state import State
 
 if TYPE_CHECKING:
     from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram
@@ -33,6 +36,23 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt, Comparison, Measurement
 
 _PROFILES = ("auto", "off", "basic", "detailed")
+_FOR_TENSORS = {
+    "inputs": "--inputs", "input_list": "--input-list", "seed": "--seed", "expect": "--expect", "method": "--method",
+    "state": "--state", "iterations": "--iterations", "warm_up": "--warm-up",
+}  # fmt: skip
+"""What says nothing to a program that generates text."""
+_ONCE = {"iterations": 1, "warm_up": 0, "reducible": False}
+
+
+def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[State, ...]:
+    """Return `OUTPUT:INPUT` as numbers; raises BadParameter for what is none."""
+    found = []
+    for text in given:
+        output, colon, input_ = text.partition(":")
+        if not (colon and output.isascii() and output.isdecimal() and input_.isascii() and input_.isdecimal()):
+            raise click.BadParameter(f"{text!r} is not OUTPUT:INPUT, two numbers from 0, as 1:2")
+        found.append(State(int(output), int(input_)))
+    return tuple(found)
 
 
 @click.command("exec")
@@ -47,6 +67,16 @@ _PROFILES = ("auto", "off", "basic", "detailed")
 @click.option("--expect", multiple=True, type=FILE, metavar="FILE",
               help="What an output should be, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
 @click.option("--method", default="forward", show_default=True, help="Which method of the program runs.")
+@click.option("--state", "state", multiple=True, metavar="OUTPUT:INPUT", callback=_state,
+              help="Each inference takes this input from this output of the one before; repeatable.")  # fmt: skip
+@click.option("--prompt", type=FILE, metavar="FILE",
+              help="Generate text after these token ids, .npy or .json; of a static decoder.")  # fmt: skip
+@click.option("--new", type=click.IntRange(1, 1_000_000), metavar="N", show_default="32",
+              help="With --prompt: most tokens that are generated after each.")  # fmt: skip
+@click.option("--stop", type=click.IntRange(min=0), multiple=True, metavar="ID",
+              help="With --prompt: a token after which nothing more is generated; repeatable.")  # fmt: skip
+@click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
+              help="With --prompt: go on for so long, to see what the heat costs.")  # fmt: skip
 @click.option("--output", type=FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy; and the profile, if one was asked for.")  # fmt: skip
 @click.option("--soc", default="", help="SoC to run on; what the program was compiled for may be left out.")
@@ -64,6 +94,10 @@ def exec_command(
     more: tuple[Path, ...],
     inputs: tuple[Path, ...],
     input_list: Path | None,
+    prompt: Path | None,
+    new: int | None,
+    stop: tuple[int, ...],
+    seconds: int | None,
     output: Path | None,
     device: str | None,
     limit: int,
@@ -83,12 +117,16 @@ def exec_command(
     Nothing says what its outputs should be, so nothing is judged: it ran, or it did not. The run is in the store, as a
     job of the suite exec.
 
+    With --prompt the program generates text: a static decoder as ExecuTorch's Qualcomm examples export it, with the
+    methods kv_forward and, where prompts are taken many tokens at a time, prefill_forward.
+
     \b
     Exit codes: 0 it ran; 1 it could not be loaded or executed; 2 usage, or
     a program for something else; 4 no device or infrastructure;
     130 interrupted.
     """
     from farm.pool.fleet import Choice
+    from farm.replay.generation import run_generation
     from farm.replay.one_off import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
     from farm.store.view import Purpose
@@ -98,26 +136,39 @@ def exec_command(
     if program["virtual"]:
         refuse_together({"--device": device}, FOR_ATTACHED)
     asked = ReadyRequest(inputs=_input_files(inputs, more, input_list), **program)
+    asked_for = {
+        "virtual": asked.virtual,
+        "choice": Choice((device,)) if device else Choice(),
+        "timeout_s": timeout_s,
+        "profile": asked.profile,
+        "command": as_called(),
+        "name": name,
+        "purpose": Purpose(purpose or Purpose.TRIAL),
+        **executions(iterations, warm_up),
+    }
+    if prompt is not None:
+        foreign = typed(**_FOR_TENSORS) or (["an input"] if asked.inputs else [])
+        text = exec_text.plan(asked, prompt, new, stop, foreign)
+        request = OneOffRequest(job=text.job, seconds=seconds, **{**asked_for, **_ONCE})
+        with opened(config_file) as (config, store):
+            told = run_generation(use_toolchain(config, toolchain, notice), store, text, request, output, notice)
+        show(exec_text.data(text, told), exec_text.lines(text, told, seconds), as_json=as_json)
+        return _saved(output, told.one.exit_code, there=bool(told.generated))
+    refuse_together({"--new": new, "--stop": stop, "--seconds": seconds}, "{} is for text: it goes with --prompt")
     ready = plan_ready(asked)
     if ready.is_random:
         notice(f"NO INPUTS WERE NAMED: they are random (seed {asked.seed}), and so the outputs mean little")
-    request = OneOffRequest(
-        job=ready.job,
-        virtual=asked.virtual,
-        choice=Choice((device,)) if device else Choice(),
-        timeout_s=timeout_s,
-        profile=asked.profile,
-        command=as_called(),
-        name=name,
-        purpose=Purpose(purpose or Purpose.TRIAL),
-        **executions(iterations, warm_up),
-    )
+    request = OneOffRequest(job=ready.job, **asked_for)
     with opened(config_file) as (config, store):
         outcome = run_ready(use_toolchain(config, toolchain, notice), store, ready, request, output, notice)
     show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
-    if output is not None and outcome.outputs:
-        echo(f"outputs: {output}", err=True)
-    return outcome.one.exit_code
+    return _saved(output, outcome.one.exit_code, there=bool(outcome.outputs))
+
+
+def _saved(folder: Path | None, exit_code: int, *, there: bool) -> int:
+    if folder is not None and there:
+        echo(f"outputs: {folder}", err=True)
+    return exit_code
 
 
 def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: Path | None) -> tuple[Path, ...]:

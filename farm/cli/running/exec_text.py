@@ -1,0 +1,133 @@
+"""`farm exec --prompt`: a program that generates text, on one device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+from farm.report.model import format as fmt
+from farm.report.terminal.layout import SIMULATED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.replay.generation import GeneratingProgram, GenerationOutcome
+    from farm.replay.ready_program import ReadyRequest
+    from farm.results.runner_report import Generated
+
+_ENDED = {
+    "stop": ", then a stop token",
+    "context": ", then the context was full",
+    "seconds": ", then the time was over",
+}
+_LINE = 78
+_NEW = 32
+"""Tokens that are generated where nobody says how many, as --help has it."""
+_WHOLE = 512
+"""Tokens of one prompt that are printed."""
+
+
+def plan(
+    program: ReadyRequest, prompt: Path, new: int | None, stop: tuple[int, ...], foreign: list[str]
+) -> GeneratingProgram:
+    """Return what `farm exec --prompt` runs. Raises UsageError where it is asked for what is for tensors, `foreign`."""
+    from farm.replay.generation import GenerateRequest, plan_generation
+
+    if foreign:
+        raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
+    return plan_generation(GenerateRequest(program=program, prompts=prompt, new=new or _NEW, stop=stop))
+
+
+def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int | None) -> list[str]:
+    """Return what was generated, and how long it took, for a terminal."""
+    from farm.report.model.generation import generation_of
+    from farm.report.terminal.generation import generation_lines
+
+    one, generation = outcome.one, program.generation
+    attempt = one.attempt
+    if attempt is None:
+        return ["interrupted"]
+    by = f"prompts by {generation.prefill} at a time" if generation.prefill else "prompts token by token"
+    found = [program.job.id, f"  on {one.kind} device {attempt.device}"]
+    found += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
+    found += [f"  {generation.mode}: context {generation.context}, vocabulary {generation.vocabulary}, {by}"]
+    host_time = "host time" if one.kind == "virtual" else ""
+    # What follows the first round are the same prompts again.
+    for entry in outcome.generated[: len(program.prompts)]:
+        found += ["", *_prompt_lines(entry)]
+    if rounds := outcome.generated[len(program.prompts) :]:
+        found += ["", f"  then {fmt.plural(len(rounds), 'more prompt')}, the same in turns"]
+    facts = {} if seconds is None else {"seconds": str(seconds)}
+    if figures := generation_of(attempt, facts):
+        found += ["", *(f"  {line}" for line in generation_lines(figures, host_time))]
+    notes = [f"note: {note}" for note in attempt.notes]
+    return [*found, "", *notes, *([SIMULATED] if one.kind == "virtual" else []), f"report: {one.report}"]
+
+
+def _prompt_lines(entry: Generated) -> Iterator[str]:
+    count = fmt.plural(len(entry.tokens), "token")
+    taken = fmt.plural(entry.prompt_tokens, "token")
+    yield f"  prompt {entry.line} ({taken}): {count}{_ENDED.get(entry.ended, '')}"
+    first, rate = _milliseconds(entry.first_token_ns), _rate(entry)
+    if first is not None:
+        after = f", {fmt.rate(rate)} tokens/s after it" if rate is not None else ""
+        yield f"    first token after {fmt.milliseconds(first)} ms{after}"
+    row = "   "
+    for token in entry.tokens[:_WHOLE]:
+        if len(row) + len(str(token)) + 1 > _LINE:
+            yield row
+            row = "   "
+        row += f" {token}"
+    if entry.tokens:
+        yield row
+    if len(entry.tokens) > _WHOLE:
+        yield f"    ... and {len(entry.tokens) - _WHOLE} more: --json or --output has all"
+
+
+def data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, object]:
+    """Return the same, and the time of every step, for JSON."""
+    one, generation = outcome.one, program.generation
+    return {
+        "job": program.job.id,
+        "run": one.run_id,
+        "exit_code": one.exit_code,
+        "device_kind": one.kind,
+        "mode": generation.mode,
+        "context": generation.context,
+        "vocabulary": generation.vocabulary,
+        "prompts": [list(prompt) for prompt in program.prompts],
+        "generated": [
+            {
+                "prompt": entry.line,
+                "prompt_tokens": entry.prompt_tokens,
+                "tokens": entry.tokens,
+                "ended": entry.ended,
+                "first_token_ms": _milliseconds(entry.first_token_ns),
+                "total_ms": _milliseconds(entry.total_ns),
+                "prefill_tokens_per_second": _prefill_rate(entry),
+                "decode_tokens_per_second": _rate(entry),
+                "prefill_ns": entry.prefill_ns,
+                "steps_ns": entry.steps_ns,
+            }
+            for entry in outcome.generated
+        ],
+        "attempt": one.attempt,
+        "report": str(one.report),
+    }
+
+
+def _milliseconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def _prefill_rate(entry: Generated) -> float | None:
+    return None if entry.first_token_ns is None else entry.prompt_tokens * 1e9 / entry.first_token_ns
+
+
+def _rate(entry: Generated) -> float | None:
+    """Return tokens a second after the first one, with what the runner does between calls."""
+    if entry.first_token_ns is None or entry.total_ns is None or len(entry.tokens) < 2:
+        return None
+    took = entry.total_ns - entry.first_token_ns
+    return (len(entry.tokens) - 1) * 1e9 / took if took > 0 else None

@@ -1,0 +1,183 @@
+"""A `.pte` that a user has and that generates text, with prompts -> the one job that runs it, its bundle, its tokens.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.backends.registry import runs_on_cpu
+from farm.bundles.bundle import MANIFEST, MODEL
+from farm.bundles.cache import BundleCache
+from farm.bundles.generation import DECODE, generation_of, padded, write_tokens
+from farm.bundles.ready import read_ready, ready_manifest
+from farm.errors import ConfigError, UsageError
+from farm.execution.raw import RESULT_FILE
+from farm.program.pte import read_pte
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.ready_program import ReadyRequest, check_runnable, ready_case, ready_target, require_new
+from farm.request.profiling import require_profilable
+from farm.results.runner_report import ReportError, read_report
+from farm.suites.generate import Generate, require_for_text
+from farm.suites.prompts import read_tokens
+from farm.suites.suite import Job
+from farm.system.hashes import sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.bundles.bundle import Bundle, Generation
+    from farm.config.settings import Config
+    from farm.execution.raw import RawResult
+    from farm.program.pte import Method
+    from farm.results.attempt import Attempt
+    from farm.results.runner_report import Generated
+    from farm.store.store import Store
+    from farm.suites.prompts import Tokens
+
+TOKENS = "tokens.json"
+"""What was generated, by prompt, in the folder of the user's."""
+
+# A bundle that is made in another way is another one.
+_RECIPE = 1
+_WHERE = "how a .pte is made"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user named."""
+
+    program: ReadyRequest
+    """Its inputs are the prompts."""
+    prompts: Path
+    """`.npy` or `.json`, as `prompts_file` of a case."""
+    new: int
+    stop: tuple[int, ...] = ()
+
+
+class GeneratingProgram:
+    """A program with its prompts, checked against each other; nothing is written yet."""
+
+    def __init__(self, path: Path, method: Method, generation: Generation, prompts: Tokens, job: Job) -> None:
+        self.path, self.generation, self.prompts, self.job = path, generation, prompts, job
+        self._method = method
+
+    def bundle(self, config: Config) -> Bundle:
+        """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
+        target = self.job.target
+        parts = (_RECIPE, self.job.case.kwargs, target.soc, target.backend, self.generation)
+        key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+        return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
+
+    def _fill(self, folder: Path, key: str) -> None:
+        shutil.copyfile(self.path, folder / MODEL)
+        inputs = write_tokens(folder, self.prompts)
+        files = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+        if files[MODEL] != self.job.case.kwargs["model"]:
+            raise UsageError(f"{self.path} was changed while it was read: run it again")
+        manifest = ready_manifest(
+            self._method,
+            self.job.target,
+            folder / MODEL,
+            key=key,
+            job_id=self.job.id,
+            samples=len(self.prompts),
+            inputs=inputs,
+            outputs=(),
+            files=files,
+        )
+        manifest = msgspec.structs.replace(manifest, generation=self.generation)
+        (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def plan_generation(request: GenerateRequest) -> GeneratingProgram:
+    """Return the program of `request` with its prompts.
+
+    Raises ConfigError for a file that is not what it should be, or prompts that the program cannot take,
+    IllegalTargetError for a program for another SoC or backend, UsageError, UnknownNameError.
+    """
+    asked, prompts = request.program, _prompts(request.prompts)
+    program = read_pte(asked.model)
+    generation = generation_of(program, prompts=prompts, new=request.new, stop=request.stop)
+    method = program.method(DECODE, _WHERE)
+    target = ready_target(asked, program)
+    require_profilable(asked.profile, direct=target.direct)
+    if not runs_on_cpu(target.backend):
+        require_for_text(asked.model.name, target.backend, direct=target.direct)
+    check_runnable(asked, method, target)
+    case = msgspec.structs.replace(ready_case(asked), method=DECODE)
+    read_ready(Job(msgspec.structs.replace(case, pte=str(asked.model.absolute())), target), _WHERE)
+    # In place of a module: what is measured is this very program with these prompts.
+    content = {"model": sha256_of(asked.model), "inputs": hashlib.sha256(padded(prompts).tobytes()).hexdigest()}
+    generate = Generate(new=request.new, stop=request.stop, context=generation.context)
+    case = msgspec.structs.replace(case, kwargs=content, samples=len(prompts), generate=generate)
+    return GeneratingProgram(asked.model, method, generation, prompts, Job(case, target))
+
+
+def _prompts(path: Path) -> Tokens:
+    try:
+        prompts = read_tokens(path)
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except ValueError as error:
+        raise ConfigError(path, "", str(error)) from None
+    if not prompts:
+        raise ConfigError(path, "", "has no prompt")
+    return prompts
+
+
+class GenerationOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    one: OneOffOutcome
+    generated: tuple[Generated, ...]
+    """Prompt after prompt, and round after round of a time to fill; what there is, where it did not run to its end."""
+
+
+def run_generation(
+    config: Config,
+    store: Store,
+    program: GeneratingProgram,
+    request: OneOffRequest,
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> GenerationOutcome:
+    """Run a program that generates, record it, leave its tokens in `folder`, and return how it ended.
+
+    Raises as `run_one`.
+    """
+    found: list[Generated] = []
+    if folder is not None:
+        require_new(folder)
+
+    def look(raw: RawResult, attempt: Attempt) -> Attempt:
+        found.extend(_generated(raw))
+        if folder is not None and found:
+            _save(folder, found[: len(program.prompts)])
+        return attempt
+
+    one = run_one(config, store, request, lambda _tools, _supervisor: program.bundle(config), say, look)
+    return GenerationOutcome(one, tuple(found))
+
+
+def _generated(raw: RawResult) -> tuple[Generated, ...]:
+    try:
+        report = read_report(raw.folder / RESULT_FILE)
+    except (ReportError, OSError):
+        # The attempt says what is wrong with it.
+        return ()
+    return report.generated if report is not None else ()
+
+
+def _save(folder: Path, generated: list[Generated]) -> None:
+    tokens = {one.line: one.tokens for one in generated}
+    lists = [tokens.get(line, ()) for line in range(max(tokens) + 1)]
+    try:
+        (folder / TOKENS).write_bytes(msgspec.json.encode(lists))
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None

@@ -1,0 +1,170 @@
+"""Mistakes that a runner of a language model could make, made around the real one, and what the judge says of each.
+
+`decoder_mutations.cpp` stands between the runner and the QNN backend. bench/generate.py counts what is caught.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
+from farm.devices.transport import Link
+from farm.execution.flags import options_for, program_and_profile, session_flags
+from farm.execution.raw import RESULT_FILE, RawResult, RunnerOptions
+from farm.execution.workspace import Workspace, job_layout
+from farm.results.attempt import Stage, Verdict
+from farm.results.judge import judge
+from farm.runtime.packages import package_folder
+from farm.runtime.runtime import simulator_runtime
+from farm.suites.generate import Generate
+from farm.suites.suite import Case, Job, Target
+from farm.system.hashes import sha256_of
+
+if TYPE_CHECKING:
+    from farm.results.attempt import Attempt
+    from farm.runtime.runtime import Runtime
+
+MUTATIONS = (
+    "value_not_written",
+    "mask_off_by_one",
+    "layers_exchanged",
+    "wrong_element",
+    "stale_cache",
+    "wrong_scale",
+    "wrong_logits_scale",
+    "wrong_place",
+)
+_SOURCE = Path(__file__).parent / "native_runner" / "decoder_mutations.cpp"
+_PROMPT, _NEW = 5, 6
+
+
+def shortened(bundle: Bundle, folder: Path) -> Bundle:
+    """Return `bundle` in `folder` with all texts cut: two short prompts say as much, and simulated steps are slow.
+
+    The logits of a position depend on those before it alone, so that the references stay true.
+    """
+    manifest = bundle.manifest
+    assert manifest.generation is not None
+    length, vocabulary = _PROMPT + _NEW, manifest.generation.vocabulary
+    files = {MODEL: bundle.model.read_bytes()}
+    for sample in range(manifest.samples):
+        prompt, scored = (np.fromfile(path, np.int32) for path in bundle.input_files(sample))
+        assert min(manifest.generation.prompt_tokens[sample], manifest.generation.scored[sample] - _NEW) >= _PROMPT
+        files[f"{INPUTS}/input_{sample}_0.raw"] = prompt[:_PROMPT].tobytes()
+        files[f"{INPUTS}/input_{sample}_1.raw"] = scored[:length].tobytes()
+        for kind in manifest.references:
+            for index in range(len(manifest.outputs)):
+                logits = bundle.reference(kind, sample, index)[:length]
+                files[f"reference_{kind}/output_{sample}_{index}.raw"] = logits.tobytes()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    samples = manifest.samples
+    cut = msgspec.structs.replace(
+        manifest,
+        inputs=tuple(
+            msgspec.structs.replace(spec, shape=(size,))
+            for spec, size in zip(manifest.inputs, (_PROMPT, length), strict=True)
+        ),
+        outputs=tuple(msgspec.structs.replace(spec, shape=(length, vocabulary)) for spec in manifest.outputs),
+        files={name: sha256_of(folder / name) for name in files},
+        generation=msgspec.structs.replace(
+            manifest.generation,
+            new=_NEW,
+            prompt_tokens=(_PROMPT,) * samples,
+            scored=(length,) * samples,
+            # They go on after other prompts.
+            tokens={},
+        ),
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(cut))
+    return Bundle(folder, cut)
+
+
+def build_library(folder: Path) -> Path:
+    """Compile decoder_mutations.cpp and return the library."""
+    include, library = package_folder("executorch", "include", "build") / "include", folder / "decoder_mutations.so"
+    subprocess.run(
+        [
+            *("c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
+            *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
+            f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
+            *(str(_SOURCE), "-o", str(library)),
+        ],
+        check=True,
+        timeout=120,
+    )
+    return library
+
+
+def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, mutation: str = "") -> Attempt:
+    """Run a bundle in the new `folder` by the runner that production has, with a mistake, and return what is judged."""
+    libraries, workspace = folder / "runtime", folder / "workspace"
+    for name, path in runtime.files.items():
+        (libraries / name).parent.mkdir(parents=True, exist_ok=True)
+        (libraries / name).symlink_to(path)
+    job = PurePosixPath("job")
+    layout = job_layout(bundle, job, runtime.kind)
+    workspace.mkdir()
+    for place, content in layout.files.items():
+        source = layout.objects[content.target.name] if isinstance(content, Link) else content
+        target = workspace / place.relative_to(job)
+        target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+    options = options_for(bundle.manifest, RunnerOptions())
+    flags = {
+        **program_and_profile(bundle.manifest, options, runtime.kind),
+        **session_flags(Workspace(bundle, job, 0.0), options),
+        "result_path": RESULT_FILE,
+    }
+    # Of a job of many.
+    del flags["working_folder"]
+    manifest = bundle.manifest
+    case = Case("mutations", "case", "", (), generate=Generate(), samples=manifest.samples)
+    judged = Job(case, Target(manifest.soc, manifest.backend, manifest.precision))
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(libraries / runtime.runner), *(f"--{name}={value}" for name, value in flags.items())],
+        cwd=workspace,
+        env={"LD_LIBRARY_PATH": str(libraries), "LD_PRELOAD": str(library), "DECODER_MUTATION": mutation or "none"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=600,
+    )
+    raw = RawResult(
+        job_id=judged.id,
+        serial="simulator",
+        workspace=PurePosixPath(workspace),
+        folder=workspace,
+        started_ms=1,
+        exit_code=done.returncode,
+        stderr=done.stderr,
+        run_seconds=time.monotonic() - began,
+        simulated=True,
+    )
+    return judge(judged, bundle, raw)
+
+
+def mutations_caught(bundle: Bundle, cache: Path, folder: Path) -> dict[str, str]:
+    """Return for each of MUTATIONS why the judge refuses it, "" where it does not. `folder` is empty.
+
+    Raises RuntimeError where what is not mutated does not pass. A mutation counts as caught when its numbers are wrong,
+    not when the runner cannot run.
+    """
+    runtime, library = simulator_runtime(cache), build_library(folder)
+    short = shortened(bundle, folder / "bundle")
+    plain = run_mutated(short, runtime, folder / "plain", library)
+    if plain.verdict is not Verdict.PASSED:
+        raise RuntimeError(f"what is not mutated does not pass: {plain.stage}: {plain.reason}")
+    found = {}
+    for mutation in MUTATIONS:
+        attempt = run_mutated(short, runtime, folder / mutation, library, mutation)
+        found[mutation] = attempt.reason if attempt.stage is Stage.NUMERICS else ""
+    return found
