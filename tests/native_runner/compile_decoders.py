@@ -73,7 +73,7 @@ class Call(torch.nn.Module):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, tokens, masks, places, keys, values):
+    def forward(self, tokens, masks, places=None, keys=None, values=None):
         return self.decoder(tokens, masks, places, keys, values)
 
 
@@ -82,7 +82,7 @@ def inputs_of(decoder: StubDecoder, width: int):
     masks = [torch.zeros(1, 1, width, CONTEXT) for _ in range(1 + decoder.windowed)]
     tokens = torch.zeros(1, width, dtype=torch.int32)
     if not past:
-        return tokens, masks, None, None, None
+        return tokens, masks
     keys = [torch.zeros(1, HEADS, DIM // HEADS, past) for _ in range(LAYERS)]
     values = [torch.zeros(1, HEADS, past, DIM // HEADS) for _ in range(LAYERS)]
     return tokens, masks, torch.zeros(1, width, dtype=torch.int32), keys, values
@@ -110,8 +110,8 @@ class Stateful(torch.nn.Module):
 
 
 def compile_stateful(path: Path) -> None:
-    pair = torch.randn(2)
-    edge = to_edge(torch.export.export(Stateful(), (pair, pair), strict=False))
+    # Two tensors: one that is given twice is one input to an export.
+    edge = to_edge(torch.export.export(Stateful(), (torch.randn(2), torch.randn(2)), strict=False))
     graph = edge.exported_program().graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")
     # As ExecuTorch parts a decoder: an export would leave out what does nothing.
