@@ -129,6 +129,13 @@ def test_a_program_that_nothing_here_could_run_is_refused_before_anything_is_pus
     assert "use --profile off" in refused(model=models / "conv_dump.pte")
     assert plan_ready(ReadyRequest(model=models / "conv_dump.pte", profile=Profile.OFF)).job.target.soc == "SM8650"
     assert "leave the options use_dlbc out" in refused(model=models / "conv.pte", options=("use_dlbc=true",))
+    sharing = models / "conv_sharing.pte"
+    assert (
+        "contexts that share weights are not simulated: attach a SM8650, or compile it for --virtual with"
+        in refused(model=sharing, virtual=True)
+    )
+    # Whether the device that is attached has it says the device.
+    assert plan_ready(ReadyRequest(model=sharing)).job.target.soc == "SM8650"
 
 
 def test_inputs_that_do_not_fit_name_the_file_and_what_the_program_takes(models: Path, tmp_path: Path) -> None:
@@ -226,3 +233,85 @@ def test_a_method_of_a_program_is_named_and_each_has_a_bundle_of_its_own(home: F
         keys.add(document["attempt"]["bundle_key"])
     assert means["triple"] == pytest.approx(1.5 * means["double"])
     assert len(keys) == 2
+
+
+def test_memory_that_a_dsp_shares_is_ordinary_memory_on_the_simulator(home: FarmHome, models: Path) -> None:
+    inputs = ("--inputs", str(models / "conv_input_0.raw"))
+    found = {}
+    for name in ("conv", "conv_shared"):
+        done = home.farm("exec", str(models / f"{name}.pte"), *VIRTUAL, *inputs, "--output", name, timeout_s=300)
+        assert done.returncode == 0, done.stderr
+        found[name] = (home.cwd / name / "output_0_0.raw").read_bytes()
+    assert found["conv_shared"] == found["conv"]
+
+
+def test_what_one_inference_leaves_the_next_one_takes(home: FarmHome, decoders: Path) -> None:
+    rows = []
+    for number in range(3):
+        rows += [home.cwd / f"x{number}.npy", home.cwd / "zeros.npy"]
+        np.save(rows[-2], np.full(2, 10.0**number, np.float32))
+    np.save(rows[-1], np.zeros(2, np.float32))
+    asked = ("exec", str(decoders / "stateful.pte"), "--soc", "SM8650", *VIRTUAL, "--inputs", *map(str, rows))
+    done = home.farm(*asked, "--state", "1:1", "--output", "out", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    totals = [np.load(home.cwd / "out" / f"output_{number}_1.npy").tolist() for number in range(3)]
+    assert totals == [[1, 1], [11, 11], [111, 111]]
+    wrong = home.farm(*asked, "--state", "1:2")
+    assert (wrong.returncode, "names input 2, and there are 2, from 0" in wrong.stderr) == (2, True)
+    odd = home.farm(*asked, "--state", "1")
+    assert (odd.returncode, "is not OUTPUT:INPUT" in odd.stderr) == (2, True)
+
+
+def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> None:
+    (home.cwd / "ids.json").write_text("[[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]")
+    asked = ("exec", str(decoders / "hybrid.pte"), "--soc", "SM8650", *VIRTUAL, "--prompt", "ids.json", "--new", "6")
+    done = home.farm(*asked, "--output", "out", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["job"], said["mode"], said["context"]) == ("exec/hybrid[SM8650-xnnpack-ready]", "hybrid", 32)
+    assert [(one["prompt_tokens"], len(one["tokens"]), one["ended"]) for one in said["generated"]] == [
+        (3, 6, "new"), (10, 6, "new"),
+    ]  # fmt: skip
+    saved = json.loads((home.cwd / "out" / "tokens.json").read_text())
+    assert saved == [one["tokens"] for one in said["generated"]]
+    for one in said["generated"]:
+        assert 0 < one["first_token_ms"] < one["total_ms"]
+        assert one["decode_tokens_per_second"] > 0
+        assert len(one["steps_ns"]) == 5
+    metrics = {one["metric"] for one in said["attempt"]["measurements"]}
+    assert {"first_token_time[3]", "first_token_time[10]", "prefill_rate", "decode_rate"} <= metrics
+
+    # The token that came second ends the text, and a terminal shows it.
+    stop = next(token for token in saved[0][1:] if token != saved[0][0])
+    shown = home.farm(*asked, "--stop", str(stop), timeout_s=300)
+    assert shown.returncode == 0, shown.stderr
+    tokens = saved[0][: saved[0].index(stop) + 1]
+    assert f"prompt 0 (3 tokens): {len(tokens)} tokens, the last of them a stop token" in shown.stdout
+    assert "    " + " ".join(map(str, tokens)) in shown.stdout.splitlines()
+    assert "tokens/s after it" in shown.stdout
+
+
+def test_what_generates_no_text_and_prompts_that_do_not_fit_are_refused(
+    home: FarmHome, models: Path, decoders: Path
+) -> None:
+    def refusal(*arguments: str) -> str:
+        done = home.farm("exec", *arguments, "--soc", "SM8650", *VIRTUAL)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    (home.cwd / "ids.json").write_text("[[1, 2, 99]]")
+    (home.cwd / "long.json").write_text(json.dumps([[1] * 33]))
+    (home.cwd / "odd.json").write_text("[1, 2]")
+    decoder = str(decoders / "hybrid.pte")
+    assert "generates no text: it has no method 'kv_forward'" in refusal(
+        str(models / "conv.pte"), "--prompt", "ids.json"
+    )
+    assert "prompt 0 has the token 99, and the vocabulary has 0 to 23" in refusal(decoder, "--prompt", "ids.json")
+    assert "prompt 0 has 33 tokens, and the context takes 1 to 32" in refusal(decoder, "--prompt", "long.json")
+    assert "has no list of lists of token ids" in refusal(decoder, "--prompt", "odd.json")
+    assert "gone.json: No such file or directory" in refusal(decoder, "--prompt", "gone.json")
+    assert "--seed is for a program of tensors: leave it, or --prompt, out" in refusal(
+        decoder, "--prompt", "ids.json", "--seed", "1"
+    )
+    assert "--new is for text: it goes with --prompt" in refusal(decoder, "--new", "3")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.results.runner_report import Generated
 
 _ENDED = {
-    "stop": ", then a stop token",
+    "stop": ", the last of them a stop token",
     "context": ", then the context was full",
     "seconds": ", then the time was over",
 }
