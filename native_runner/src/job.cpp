@@ -110,7 +110,7 @@ int Job::finish() {
 }
 
 void Job::end_process(const std::string& message, std::optional<int> exit_code) {
-  Report report = report_.copy();
+  Report report = report_.last();
   report.failure = Failure(report.stage, message);
   if (exit_code) report.failure->exit_code = *exit_code;
   // Not exit(): destructors would run into the state that ends it, or wait for the thread that is stuck.

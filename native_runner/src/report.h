@@ -73,6 +73,11 @@ class SharedReport {
     const std::lock_guard<std::mutex> lock(mutex_);
     return report_;
   }
+  // As it stays until the process ends: whoever would change it from now on waits for that.
+  Report last() {
+    mutex_.lock();
+    return report_;
+  }
 
  private:
   mutable std::mutex mutex_;
