@@ -3,8 +3,8 @@
     .venv/bin/python tools/three_hosts.py [-k EXPRESSION] [--suite SUITE] [--soc SM8650 --soc SM8750] [--compile-once]
 
 Without -k it is the whole suite: the better part of an hour on two cores. The last line is JSON. Exit code 0 where both
-gave the same verdicts (tests/three_hosts.py). With --compile-once the one machine begins with the bundles that the
-build host made, which spares half of the time.
+gave the same verdicts and figures (tests/three_hosts.py), but for jobs with a known issue, which are counted apart.
+With --compile-once the one machine begins with the bundles that the build host made, which spares half of the time.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from farm.runtime.simulator import host_sdk  # noqa: E402
 
 # Longer than two of these suites take on two cores.
 _WHOLE_S = 3 * 3600.0
+# Of what `verdicts` returns of a job.
+_KNOWN_ISSUE = 3
 
 
 def say(text: str) -> None:
@@ -70,8 +72,11 @@ def main() -> int:
     }
     for job, (here, there) in sorted(different.items()):
         say(f"{job}: {here} on three hosts, {there} on one machine")
-    say(json.dumps({"jobs": len(shared), "different": len(different)}))
-    return bool(different)
+    # What reads memory that nobody wrote computes something else each time, on one machine as well.
+    known = {job for job, sides in different.items() if any(side and side[_KNOWN_ISSUE] for side in sides)}
+    left = len(different) - len(known)
+    say(json.dumps({"jobs": len(shared), "different": left, "different_with_known_issue": len(known)}))
+    return bool(left)
 
 
 if __name__ == "__main__":
