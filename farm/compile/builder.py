@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import shutil
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from farm.compile.tracing import Tracer
+    from farm.suites.suite import Job
 
 # A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
 # looking through them at Python's own thresholds is a tenth of the time.
@@ -116,14 +118,14 @@ def _serve_in_forks(
 ) -> None:
     from farm.compile.forking import is_single_threaded, run_in_fork, warm_up
 
-    warm: set[str] = set()
+    warm: set[tuple[str, bool]] = set()
     for request in requests:
-        backend = request.job.target.backend
-        if backend not in warm:
-            _load_flow(backend)
+        kind = (request.job.target.backend, _is_text(request.job))
+        if kind not in warm:
+            _load_flow(request.job)
             if not warm:
                 warm_up()
-            warm.add(backend)
+            warm.add(kind)
             # Here, so that forks look at what they load themselves and at nothing else.
             loaded.look()
             gc.collect()
@@ -162,12 +164,19 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
     return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
-def _load_flow(backend: str) -> None:
-    """Load what compiles for a backend; what is wrong with it a job says."""
+def _load_flow(job: Job) -> None:
+    """Load what compiles jobs of this kind; what is wrong with it the job says."""
     with contextlib.suppress(Exception, SystemExit):
         from farm.compile.flows.compiler import flow_of
 
-        flow_of(backend)
+        flow_of(job.target.backend)
+        if _is_text(job):
+            importlib.import_module("farm.compile.llm.compiler")
+
+
+def _is_text(job: Job) -> bool:
+    """Return whether it takes the decoders of ExecuTorch's examples, whose import is seconds."""
+    return job.case.generate is not None and not job.case.pte
 
 
 def _serve(
@@ -175,7 +184,7 @@ def _serve(
 ) -> BuildReply:
     # Loaded outside the clock, so that the first job is as fast as the next.
     modules = len(sys.modules)
-    _load_flow(request.job.target.backend)
+    _load_flow(request.job)
     if len(sys.modules) > modules:
         gc.freeze()
     started = time.perf_counter()

@@ -19,6 +19,7 @@ from executorch_checkout import commit, make_checkout, make_repository, run_git
 from farm.bundles.key import bundle_key
 from farm.config.settings import load_config
 from farm.errors import UsageError
+from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system import hashes
 from farm.toolchains.content.distributions import parts_of
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from farm.toolchains.toolchain import SourceState, Toolchain
 
 PASS = "executorch/backends/qualcomm/_passes/fold.py"
+DECODER = "executorch/examples/qualcomm/oss_scripts/llama/model/static_llama.py"
+DECODER_CONFIG = "executorch/examples/models/qwen3/config/0_6b_config.json"
 FILES = {
     PASS: "def fold():\n    return 1\n",
     "executorch/exir/_serialize/program.fbs": "table Program {}\n",
     "executorch/lib/libexecutorch.so": "\x7fELF executorch",
     "executorch/data/bin/flatc": "\x7fELF flatc",
     "executorch/version.py": '__version__ = "1.5.1"\n',
+    DECODER: "layers = 2\n",
+    DECODER_CONFIG: '{"dim": 64}\n',
     "torch/__init__.py": "",
     "torch/lib/libtorch_cpu.so": "\x7fELF torch",
     "torchao/__init__.py": "",
@@ -104,6 +109,9 @@ EDITS: dict[str, tuple[str, Callable[[Environment], object]]] = {
         "executorch",
         lambda env: kept_times(env.site / PASS, FILES[PASS].replace("1", "2")),
     ),
+    "a decoder of the examples": ("executorch", lambda env: env.write(f"{SITE}/{DECODER}", "layers = 3\n")),
+    "a configuration of the examples": ("executorch", lambda env: env.write(f"{SITE}/{DECODER_CONFIG}", "{}")),
+    "what was stood in for": ("packages", lambda env: env.write(f"{SITE}/torchtune/__init__.py", "")),
     "a data file": ("executorch", lambda env: env.write(f"{SITE}/executorch/exir/_serialize/program.fbs", "x")),
     "a shared library": ("executorch", lambda env: env.write(f"{SITE}/executorch/lib/libexecutorch.so", "\x7fELF 2")),
     "a tool": ("executorch", lambda env: env.write(f"{SITE}/executorch/data/bin/flatc", "\x7fELF flatc 2")),
@@ -465,6 +473,22 @@ def test_an_edit_of_a_real_checkout_is_another_bundle(
     look("library")
     assert keys["clean"] == keys["back"]
     assert len({keys[name][0] for name in keys}) == len({keys[name][1] for name in keys}) == 3
+
+
+def test_all_that_decoders_are_made_of_is_in_the_keys_of_their_bundles() -> None:
+    root = Path(next(iter(own_facts().packages["executorch"].folders)))
+    files = list((root / "examples" / "qualcomm" / "oss_scripts" / "llama").rglob("*.py"))
+    files += root.glob("examples/models/*/config/*.json")
+    assert len(files) > 50
+    assert not [path for path in files if not hashes.is_read(path.relative_to(root).as_posix())]
+    [case] = [case for case in load_suite(find_suites()["llm_tiny"]).cases if case.name == "qwen3"]
+    job = Job(case, Target("SM8650", "htp", "16a8w"))
+    versions = {"qnn": "2.51", "executorch_content": "a", "packages_content": "a"}
+    keys = {
+        bundle_key(job, {**versions, **changed})
+        for changed in ({}, {"executorch_content": "b"}, {"packages_content": "b"})
+    }
+    assert len(keys) == 3
 
 
 def test_edited_wheels_are_dirty_and_developed(environment: Environment) -> None:
