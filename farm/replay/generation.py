@@ -128,6 +128,8 @@ def _prompts(path: Path) -> Tokens:
         raise ConfigError(path, "", str(error)) from None
     if not prompts:
         raise ConfigError(path, "", "has no prompt")
+    if () in prompts:
+        raise ConfigError(path, "", f"prompt {prompts.index(())} has no token")
     return prompts
 
 

@@ -90,7 +90,7 @@ def _read_lists(path: Path) -> Tokens:
         raise ValueError("is neither a .json nor a .npy file")
     try:
         lists = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON: {error}") from None
     if not isinstance(lists, list) or not all(isinstance(row, list) for row in lists):
         raise ValueError("has no list of lists of token ids")
@@ -104,7 +104,7 @@ def _read_rows(path: Path) -> Tokens:
 
     try:
         rows = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, MemoryError, OverflowError) as error:
         raise ValueError(f"is no array of token ids: {error}") from None
     if not isinstance(rows, np.ndarray) or rows.ndim not in (1, 2) or rows.dtype.kind not in "iu":
         raise ValueError("has no whole numbers in one or two dimensions")
@@ -128,7 +128,7 @@ def _drawn(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} has no JSON object")  # noqa: TRY004 - of the content

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from farm.errors import FarmError, UsageError
+from farm.errors import ConfigError, FarmError, UsageError
 from farm.program.pte import Value
+from farm.replay.generation import GenerateRequest, plan_generation
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.replay.tensor_files import random_sample, read_list, read_samples
 from farm.request.profiling import Profile
@@ -292,26 +293,48 @@ def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> No
 
 
 def test_what_generates_no_text_and_prompts_that_do_not_fit_are_refused(
-    home: FarmHome, models: Path, decoders: Path
+    models: Path, decoders: Path, tmp_path: Path
 ) -> None:
-    def refusal(*arguments: str) -> str:
-        done = home.farm("exec", *arguments, "--soc", "SM8650", *VIRTUAL)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.count("\n") == 1
-        return done.stderr
+    def refusal(model: Path, prompts: object = None, *, soc: str = "SM8650", stop: tuple[int, ...] = ()) -> str:
+        path = tmp_path / "ids.json"
+        if isinstance(prompts, np.ndarray):
+            np.save(path := tmp_path / "ids.npy", prompts)
+        elif isinstance(prompts, bytes):
+            path = tmp_path / "damaged.npy"
+            path.write_bytes(prompts)
+        elif prompts is not None:
+            path.write_text(prompts if isinstance(prompts, str) else json.dumps(prompts))
+        program = ReadyRequest(model=model, soc=soc, virtual=True)
+        with pytest.raises((UsageError, ConfigError)) as caught:
+            plan_generation(GenerateRequest(program=program, prompts=path, new=4, stop=stop))
+        return str(caught.value)
 
-    (home.cwd / "ids.json").write_text("[[1, 2, 99]]")
-    (home.cwd / "long.json").write_text(json.dumps([[1] * 33]))
-    (home.cwd / "odd.json").write_text("[1, 2]")
-    decoder = str(decoders / "hybrid.pte")
-    assert "generates no text: it has no method 'kv_forward'" in refusal(
-        str(models / "conv.pte"), "--prompt", "ids.json"
-    )
-    assert "prompt 0 has the token 99, and the vocabulary has 0 to 23" in refusal(decoder, "--prompt", "ids.json")
-    assert "prompt 0 has 33 tokens, and the context takes 1 to 32" in refusal(decoder, "--prompt", "long.json")
-    assert "has no list of lists of token ids" in refusal(decoder, "--prompt", "odd.json")
-    assert "gone.json: No such file or directory" in refusal(decoder, "--prompt", "gone.json")
-    assert "--seed is for a program of tensors: leave it, or --prompt, out" in refusal(
-        decoder, "--prompt", "ids.json", "--seed", "1"
-    )
-    assert "--new is for text: it goes with --prompt" in refusal(decoder, "--new", "3")
+    decoder = decoders / "hybrid.pte"
+    assert "ids.json: No such file or directory" in refusal(decoder)
+    assert "generates no text: it has no method 'kv_forward'" in refusal(models / "conv.pte", [[1]])
+    assert "name the one it should run on, as with --soc SM8650" in refusal(decoder, [[1]], soc="")
+    assert "prompt 0 has the token 99, and the vocabulary has 0 to 23" in refusal(decoder, [[1, 2, 99]])
+    assert "prompt 0 has 33 tokens, and the context takes 1 to 32" in refusal(decoder, [[1] * 33])
+    assert "the stop token 24 is none: the vocabulary has 0 to 23" in refusal(decoder, [[1]], stop=(24,))
+    assert "ids.json: has no list of lists of token ids" in refusal(decoder, [1, 2])
+    assert "ids.json: prompt 1 has no token" in refusal(decoder, [[1], []])
+    assert "ids.json: has no prompt" in refusal(decoder, [])
+    assert "ids.json: is no JSON" in refusal(decoder, "[" * 100_000)
+    assert "ids.npy: has no whole numbers in one or two dimensions" in refusal(decoder, np.zeros((1, 3)))
+    assert "ids.npy: has no whole numbers in one or two dimensions" in refusal(decoder, np.zeros((1, 1, 3), np.int32))
+    assert "ids.npy: prompt 0 has no token" in refusal(decoder, np.full((2, 3), -1))
+    huge = (tmp_path / "ids.npy").read_bytes().replace(b"(2, 3)", b"(2, 99999999999)")
+    assert "damaged.npy: is no array of token ids" in refusal(decoder, huge)
+
+
+def test_what_is_for_tensors_alone_or_for_text_alone_is_refused(home: FarmHome, decoders: Path) -> None:
+    (home.cwd / "ids.json").write_text("[[1, 2]]")
+    for arguments, said in (
+        (("--prompt", "ids.json", "--seed", "1"), "--seed is for a program of tensors: leave it, or --prompt, out"),
+        (("--prompt", "ids.json", "--profile", "basic"), "no profile is taken while text is generated"),
+        (("--new", "3"), "--new is for text: it goes with --prompt"),
+    ):
+        done = home.farm("exec", str(decoders / "hybrid.pte"), "--soc", "SM8650", *VIRTUAL, *arguments)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from farm.errors import UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED
+from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +32,13 @@ _WHOLE = 512
 def plan(
     program: ReadyRequest, prompt: Path, new: int | None, stop: tuple[int, ...], foreign: list[str]
 ) -> GeneratingProgram:
-    """Return what `farm exec --prompt` runs. Raises UsageError where it is asked for what is for tensors, `foreign`."""
+    """Return what `farm exec --prompt` runs. Raises UsageError where some of `foreign`, or a profile, is wanted."""
     from farm.replay.generation import GenerateRequest, plan_generation
 
     if foreign:
         raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
+    if program.profile in (Profile.BASIC, Profile.DETAILED):
+        raise UsageError("no profile is taken while text is generated: leave --profile out")
     return plan_generation(GenerateRequest(program=program, prompts=prompt, new=new or _NEW, stop=stop))
 
 
