@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from farm_home import FarmHome
+from made_decoders import compiled, tiny_decoder
 from users import User, two_users
 
-from farm.bundles.bundle import Bundle
-from farm.bundles.cache import BundleCache
-from farm.bundles.reuse import find_bundle_for
-from farm.config.settings import load_config
 from farm.devices.adb.server import start_adb_server
-from farm.replay.stored_result import build_bundle
-from farm.runtime.packages import package_version
 from farm.runtime.simulator import host_sdk
-from farm.suites.manifests import find_suites, load_suite
-from farm.suites.suite import Job, Target
 from farm.system.processes import Supervisor
-from farm.system.publish import published
-from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from farm.bundles.bundle import Bundle
 
 
 def pytest_configure() -> None:
@@ -94,43 +83,19 @@ def toolchain(farm_cache: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def models(farm_cache: Path) -> Path:
     """The folder that native_runner/compile_models.py fills: small programs of every kind."""
-    return _compiled(farm_cache, "compile_models.py")
+    return compiled(farm_cache, "compile_models.py")
 
 
 @pytest.fixture(scope="session")
 def decoders(farm_cache: Path) -> Path:
     """The folder that native_runner/compile_decoders.py fills: small programs that generate text."""
-    return _compiled(farm_cache, "compile_decoders.py")
-
-
-def _compiled(farm_cache: Path, name: str) -> Path:
-    script = Path(__file__).with_name("native_runner") / name
-    versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
-    key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
-
-    def compile_all(folder: Path) -> None:
-        env = {**os.environ, **host_sdk(farm_cache).env}
-        done = subprocess.run(
-            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-
-    return published(farm_cache / "runner-test-models" / key, compile_all)
+    return compiled(farm_cache, "compile_decoders.py")
 
 
 @pytest.fixture(scope="session")
 def generated_bundle(farm_cache: Path) -> Bundle:
     """A tiny decoder with a method for prompts, compiled for a virtual SM8650: a minute, once for all that want it."""
-    suite = load_suite(find_suites()["llm_tiny"])
-    [job] = [Job(case, Target("SM8650", "htp", "16a8w")) for case in suite.cases if case.name == "llama"]
-    config = msgspec.structs.replace(load_config(), cache_dir=farm_cache)
-    tools = prepare(config, note=lambda _line: None, virtual=True)
-    cache = BundleCache(farm_cache)
-    found = find_bundle_for(job, tools, cache)
-    if not found.cached:
-        with Supervisor() as supervisor:
-            build_bundle(config, job, found.key, tools, supervisor)
-    bundle = cache.lookup(found.key)
+    bundle = tiny_decoder(farm_cache)
     assert bundle is not None
     return bundle
 

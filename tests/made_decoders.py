@@ -1,0 +1,57 @@
+"""Programs that tests and bench/generate.py compile once a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from farm.bundles.bundle import Bundle
+from farm.bundles.cache import BundleCache
+from farm.bundles.reuse import find_bundle_for
+from farm.config.settings import load_config
+from farm.replay.stored_result import build_bundle
+from farm.runtime.packages import package_version
+from farm.runtime.simulator import host_sdk
+from farm.suites.manifests import find_suites, load_suite
+from farm.suites.suite import Job, Target
+from farm.system.processes import Supervisor
+from farm.system.publish import published
+from farm.toolchains.prepare import prepare
+
+
+def compiled(cache: Path, name: str) -> Path:
+    """Return the folder that a script of native_runner/ fills; its first line says with what."""
+    script = Path(__file__).with_name("native_runner") / name
+    versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
+    key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
+
+    def compile_all(folder: Path) -> None:
+        env = {**os.environ, **host_sdk(cache).env}
+        done = subprocess.run(
+            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return published(cache / "runner-test-models" / key, compile_all)
+
+
+def tiny_decoder(cache: Path, *, build: bool = True) -> Bundle | None:
+    """Return the bundle of llm_tiny's `llama` with a method for prompts, for a virtual SM8650.
+
+    Compiling it takes a minute; without `build`, None where the cache has it not.
+    """
+    suite = load_suite(find_suites()["llm_tiny"])
+    [job] = [Job(case, Target("SM8650", "htp", "16a8w")) for case in suite.cases if case.name == "llama"]
+    config = msgspec.structs.replace(load_config(), cache_dir=cache)
+    tools = prepare(config, note=lambda _line: None, virtual=True)
+    bundles = BundleCache(cache)
+    found = find_bundle_for(job, tools, bundles)
+    if not found.cached and build:
+        with Supervisor() as supervisor:
+            build_bundle(config, job, found.key, tools, supervisor)
+    return bundles.lookup(found.key)
