@@ -14,6 +14,7 @@ from farm.analysis.robust import NORMAL, difference, level_sigma, median_and_mad
 from farm.analysis.robust import median as middle
 from farm.analysis.scale import GATES, LEAST_SIGMA, Gates, Scale, Series, change_text, scaled, unscaled
 from farm.results.attempt import Direction
+from farm.suites.figures import TIME_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,8 +32,6 @@ SETTLED = 4
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
 _LEAST_OLD = 3
-# Units of what a clock measures.
-_CLOCKS = ("ns",)
 # Fewest values of a device that tell how it differs from others, and by how many standard errors it has to.
 _LEAST_OF_DEVICE = 3
 _DEVICE_ERRORS = 2.0
@@ -134,7 +133,7 @@ def may_hide_regression(series: Series, judgement: Judgement) -> bool:
         return False
     if judgement.finding is Finding.INSUFFICIENT_DATA:
         return True
-    if judgement.sigma == 0.0 and series.unit in _CLOCKS:
+    if judgement.sigma == 0.0 and series.unit in TIME_UNITS:
         # Times repeat to the bit where the clock is coarser than they are noisy: what is below a tick is not seen.
         return True
     worse = judgement.change if series.direction is Direction.LOWER else -judgement.change

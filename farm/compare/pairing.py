@@ -12,10 +12,10 @@ from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, conf
 from farm.analysis.scale import GATES, Series
 from farm.analysis.sequential import MOST_INFERENCES, add_pairs, inferences_for
 from farm.errors import MissingPackageError, NeedsDeviceError
-from farm.regressions.look_back import TIMES
+from farm.regressions.look_back import TEXT_RATES, TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.attempt import Attempt, Direction, Verdict
-from farm.suites.figures import figure_of
+from farm.suites.figures import figure_of, is_host_time
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -157,17 +157,18 @@ def times_of(
 ) -> list[tuple[Series, bool]]:
     """Return the times that both have, and whether each decides.
 
-    On a simulator `latency` is its host's clock, and `htp_cycles` of two simulators are those of their own speed.
-    Where the sides do not leave the `same_share` to the CPU, the one that delegates more has more cycles, and is no
-    worse for it.
+    On a simulator `latency` and rates are its host's clock, and `htp_cycles` of two simulators are those of their own
+    speed. Where the sides do not leave the `same_share` to the CPU, the one that delegates more has more cycles, and is
+    no worse for it.
     """
     known = {one.metric: one for one in first.measurements}
-    both = [one for one in second.measurements if one.metric in TIMES and one.metric in known]
+    both = [one for one in second.measurements if one.metric in (*TIMES, *TEXT_RATES) and one.metric in known]
 
-    def decides(metric: str) -> bool:
-        return (metric == "latency" or same_share) and (not virtual or (one_simulator and metric != "latency"))
+    def decides(one: Measurement) -> bool:
+        is_host = is_host_time(one.metric, one.unit)
+        return (is_host or same_share) and (not virtual or (one_simulator and not is_host))
 
-    return [(_series(one), decides(one.metric)) for one in both]
+    return [(_series(one), decides(one)) for one in both]
 
 
 def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:

@@ -118,7 +118,11 @@ class Executor:
 
     def _begin(self, planned: PlannedJob) -> Future[_JobExecution]:
         staging = self._staged.pop(planned.job.id, None) or self._stage(planned)
-        return self._thread.submit(lambda: self._execute(planned, staging.result(), alone=self._plan.heap))
+        return self._thread.submit(lambda: self._execute(planned, staging.result(), alone=self._alone(planned)))
+
+    def _alone(self, planned: PlannedJob) -> bool:
+        # The greatest memory of a process is that of all the jobs that it ran.
+        return self._plan.heap or planned.job.case.generate is not None
 
     def _execute(self, planned: PlannedJob, staged: Staged, *, alone: bool) -> _JobExecution:
         folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", planned.job.id)

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from farm.devices.status import POLL_SECONDS, STATUS_SECONDS, read_status
-from farm.errors import DeviceError
+from farm.errors import InfraError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,12 +30,13 @@ class Thermometer:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        # A device that does not answer is not waited for twice.
-        self._thread.join(STATUS_SECONDS)
-        if not self._thread.is_alive():
-            self._read()
+        # A device that does not answer is not waited for twice; who breaks off does not want to know.
+        if error is None:
+            self._thread.join(STATUS_SECONDS)
+            if not self._thread.is_alive():
+                self._read()
 
     def _watch(self) -> None:
         while not self._over.wait(self._every_s):
@@ -44,7 +45,7 @@ class Thermometer:
     def _read(self) -> None:
         try:
             celsius = read_status(self._transport, os=self._device.os).temperature_c
-        except DeviceError:
-            # What runs on it says what is wrong.
+        except (InfraError, OSError):
+            # What runs on it says what is wrong: it is gone, or another's.
             return
         self.readings += () if celsius is None else (celsius,)

@@ -101,7 +101,7 @@ def bisect(
 
     Nothing is recorded. Raises as `confirm_job`.
     """
-    [series] = series_of(good, bad, [metric] if metric else ())
+    series, *_ = series_of(good, bad, [metric] if metric else ())
     between = [one for one in _between(store, good, bad) if one.kind == good.kind]
     same = [one for one in between if one.view.case_version == good.view.case_version]
     runs = (good, *same, bad)

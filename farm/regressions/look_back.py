@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.store.records import STEPS, AlertState, NewAlert
-from farm.suites.figures import TIME_UNITS, VERIFICATION_TIME, counter_of
+from farm.suites.figures import VERIFICATION_TIME, counter_of, is_host_time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 TIMES = ("htp_cycles", "latency")
-_OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 """Metrics of how long a program takes, the one that says most first."""
+TEXT_RATES = ("prefill_rate",)
+"""Beside them, of a program that generates text: its latency is that of its decode steps."""
+_OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 
 
 # Numbers that are named in one line.
@@ -94,7 +96,7 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
     counter = counter_of(one.series.metric)
     if one.series.metric == VERIFICATION_TIME or (counter is not None and not counter.judged):
         return False
-    return one.series.unit not in TIME_UNITS or past.runs[-1].device_kind != "virtual"
+    return past.runs[-1].device_kind != "virtual" or not is_host_time(one.series.metric, one.series.unit)
 
 
 def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:

@@ -14,9 +14,10 @@ from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
 from farm.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.errors import FarmError, UnknownNameError, UsageError
-from farm.regressions.look_back import TIMES
+from farm.regressions.look_back import TEXT_RATES, TIMES
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Direction
+from farm.suites.figures import PEAK_MEMORY
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()
     for past in (good, new):
         if not past.attempt.measurements:
             raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
-    wanted = list(dict.fromkeys(metrics)) or [one for one in TIMES if one in both][:1]
+    wanted = list(dict.fromkeys(metrics)) or [
+        *[one for one in TIMES if one in both][:1],
+        *[one for one in TEXT_RATES if one in both],
+    ]
     if not wanted:
         raise UsageError(f"the results of {new.view.id} have no time in common: name what to compare with --metric")
     found = []
@@ -137,7 +141,9 @@ def compare(
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
     measured = {} if measured is None else measured
-    fresh = fresh or was.place != now.place or now.heap
+    # The greatest memory of a process is that of both sides, where it runs both.
+    of_process = any(claim.series.metric == PEAK_MEMORY for claim in claims)
+    fresh = fresh or was.place != now.place or now.heap or of_process
 
     def enough() -> int:
         known = (found.get(one.series.metric, []) for one in claims if not _is_of_outputs(one.series))

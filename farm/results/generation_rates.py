@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from farm.results.attempt import Measurement
-from farm.suites.figures import Direction
+from farm.suites.figures import PEAK_MEMORY, Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
         *_by_position(first, generation.context),
         *(_sustained(report.generated) if len(report.generated) > len(first) else ()),
         *(_time(f"method_load_time[{name}]", [ns]) for name, ns in loads),
-        *([] if peak is None else [Measurement("peak_memory", "bytes", Direction.LOWER, (float(peak),))]),
+        *([] if peak is None else [Measurement(PEAK_MEMORY, "bytes", Direction.LOWER, (float(peak),))]),
     )
 
 
@@ -103,7 +103,7 @@ def _sustained(generated: Iterable[Generated]) -> Iterator[Measurement]:
 
     steps, tokens = [], []
     for one in generated:
-        if took := _decode_ns(one):
+        if (took := _decode_ns(one)) and any(one.steps_ns):
             # What the runner does between two steps belongs to them.
             beside = took / sum(one.steps_ns)
             steps += [ns * beside for ns in one.steps_ns]

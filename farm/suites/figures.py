@@ -244,8 +244,11 @@ COUNTERS = {
 """By metric, without what is in brackets."""
 
 TIME_UNITS = ("ns", "tokens/s")
-"""Of what a clock measured: on a virtual device it is that of this machine."""
+"""Of what a clock measured."""
+_OF_TIMES = frozenset({"sustained_fall"})
 
+PEAK_MEMORY = "peak_memory"
+"""Greatest resident memory of the process of the runner, which of one that ran several programs is that of all."""
 LOAD_TIMES = ("warm_model_load_time", "model_load_time", "warm_load_time", "load_time")
 """How long a program took to load, the ones that are measured today first: `time_measurements` has their meaning."""
 VERIFICATION_TIME = "verification_time"
@@ -263,6 +266,11 @@ def figure_of(metric: str) -> Figure | None:
 def counter_of(metric: str) -> Counter | None:
     """Return what is declared of a counter, as `step_time[0-63]` is of `step_time`; None for other metrics."""
     return COUNTERS.get(metric.partition("[")[0])
+
+
+def is_host_time(metric: str, unit: str) -> bool:
+    """Return whether a clock measured it: that of a virtual device is its host's, and says nothing of phones."""
+    return unit in TIME_UNITS or metric in _OF_TIMES
 
 
 def figure_fields() -> list[tuple[str, Any, None]]:

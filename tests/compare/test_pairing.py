@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from farm.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job
+from farm.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job, times_of
 from farm.errors import NeedsDeviceError
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -151,6 +151,20 @@ def test_the_clock_of_a_simulators_host_decides_nothing() -> None:
     outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind="virtual"))
     metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
     assert (metrics["latency"].decides, metrics["htp_cycles"].decides) == (False, True)
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_of_text_the_steps_and_the_prompts_decide_on_devices(virtual: bool) -> None:
+    text = Attempt(
+        "x", Verdict.PASSED, Stage.DONE, "",
+        measurements=(
+            Measurement("latency", "ns", Direction.LOWER, (4e7,)),
+            Measurement("prefill_rate", "tokens/s", Direction.HIGHER, (4000.0,)),
+            Measurement("decode_rate", "tokens/s", Direction.HIGHER, (25.0,)),
+        ),
+    )  # fmt: skip
+    found = {series.metric: decides for series, decides in times_of(text, text, virtual=virtual, same_share=False)}
+    assert found == {"latency": not virtual, "prefill_rate": not virtual}
 
 
 def test_cycles_of_two_simulators_decide_nothing_and_those_of_hardware_do() -> None:

@@ -111,6 +111,30 @@ def test_one_sample_tells_nothing_apart() -> None:
     assert changes(latency(1), latency(9)) == []
 
 
+def prefill_rate(*rates: float) -> Measurement:
+    return Measurement("prefill_rate", "tokens/s", Direction.HIGHER, rates)
+
+
+def on_phones(before: Measurement, after: Measurement) -> RunDiff:
+    phone = (DeviceView(DEVICE, "SM8650", "hardware", "build"),)
+    return diff(*(run(job("a", attempt(Verdict.PASSED, one)), devices=phone) for one in (before, after)))
+
+
+def test_a_rate_is_slower_where_it_is_so_after_every_prompt() -> None:
+    """Those of long prompts are far above those of short ones, so that their ranges always overlap."""
+    assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 400, 862)) == [("prefill_rate", True)]
+    assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 1001, 862)) == []
+    assert changes(prefill_rate(90, 1000, 4000), prefill_rate(89, 990, 3960)) == [], "1 %"
+    text = "\n".join(diff_lines(on_phones(prefill_rate(4000), prefill_rate(862)), 10))
+    assert "SLOWER: 1" in text
+    assert "prefill_rate: 4,000 tokens/s -> 862 tokens/s, -78.5 %" in text
+
+
+def test_one_rate_is_told_apart_on_phones_alone_and_from_a_tenth_on() -> None:
+    assert not on_phones(prefill_rate(4000), prefill_rate(3700)).jobs[0].changes
+    assert changes(prefill_rate(4000), prefill_rate(862)) == [], "a simulator's host does anything"
+
+
 def test_less_than_two_per_cent_is_not_worth_a_look() -> None:
     assert changes(latency(1, 1.001, 1.002), latency(1.010, 1.011, 1.012)) == []
 

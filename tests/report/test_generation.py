@@ -102,11 +102,11 @@ def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simul
     assert "generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]" in text
     for words in (
         "decode 71.6 tokens/s; prefill 1,869 tokens/s",
-        "first token 10.55 ms (5), 21.40 ms (40), 38.76 ms (96) after a prompt of so many",
+        "first token 10.55 ms after 5 tokens, 21.40 ms after 40, 38.76 ms after 96",
         "step p50 13.96, p90 15.17, p99 15.25 ms",
         "rate -15.2 % after 60 s",
         "31.0 to 38.2 C",
-        "512 MiB",
+        "512 MiB of memory at most",
     ):
         assert words in text, words
     lines = render_summary(simulated, 60).splitlines()

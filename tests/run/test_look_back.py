@@ -256,6 +256,38 @@ def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_bef
     assert (judged["fallback_ops"].finding is Finding.IMPROVEMENT) == (not left)
 
 
+SLOWER_TEXT = {
+    "latency": ("ns", 4e7, 5e7),
+    "decode_rate": ("tokens/s", 25.0, 20.0),
+    "prefill_rate": ("tokens/s", 4000.0, 862.0),
+    "first_token_time[512]": ("ns", 1.28e8, 5.9e8),
+    "sustained_rate": ("tokens/s", 24.0, 19.0),
+    "sustained_fall": ("1", 0.02, 0.2),
+    "method_load_time[kv_forward]": ("ns", 1e9, 2e9),
+    "step_time[0-127]": ("ns", 4e7, 5e7),
+    "temperature": ("C", 30.0, 45.0),
+}
+"""Of a program that generates text and got slower: unit, before, after."""
+
+
+@pytest.mark.parametrize("kind", ["hardware", "virtual"])
+def test_text_that_comes_slower_is_a_regression_of_devices_and_no_news_of_a_simulators_host(kind: str) -> None:
+    runs = tuple(Point(f"run {n:02}", n, math.nan, {"seconds": "60"}, kind, "v") for n in range(13))
+    series = []
+    for number, (metric, (unit, was, now)) in enumerate(SLOWER_TEXT.items()):
+        better = Direction.NONE if unit == "C" else Direction.HIGHER if unit == "tokens/s" else Direction.LOWER
+        values = (*(was * (1 + 0.004 * (n % 3)) for n in range(12)), now)
+        series.append(SeriesPast(number, Series(str(number), metric, unit, better), values))
+    found = compared_series(JobPast("a job", "device", runs, tuple(series)), {})
+    answers = {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}
+    # The curve over positions is of the steps that `latency` has.
+    judged = [] if kind == "virtual" else [one for one in SLOWER_TEXT if one not in ("step_time[0-127]", "temperature")]
+    assert [metric for metric, one in answers.items() if one.finding is Finding.REGRESSION] == judged
+    assert list(answers) == judged
+    if judged:
+        assert answers["prefill_rate"].reason.startswith("-78.5 % against the median of 12 runs")
+
+
 def heap_findings(kept: list[float]) -> dict[str, tuple[str, bool, str]]:
     """Return what is found of the newest of so many runs: what the program kept by run, while others came and went."""
     runs = tuple(Point(f"run {n:02}", n, math.nan, {"heap": "measured"}, "hardware", "v") for n in range(len(kept)))

@@ -47,7 +47,12 @@ REGRESSION = 3
               "candidates take, and 10m for new programs that are no candidates.")  # fmt: skip
 @click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
-@click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="Repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too.",
+)
 @interleaved_options
 @toolchain_option
 @json_option("Print everything, with all samples, as JSON.")

@@ -57,7 +57,7 @@ class ChangeChart(msgspec.Struct, frozen=True):
 def render_compare(report: CompareReport) -> str:
     """Return the page of a comparison as one file; everything in it is taken as hostile text."""
     groups = [(group, title, report.having(group)) for group, title in TITLES.items()]
-    timed = [metric for metric in ("htp_cycles", "latency") if _rows(report, metric)]
+    timed = [metric for metric in ("htp_cycles", "latency", "prefill_rate") if _rows(report, metric)]
     return render(
         "compare.html.j2",
         None,

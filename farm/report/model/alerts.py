@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from farm.store.records import AlertState
+from farm.suites.figures import TIME_UNITS
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from farm.store.records import AlertRecord, Remark
 
 _WORSE, _BETTER = "regression", "improvement"
-_TIMES = frozenset({"ns", "us", "cycles"})
+_TIMES = frozenset({*TIME_UNITS, "us", "cycles"})
 UNSURE = {
     AlertState.CANDIDATE: "candidate, not confirmed yet",
     AlertState.REFUTED: "refuted",

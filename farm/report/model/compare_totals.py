@@ -88,9 +88,9 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
             for what, values in counts.items()
             for shown in [[fmt.size(one) if "size" in what else fmt.count(one) for one in values]]
         ]
-    for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency")):
+    for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency"), ("prefill_rate", "prefill rate")):
         if moved := changes_of(report, metric):
-            host = ", the simulator's host" if metric == "latency" and report.kind == "virtual" else ""
+            host = ", the simulator's host" if metric != "htp_cycles" and report.kind == "virtual" else ""
             change = f"{change_text(Scale.RATIO, statistics.median(moved))} in the median"
             ends = f"{change_text(Scale.RATIO, min(moved))} to {change_text(Scale.RATIO, max(moved))}"
             over = f"{fmt.plural(len(moved), 'job')} run in turns, {ends}"

@@ -13,10 +13,10 @@ from farm.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
-from farm.suites.figures import counter_of
+from farm.suites.figures import TIME_UNITS, counter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.report.model.summary import RunSummary, Spread
     from farm.results.attempt import Measurement
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 LEAST_TIME = 0.02
 """A time that differs by less is not worth a look, however well its samples agree."""
+LEAST_RATE = 0.1
+"""A rate of so few prompts that they do not tell what it varies by is worth one from here on."""
 LEAST_DB = 0.1
 LEAST_FIGURE = 1e-4
 """As a share, for figures without a unit: cosine, top-1, tokens."""
 LEAST_BYTES = 4096
 """Of what a program keeps of a heap: a page."""
 LEAST_SAMPLES = 3
-_TIMES = frozenset({"ns", "us", "cycles"})
+RATES = "tokens/s"
+"""Unit of what has a sample for each prompt."""
+_TIMES = frozenset({*TIME_UNITS, "us", "cycles"})
 _JUDGED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN})
 
 
@@ -138,7 +142,8 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     """Compare two runs.
 
     Times differ where no sample of one side is within the range of the other and the medians are more than 2 % apart:
-    two runs are two nights, so that this is a hint, and no regression. Counters differ where they are not equal.
+    two runs are two nights, so that this is a hint, and no regression. Rates differ where those of all prompts moved
+    the same way; of one prompt or two by more than 10 %, on attached devices. Counters differ where they are not equal.
     Numbers of another kind of device, or of another test under the same name, are not compared.
     """
     old, new = summarize(before), summarize(after)
@@ -213,7 +218,7 @@ def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[MetricChange,
     if before.kind != after.kind:
         return (), f"before on {before.kind or 'no'} device, after on {after.kind or 'no'} device"
     old, new = _measured(before.attempt.measurements), _measured(after.attempt.measurements)
-    found = (_change(old[metric], new[metric]) for metric in new if metric in old)
+    found = (_change(old[metric], new[metric], virtual=after.virtual) for metric in new if metric in old)
     return tuple(change for change in found if change is not None), ""
 
 
@@ -221,7 +226,15 @@ def _measured(rows: Iterable[Measurement]) -> dict[str, tuple[Measurement, Sprea
     return {row.metric: (row, spread) for row in rows if (spread := spread_of(row)) is not None}
 
 
-def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread]) -> MetricChange | None:
+def _all_moved(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return whether the rates of all prompts moved the same way: those of short and long ones are far apart."""
+    ways = {(new > old) - (new < old) for old, new in zip(before, after, strict=False)}
+    return len(before) == len(after) and len(ways) == 1
+
+
+def _change(
+    before: tuple[Measurement, Spread], after: tuple[Measurement, Spread], *, virtual: bool
+) -> MetricChange | None:
     (row, old), (newer, new) = before, after
     if row.unit != newer.unit or old.p50 == new.p50:
         return None
@@ -230,10 +243,12 @@ def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread
     if change.exact:
         return change
     if change.is_time:
-        apart = old.most < new.least or new.most < old.least
+        is_rate = row.unit == RATES
+        apart = _all_moved(row.samples, newer.samples) if is_rate else old.most < new.least or new.most < old.least
         enough = min(old.n, new.n) >= LEAST_SAMPLES
-        far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(LEAST_TIME)
-        return change if apart and enough and far else None
+        least_time = LEAST_TIME if enough else LEAST_RATE if is_rate and not virtual else math.inf
+        far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(least_time)
+        return change if apart and far else None
     counter = counter_of(row.metric)
     if counter is not None and counter.signed:
         return change if abs(new.p50 - old.p50) >= LEAST_BYTES else None

@@ -69,7 +69,8 @@ def rate(value: float | None) -> str:
     """Return a rate without its unit, to three significant digits or, of a great one, to a whole number."""
     if value is None or not math.isfinite(value):
         return _odd(value)
-    return f"{value:.3g}" if abs(value) < 100 else count(value)
+    # Three digits of 99.97 are those of 100.
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 100 else count(value)
 
 
 def duration(value: float) -> str:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from farm.store.records import HistoryPoint
 
-USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
+USUAL = (
+    "latency", "decode_rate", "prefill_rate", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference",
+    "host_peak_memory",
+)  # fmt: skip
 """What most people look for first."""
 _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}
 """Metrics that runners measure no more, and what they measure in their place: docs/results.md."""

@@ -22,9 +22,11 @@ def rates(figures: GenerationFigures) -> list[str]:
     known = (("decode", figures.decode), ("prefill", figures.prefill))
     parts = [f"{name} {fmt.rate(rate.p50)} tokens/s" for name, rate in known if rate is not None]
     if figures.prompts:
-        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms ({one.tokens})" for one in figures.prompts[:_NAMED]]
-        more = f" and {len(figures.prompts) - _NAMED} more" if len(figures.prompts) > _NAMED else ""
-        parts.append(f"first token {', '.join(times)}{more} after a prompt of so many")
+        named = figures.prompts[:_NAMED]
+        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms after {fmt.count(one.tokens)}" for one in named]
+        times[0] += " tokens" if named[0].tokens > 1 else " token"
+        more = f" and {len(figures.prompts) - _NAMED} lengths more" if len(figures.prompts) > _NAMED else ""
+        parts.append(f"first token {', '.join(times)}{more}")
     if steps := figures.steps:
         ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
         parts.append("step " + ", ".join(f"{name} {fmt.milliseconds(ns / 1e6)}" for name, ns in ranks) + " ms")
@@ -33,7 +35,7 @@ def rates(figures: GenerationFigures) -> list[str]:
     if figures.temperature_text:
         parts.append(figures.temperature_text)
     if figures.memory is not None:
-        parts.append(f"{fmt.small(figures.memory / _MIB)} MiB")
+        parts.append(f"{fmt.small(figures.memory / _MIB)} MiB of memory at most")
     return parts
 
 

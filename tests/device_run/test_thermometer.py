@@ -1,0 +1,141 @@
+"""How warm a device gets while a program goes on: before, meanwhile and after; trouble with that is none of a job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.device_run import thermometer as room
+from farm.device_run.thermometer import Thermometer
+from farm.devices.adb.server import start_adb_server
+from farm.devices.connect import open_transport
+from farm.errors import LeaseLostError
+from farm.system.processes import Supervisor
+from farm.virtual.boot import boot
+from farm.virtual.faults import Fault, FaultKind, clear, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from farm.devices.device import Device
+    from farm.devices.transport import Transport
+
+SOON_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, Transport, Path]]:
+    folder = tmp_path_factory.mktemp("warm")
+    with Supervisor() as supervisor:
+        [device] = boot(supervisor, start_adb_server(supervisor, folder / "adb"), ["SM8650"], folder)
+        transport = open_transport(device)
+        yield device, transport, folder / device.serial
+        transport.close()
+
+
+class Odd:
+    """A device that answers as told."""
+
+    def __init__(self, answer: Callable[[], bytes]) -> None:
+        self.serial, self.storage, self._answer = "odd", "/data", answer
+
+    def run(self, *_: Any, **__: Any) -> Any:
+        class Done:
+            stdout, stderr, code = self._answer(), b"", 0
+
+        return Done
+
+
+def odd(answer: Callable[[], bytes], every_s: float = SOON_S) -> Thermometer:
+    device: Any = type("Named", (), {"os": "android"})
+    transport: Any = Odd(answer)
+    return Thermometer(device, transport, every_s)
+
+
+def watching() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "thermometer"]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_so()
+
+
+def test_a_device_that_gets_warm_is_seen_to(phone: tuple[Device, Transport, Path]) -> None:
+    device, transport, root = phone
+    with Thermometer(device, transport, SOON_S) as thermometer:
+        assert thermometer.readings == (25.0,), "before"
+        inject(root, Fault(FaultKind.OVERHEATED, code=44, times=0))
+        until(lambda: 44.0 in thermometer.readings)
+        clear(root)
+    assert thermometer.readings[-1] == 25.0, "and after"
+    assert not watching()
+
+
+def test_a_device_that_is_away_for_a_while_has_readings_before_and_after(phone: tuple[Device, Transport, Path]) -> None:
+    device, transport, root = phone
+    with Thermometer(device, transport, SOON_S) as thermometer:
+        inject(root, Fault(FaultKind.OFFLINE, seconds=0.5))
+        time.sleep(0.2)
+        until(lambda: len(thermometer.readings) > 1)
+    assert set(thermometer.readings) == {25.0}
+    assert not watching()
+
+
+@pytest.mark.parametrize("answer", [b"uid=0\n", b"uid=0\nbattery=temperature: 99999\nzone=0\n", b"no word of it"])
+def test_a_device_that_gives_none_has_no_readings(answer: bytes) -> None:
+    with odd(lambda: answer) as thermometer:
+        time.sleep(3 * SOON_S)
+    assert thermometer.readings == ()
+    assert not watching()
+
+
+def test_one_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STATUS_SECONDS", 0.2)
+    over, asked = threading.Event(), []
+
+    def answer() -> bytes:
+        asked.append(1)
+        if len(asked) > 1:
+            over.wait(10)
+        return b"uid=0\nbattery=temperature: 311\n"
+
+    began = time.monotonic()
+    with odd(answer) as thermometer:
+        until(lambda: len(asked) == 2)
+    assert time.monotonic() - began < 5
+    assert thermometer.readings == (31.1,)
+    assert len(asked) == 2, "not once more"
+    over.set()
+    until(lambda: not watching())
+
+
+def test_whoever_breaks_off_waits_for_nothing() -> None:
+    over, asked = threading.Event(), []
+
+    def answer() -> bytes:
+        asked.append(1)
+        return b"uid=0\n" if len(asked) == 1 or over.wait(10) else b""
+
+    began = time.monotonic()
+    thermometer = odd(answer).__enter__()
+    until(lambda: len(asked) == 2)
+    thermometer.__exit__(KeyboardInterrupt, None, None)
+    assert time.monotonic() - began < 5
+    over.set()
+    until(lambda: not watching())
+
+
+def test_a_lease_that_is_lost_is_for_the_job_to_find() -> None:
+    def answer() -> bytes:
+        raise LeaseLostError("another has it")
+
+    with odd(answer) as thermometer:
+        time.sleep(2 * SOON_S)
+    assert thermometer.readings == ()
