@@ -22,8 +22,8 @@ _ENDS = 2
 """Parts at the beginning and at the end that a fall is between."""
 _MOST_STRETCHES = 8
 """Of the positions of a context: few enough to be series of their own."""
-_MOST_NAME = 64
-"""Characters of a method's name; a report is not to be believed."""
+_MOST_NAME, _MOST_METHODS = 64, 16
+"""Characters of a method's name, and methods: a report is not to be believed, and each is a series for good."""
 _NS = 1e9
 
 
@@ -44,7 +44,7 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
     for one in first:
         if one.first_token_ns:
             by_length.setdefault(one.prompt_tokens, []).append(one.first_token_ns)
-    loads = sorted((name, ns) for name, ns in report.method_loads_ns.items() if len(name) <= _MOST_NAME)
+    loads = sorted((name, ns) for name, ns in report.method_loads_ns.items() if len(name) <= _MOST_NAME)[:_MOST_METHODS]
     peak = report.peak_memory_bytes
     return (
         *(_time(f"first_token_time[{length}]", by_length[length]) for length in sorted(by_length)),

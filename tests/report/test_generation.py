@@ -182,6 +182,34 @@ def test_numbers_that_cannot_be_are_left_out() -> None:
     assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
 
 
+def test_what_a_device_calls_its_methods_is_text() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    report = RunnerReport(1, True, 0, generated=(generated(0, 9_000),), method_loads_ns={evil: 5, "m" * 65: 5})
+    measured = rate_measurements(Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,)), report)
+    assert [one.metric for one in measured if "load" in one.metric] == [f"method_load_time[{evil}]"]
+    job = msgspec.structs.replace(story("llama", "R5CT-1"), attempts=(), id=f"llm/{evil}[SM8650-htp-16a8w]")
+    attempt = Attempt(job.id, Verdict.PASSED, Stage.DONE, "", "R5CT-1", 1, measurements=measured)
+    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
+    page = in_full(render_html(view))
+    assert "&lt;img src=x" in page
+    assert "<img" not in page
+    assert f"{evil} loaded in" in "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
+    many = msgspec.structs.replace(report, method_loads_ns={f"method {n}": 5 for n in range(1000)})
+    what = Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,))
+    assert sum("load" in one.metric for one in rate_measurements(what, many)) == 16
+
+
+def test_a_temperature_that_stays_is_one_number_and_no_curve() -> None:
+    warm = Measurement("temperature", "C", Direction.NONE, (25.0, 25.0, 25.0))
+    job = story("llama", "R5CT-1")
+    [attempt] = job.attempts
+    attempt = msgspec.structs.replace(attempt, measurements=(*attempt.measurements, warm))
+    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
+    text = "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
+    assert "    25.0 C\n" in text
+    assert "temperature \N{LOWER ONE EIGHTH BLOCK}" not in text
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1366])

@@ -81,8 +81,11 @@ class GenerationFigures(msgspec.Struct, frozen=True):
 
     @property
     def temperature_text(self) -> str:
-        """Where the temperature began, and its greatest: `31.0 to 38.5 C`."""
-        return f"{self.temperatures[0]:.1f} to {max(self.temperatures):.1f} C" if self.temperatures else ""
+        """Where the temperature began, and its greatest: `31.0 to 38.5 C`; empty where none is known."""
+        if not self.temperatures:
+            return ""
+        ends = dict.fromkeys(f"{one:.1f}" for one in (self.temperatures[0], max(self.temperatures)))
+        return f"{' to '.join(ends)} C"
 
 
 def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> GenerationFigures | None:

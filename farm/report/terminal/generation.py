@@ -58,6 +58,6 @@ def generation_lines(figures: GenerationFigures, label: str) -> Iterator[str]:
 
 
 def _curve(name: str, values: Sequence[float], unit: str, where: str) -> Iterator[str]:
-    if len(values) > 1:
+    if len(set(values)) > 1:
         least, most = (fmt.milliseconds(value) for value in (min(values), max(values)))
         yield f"  {name} {sparkline(values)} {least} to {most} {unit}, {where}"

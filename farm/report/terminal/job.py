@@ -86,7 +86,9 @@ def _attempt(
             spread = spread_of(one)
             figures = (spread.p50, spread.least, spread.p90, spread.most) if spread else ()
             shown = [fmt.quantity(value, one.unit) for value in (figures[:1] if len(one.samples) == 1 else figures)]
-            rows.append((one.metric, *[*shown, "", "", "", ""][:4], str(len(one.samples))))
+            # The others have the unit of the first.
+            shown = [*shown[:1], *(text.partition(" ")[0] for text in shown[1:]), *[""] * (4 - len(shown))]
+            rows.append((one.metric, *shown, str(len(one.samples))))
         yield ""
         yield from columns(rows, right=range(1, 6), indent="  ")
     if generated := generation_of(attempt, fingerprint):
