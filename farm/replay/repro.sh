@@ -112,6 +112,9 @@ fi
 if [ -f "$here/outputs/inference_speed.txt" ]; then
     echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
 fi
+if [ -f "$here/outputs/tokens.txt" ]; then
+    echo "tokens, by prompt, in $here/outputs/tokens.txt"
+fi
 wrong=0
 @checks@
 exit "$wrong"

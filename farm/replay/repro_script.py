@@ -13,6 +13,7 @@ import msgspec
 from farm.bundles.bundle import MODEL
 from farm.devices.transport import Link
 from farm.errors import MissingPackageError, UsageError
+from farm.execution.raw import TOKENS_FILE
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
@@ -75,8 +76,11 @@ def write_script(
         **program_flags(bundle.manifest, runtime.kind),
         **shape_flags(bundle.manifest),
     }
-    # Direct mode's runner knows neither, and executes every input once.
-    if not target.direct:
+    if bundle.manifest.generation is not None:
+        # Each prompt is generated after once.
+        flags |= {"tokens_path": f"{_OUTPUTS}/{TOKENS_FILE}", "warm_up": str(warm_up)}
+    elif not target.direct:
+        # Direct mode's runner knows neither, and executes every input once.
         flags |= {
             "performance_output_path": f"{_OUTPUTS}/inference_speed.txt",
             "iteration": str(iterations),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,6 +291,15 @@ def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> No
     assert f"prompt 0 (3 tokens): {len(tokens)} tokens, the last of them a stop token" in shown.stdout
     assert "    " + " ".join(map(str, tokens)) in shown.stdout.splitlines()
     assert "tokens/s after it" in shown.stdout
+
+    # The script that needs adb alone generates the same: its files are for this machine.
+    written = home.farm("repro", "exec/hybrid", "--run", said["run"], "--script", "script")
+    assert written.returncode == 0, written.stderr
+    device = home.cwd / "script" / "device"
+    subprocess.run(["sh", device / "run.sh"], check=True, capture_output=True, timeout=120)
+    assert (device / "exit_code").read_text() == "0\n"
+    lines = [f"{line} {token}" for line, tokens in enumerate(saved) for token in tokens]
+    assert (device / "outputs" / "tokens.txt").read_text().splitlines() == lines
 
 
 def test_what_generates_no_text_and_prompts_that_do_not_fit_are_refused(
