@@ -9,10 +9,11 @@ import msgspec
 
 from farm.errors import FarmError
 from farm.execution.crash_logs import collect_crash_logs
-from farm.execution.raw import ETDUMP_FILE
+from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Verdict
 from farm.results.dsp_trouble import explain_by_logs
 from farm.results.profile.etdump import ETDUMP_LIMIT
+from farm.results.runner_report import ReportError, read_report
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 from farm.suites.socs import find_soc
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 OUTPUT = "output:"
 """What the kind of an artifact that is an output begins with; its file name follows."""
+TOKENS = "tokens"
+"""The kind of what a program generated in an attempt that passed: token ids by prompt, as JSON."""
 
 # Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
 _OUTPUT_BYTES = 64 << 20
@@ -59,6 +62,9 @@ class AttemptArtifacts:
                 kept.append(self._put(kind, path))
             except (FarmError, OSError) as error:
                 notes.append(reason_line(f"{path.name} is not kept: {error}"))
+        if bundle.manifest.generation is not None and attempt.verdict is Verdict.PASSED:
+            tokens, problems = self.keep_files(_tokens(folder, bundle.manifest.samples))
+            kept, notes = [*kept, *tokens], [*notes, *problems]
         if self._optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.execution.optrace import collect_optrace
 
@@ -114,6 +120,15 @@ class AttemptArtifacts:
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)
+
+
+def _tokens(folder: Path, prompts: int) -> dict[str, bytes]:
+    """Return what was generated after each prompt the first time, by the kind of such an artifact."""
+    try:
+        report = read_report(folder / RESULT_FILE)
+    except (ReportError, OSError):
+        report = None
+    return {TOKENS: msgspec.json.encode([one.tokens for one in report.generated[:prompts]])} if report else {}
 
 
 def kept_outputs(artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from farm.analysis.facts import CONTENTS, changed_facts
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, facts_of, relevant_versions
 from farm.bundles.reuse import find_bundle_for
-from farm.device_run.artifacts import kept_outputs
+from farm.device_run.artifacts import TOKENS, kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.replay.made_bundle import find_made_bundle
 from farm.request.profiling import Profile
@@ -55,6 +55,8 @@ class StoredResult(msgspec.Struct, frozen=True):
     """Of its device: `virtual` or `hardware`."""
     outputs: dict[str, str]
     """SHA-256 by file name, of the outputs that were kept."""
+    tokens: str = ""
+    """SHA-256 of what it generated, where that was kept."""
 
     @property
     def description(self) -> str:
@@ -138,6 +140,29 @@ def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]
             yield _result(store, run, stored.view.id)
 
 
+def find_stored_results(store: Store, pattern: str, ref: str | None) -> tuple[list[StoredResult], list[str]]:
+    """Return the results that the jobs which `pattern` means have in run `ref`, or their newest ones, as they ran.
+
+    Beside it, why others have none. Raises UnknownNameError, UsageError where there is no result at all.
+    """
+    if ref is None:
+        runs = store.history.newest_runs(pattern)
+    else:
+        run_id = store.runs.resolve(ref, unbegun_named=True)
+        there = {view.id for view in store.runs.view(run_id).jobs}
+        runs = {name: run_id for name in store.history.job_names(pattern) if name in there}
+    found, missing = [], []
+    for name, run_id in runs.items():
+        try:
+            found.append(_result(store, store.runs.view(run_id), name))
+        except UsageError as error:
+            missing.append(str(error))
+    if not found:
+        why = missing[0] if missing else f"'farm history {pattern}' shows which runs have one"
+        raise UsageError(f"{pattern} has no result{f' in run {ref}' if ref else ''}: {why}")
+    return found, missing
+
+
 class Results:
     """Results of many jobs in some runs, each of which is read once."""
 
@@ -155,8 +180,10 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     kinds = {device.serial: device.kind for device in run.devices}
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:
-            outputs = kept_outputs(store.runs.artifacts(run.id, job_id))
-            return StoredResult(run, view, attempt, number, kinds[attempt.device], outputs)
+            artifacts = store.runs.artifacts(run.id, job_id)
+            tokens = next((one.sha256 for one in reversed(artifacts) if one.kind == TOKENS), "")
+            kind = kinds[attempt.device]
+            return StoredResult(run, view, attempt, number, kind, kept_outputs(artifacts), tokens)
     last = view.attempts[-1].reason if view.attempts else "it was not begun"
     raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
@@ -231,7 +258,7 @@ def find_bundle(
     """
     bundle = cached_bundle(config, stored)
     if bundle is not None:
-        _require_program(stored, bundle)
+        require_program(stored, bundle)
         return bundle
     key = stored.attempt.bundle_key
     if changes := _changes(config, stored, job, tools):
@@ -245,11 +272,11 @@ def find_bundle(
     bundle = cached_bundle(config, stored)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
-    _require_program(stored, bundle)
+    require_program(stored, bundle)
     return bundle
 
 
-def _require_program(stored: StoredResult, bundle: Bundle) -> None:
+def require_program(stored: StoredResult, bundle: Bundle) -> None:
     """Raise UsageError where a bundle was compiled anew since, to another program than the result is of."""
     was, now = stored.view.program, bundle.manifest.program
     if isinstance(was, str) and was and now and was != now:

@@ -157,7 +157,7 @@ def _unusable(view: JobView, case: Case, precisions: Collection[str]) -> str:
 def _tuned(case: Case, precision: str, rows: list[_Measured], request: TuneRequest) -> TunedPrecision:
     tolerance = case.tolerance(precision)
     in_force = {reference: getattr(tolerance, reference) for reference in REFERENCES}
-    observations = [one for row in rows for one in _observations(row)]
+    observations = [one for row in rows for one in observed(row.attempt, row.place)]
     try:
         limits = suggest_limits(observations, in_force, margin=request.margin, looser=request.looser)
     except ValueError as error:
@@ -183,10 +183,10 @@ def _tuned(case: Case, precision: str, rows: list[_Measured], request: TuneReque
     )
 
 
-def _observations(row: _Measured) -> Iterator[MeasuredOutput]:
+def observed(attempt: Attempt, place: str) -> Iterator[MeasuredOutput]:
     """Yield every output against every reference: each sample where it is kept, else the worst of them."""
-    samples = {one.metric: one.samples for one in row.attempt.measurements}
-    for comparison in row.attempt.comparisons:
+    samples = {one.metric: one.samples for one in attempt.measurements}
+    for comparison in attempt.comparisons:
         figures = {}
         for figure in COMPARED:
             value = getattr(comparison, figure.name, None)
@@ -194,4 +194,4 @@ def _observations(row: _Measured) -> Iterator[MeasuredOutput]:
             # Those without a column are measurements alone.
             if kept := samples.get(metric, () if value is None else (value,)):
                 figures[figure.name] = kept
-        yield MeasuredOutput(row.place, comparison.reference, figures)
+        yield MeasuredOutput(place, comparison.reference, figures)

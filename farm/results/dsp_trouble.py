@@ -54,6 +54,11 @@ _KNOWN = (
         of_runtime=True,
     ),
     _TroubleWords(
+        re.compile(r"Using newer context binary on old SDK"),
+        "the program was compiled with a newer QNN than the runtime is of, and only the same or a newer one runs it: "
+        "take another runtime, as with --toolchain, or compile the program with an older QNN",
+    ),
+    _TroubleWords(
         re.compile(r"requires estimated allocation of (?P<size>\d{1,15}) KB, limit is (?P<limit>\d{1,15}) KB"),
         "a context of {size:,} KB is larger than the {limit:,} KB that the DSP, which addresses 4 GB, has for one: "
         f"{_SPLIT}",

@@ -30,6 +30,7 @@ REFUSED = failed(Stage.LOAD, "load: Error 0x12 loading method forward", Cause.RE
         ("<E> Skel lib id mismatch: devKey={deviceId=0 coreId=0 pdId=0} expected (v2.51.0.26), detected (v2.47.0.25)",
          ("of two QNN SDKs", "v2.51.0.26", "v2.47.0.25")),
         ("QnnDsp <E> Unable to load Skel Library. transportStatus: 9", ("skel", "signed")),
+        ("[ERROR] [Qnn ExecuTorch]:  <E> Using newer context binary on old SDK", ("a newer QNN", "--toolchain")),
     ],
 )  # fmt: skip
 def test_what_qnn_says_of_a_known_trouble_is_told_in_the_reason_with_what_to_do(
