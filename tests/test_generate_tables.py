@@ -156,7 +156,7 @@ def test_a_file_without_token_ids_is_refused(tmp_path: Path, name: str, content:
         ("[5, 40]", "[5, 129]", "prompt 1 has 129 tokens, expected at most the context, 128"),
         ("[5, 40]", "[5, 40]\nprefill = 129", "generate.prefill: is 129, expected at most the context, 128"),
         ("[5, 40]", "[5, 97]\ncontext = 100", "prompt 1 has 97 tokens, 4 chunks of prefill = 32, which are more"),
-        ("prompt_lengths = [5, 40]", "", "generate: has nothing to ask: give it prompts, a prompts_file or prompt_l"),
+        ("prompt_lengths = [5, 40]", "", "generate: has nothing to ask: give it prompts, a prompts_file, prompt_l"),
         ("[5, 40]", "[5]\nprompts = [[1]]", "prompts and prompt_lengths are both there: leave one out"),
         ("prompt_lengths = [5, 40]", "prompts = [[1], []]", "generate.prompts: prompt 1 is empty"),
         (

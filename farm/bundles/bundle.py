@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import BundleError
+from farm.suites.accuracy.asked import Likelihoods
 from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
 from farm.suites.socs import find_soc
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
+TOLD = 2
+"""Columns of what a told sequence has for each position."""
 OPTRACE = "optrace"
 SAVER = "saver"
 OP_PACKAGES = "op_packages"
@@ -91,6 +94,9 @@ class Generation(msgspec.Struct, frozen=True):
     """Positions that count of the outputs, by sample."""
     tokens: dict[str, tuple[tuple[int, ...], ...]] = {}
     """What each reference generates, greedy, by sample."""
+    likelihoods: Likelihoods | None = None
+    """Where the outputs are no logits, but float32 [positions, TOLD]: the logarithm of the probability of the token
+    that follows in the sequence, and of the likeliest there; 0 after the last token."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ import numpy as np
 
 from farm.bundles.bundle import INPUTS, Generation, TensorSpec
 from farm.errors import ConfigError
+from farm.suites.generate import DECODE as DECODE  # noqa: PLC0414 - part of what a program of this kind is
+from farm.suites.generate import PREFILL as PREFILL  # noqa: PLC0414
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from farm.program.pte import Method, Program
 
     Tokens = Sequence[Sequence[int]]
-
-DECODE, PREFILL = "kv_forward", "prefill_forward"
 
 NO_TOKEN = -1
 """Fills the end of what is shorter than the longest."""

@@ -32,7 +32,8 @@ _RECIPE = (
 )  # fmt: skip
 # The same for cases that generate text, beside it.
 _RECIPE_OF_TEXT = (
-    "compile/llm/*.py", "bundles/generation.py", "suites/architectures.py", "suites/generate.py", "suites/prompts.py"
+    "compile/llm/*.py", "bundles/generation.py", "suites/architectures.py", "suites/generate.py", "suites/prompts.py",
+    "suites/accuracy/*.py",
 )  # fmt: skip
 
 CONTENT = "_content"

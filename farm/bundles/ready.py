@@ -11,6 +11,7 @@ from farm.bundles.bundle import Manifest, TensorSpec
 from farm.errors import ConfigError, IllegalTargetError
 from farm.program.pte import read_pte
 from farm.suites.features import NOT_DIRECT
+from farm.suites.generate import DECODE
 from farm.suites.options import compile_options
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def read_ready(job: Job, how: str = "the key method of its case") -> Method:
-    """Return the method that a job with a ready `.pte` runs; `how` another is named goes into the error.
+    """Return the method that a job with a ready `.pte` runs, of one that generates text the one that decodes.
+
+    `how` another is named goes into the error.
 
     Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
     for another SoC or backend, or where the target has options that only a compiler could apply, or direct mode, whose
@@ -29,7 +32,7 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
     """
     path, target = Path(job.case.folder, job.case.pte), job.target
     program = read_pte(path)
-    method = program.method(job.case.method, how)
+    method = program.method(DECODE if job.case.generate is not None else job.case.method, how)
     # Which runner runs it is no option of its compiler alone.
     if compiled := [name for name in compile_options(target) if name != DIRECT_MODE]:
         names = ", ".join(compiled)

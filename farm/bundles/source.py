@@ -24,7 +24,9 @@ _IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILIN
 # Their content is in every key.
 _VERSIONED = ("torch", "executorch", "torchao")
 # Of a folder as Hugging Face's hub has it; its other files are read by nobody here.
-_OF_HUGGING_FACE = ("config.json", "*.safetensors", "*.safetensors.index.json")
+_OF_HUGGING_FACE = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"
+)  # fmt: skip
 
 
 def source_place(case: Case) -> tuple[str, ...]:
@@ -40,12 +42,17 @@ def suite_files(case: Case) -> list[Path]:
 
 
 def named_files(case: Case) -> list[Path]:
-    """Return the files that `case` names, and those with parameters and weights in the folders that it names."""
+    """Return the files that `case` names, those of a model in the folders that it names, and what its task names."""
     folders = case.generate.folders if case.generate is not None else ()
     found: list[Path] = []
     for name in case.files:
         path = Path(case.folder, name)
         found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
+    if case.generate is not None and case.generate.task:
+        # Its import is that of a YAML parser.
+        from farm.suites.accuracy.task_format import read_task
+
+        found += read_task(Path(case.folder, case.generate.task)).files[1:]
     return found
 
 

@@ -128,7 +128,8 @@ def _generation_flags(generation: Generation | None) -> dict[str, str]:
     if generation is None:
         return {}
     stop = ",".join(map(str, generation.stop))
-    return {"generate": str(generation.new), **({"stop": stop} if stop else {})}
+    told = {"told": "true"} if generation.likelihoods is not None else {}
+    return {"generate": str(generation.new), **({"stop": stop} if stop else {}), **told}
 
 
 def shape_flags(manifest: Manifest) -> dict[str, str]:

@@ -153,7 +153,7 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
         measured.append(Measurement("margin_fp32[0]", "1", Direction.HIGHER, tuple(margins)))
     if perplexities := [value for look in looks if (value := look.perplexity(look.output(0))) is not None]:
         measured.append(Measurement("perplexity[0]", "tokens", Direction.LOWER, tuple(perplexities)))
-    problem = _wrong_tokens(generation, report) or next((text for look in looks if (text := look.disagreement())), "")
+    problem = wrong_tokens(generation, report) or next((text for look in looks if (text := look.disagreement())), "")
     return TokenFindings(rows, tuple(measured), _notes(generation, report), problem)
 
 
@@ -174,7 +174,7 @@ class _Scored:
         try:
             return self._of(self._bundle.reference(kind, self.sample, index))
         except (OSError, ValueError) as error:
-            raise _damaged(self._bundle, error) from None
+            raise damaged(self._bundle, error) from None
 
     def _of(self, logits: NDArray[np.generic]) -> NDArray[np.float64]:
         return logits[: len(self._sequence)].astype(np.float64)
@@ -200,12 +200,7 @@ class _Scored:
         if len(self._bundle.manifest.outputs) < 2:
             return None
         ahead, alone = (self.output(index)[: self._entry.prompt_tokens] for index in (0, 1))
-        if not (np.all(np.isfinite(ahead)) and np.all(np.isfinite(alone))):
-            return -math.inf
-        signal, noise = float(np.sum(alone * alone)), float(np.sum((alone - ahead) ** 2))
-        if not noise:
-            return math.inf
-        return 10.0 * math.log10(signal / noise) if signal else -math.inf
+        return prefill_agreement(ahead, alone)
 
     def _chosen(self) -> Iterator[tuple[int, int, int]]:
         """Yield place, row and token of what was chosen after the tokens that were scored."""
@@ -235,6 +230,16 @@ class _Scored:
         return ""
 
 
+def prefill_agreement(ahead: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
+    """Return the SQNR of what prefill says of a prompt against what decode says; inf where they are equal. Pure."""
+    if not (np.all(np.isfinite(ahead)) and np.all(np.isfinite(alone))):
+        return -math.inf
+    signal, noise = float(np.sum(alone * alone)), float(np.sum((alone - ahead) ** 2))
+    if not noise:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal else -math.inf
+
+
 def _prompt(bundle: Bundle, sample: int) -> tuple[int, ...]:
     return _ids(bundle, sample, 0)
 
@@ -252,11 +257,12 @@ def _ids(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
     try:
         found = read_tensor(bundle.input_files(sample)[index], bundle.manifest.inputs[index]).ravel()
     except (OSError, ValueError) as error:
-        raise _damaged(bundle, error) from None
+        raise damaged(bundle, error) from None
     return tuple(token for token in map(int, found) if token >= 0)
 
 
-def _damaged(bundle: Bundle, error: Exception) -> BundleError:
+def damaged(bundle: Bundle, error: Exception) -> BundleError:
+    """Return what to raise where a file of `bundle` cannot be read."""
     key = bundle.manifest.key[:12]
     return BundleError(f"bundle {key} is damaged: {error}: run 'farm cache prune --all --yes' and build again")
 
@@ -301,7 +307,8 @@ def _notes(generation: Generation, report: RunnerReport) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _wrong_tokens(generation: Generation, report: RunnerReport) -> str:
+def wrong_tokens(generation: Generation, report: RunnerReport) -> str:
+    """Return which token is not the one that is expected, or that the first round gave; "" where all are. Pure."""
     prompts = len(generation.prompt_tokens)
     for entry, wanted in zip(report.generated, generation.tokens.get(EXPECTED, ()), strict=False):
         if entry.tokens != wanted:

@@ -41,7 +41,8 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
         ("decode_rate", [rate for one in first if (rate := _decode_rate(one)) is not None]),
     )
     by_length: dict[int, list[float]] = {}
-    for one in first:
+    # What is told has as many lengths as a task has questions: no series of any of them.
+    for one in first if generation.likelihoods is None else ():
         if one.first_token_ns:
             by_length.setdefault(one.prompt_tokens, []).append(one.first_token_ns)
     loads = sorted((name, ns) for name, ns in report.method_loads_ns.items() if len(name) <= _MOST_NAME)[:_MOST_METHODS]

@@ -16,10 +16,12 @@ from farm.errors import BundleError
 from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
+from farm.results.expected_text import slow_problem, told_problem
 from farm.results.generation import judge_tokens, report_problem, with_tokens
 from farm.results.generation_rates import rate_measurements, temperatures
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
+from farm.results.likelihoods import judge_told
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import NoSignalError, compare_outputs, decide, measure_outputs, not_judged, outputs_problem
@@ -61,6 +63,8 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
         ending = ending.ended_as(failed(Stage.BUILD, problem, Cause.COMPILE))
     if ending.verdict is Verdict.PASSED and (problem := _dump_problem(job, raw)):
         ending = ending.ended_as(failed(Stage.EXECUTE, problem, Cause.REFUSED))
+    if ending.verdict is Verdict.PASSED and generates:
+        ending = _as_expected(job, raw, ending)
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
@@ -84,7 +88,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
             operators=ending.operators,
             cause=ending.cause,
             log=bounded_log(raw.stderr),
-            notes=(*map(reason_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
+            notes=(*map(reason_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle), *_origin_notes(job)),
         ),
     )
 
@@ -157,7 +161,8 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         if ending is None:
             figures = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
-            tokens = judge_tokens(bundle, raw, report, figures)
+            tells = generation is not None and generation.likelihoods is not None
+            tokens = (judge_told if tells else judge_tokens)(bundle, raw, report, figures)
             ending = with_tokens(decide(job, bundle, tokens.figures, broken), tokens)
             ending = judge_iterations(job, bundle, report, ending)
             measured = (*measured, *numeric_measurements(tokens.figures), *metrics, *tokens.measurements)
@@ -186,6 +191,18 @@ def delegation_problem(job: Job, bundle: Bundle) -> str:
     if expected.most_pte_bytes is not None and manifest.pte_bytes > expected.most_pte_bytes:
         return f"the program has {manifest.pte_bytes} bytes, expected {expected.most_pte_bytes} or less"
     return ""
+
+
+def _as_expected(job: Job, raw: RawResult, ending: Ending) -> Ending:
+    """Return `ending`, failed where the text is slower or worse than the case expects."""
+    expected = job.case.expectation(job.target)
+    if expected is None:
+        return ending
+    if problem := told_problem(expected, ending.measurements):
+        return ending.ended_as(failed(Stage.NUMERICS, problem, Cause.NUMERICS))
+    # A simulator's clock is that of this machine, and looking at the heap takes time.
+    slow = "" if raw.simulated or raw.heap else slow_problem(expected, ending.measurements)
+    return ending.ended_as(failed(Stage.EXECUTE, slow, Cause.NONE)) if slow else ending
 
 
 def _dump_problem(job: Job, raw: RawResult) -> str:
@@ -244,6 +261,12 @@ def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> At
         note = f"known issue {shows}: {issue.reason}"
         return msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
     return attempt
+
+
+def _origin_notes(job: Job) -> tuple[str, ...]:
+    """Return what compiled a program that came ready: the run's own toolchain is that of its runtime."""
+    named = ", ".join(f"{name} {version}" for name, version in sorted(job.case.compiled_with.items()))
+    return (reason_line(f"compiled with {named}"),) if named else ()
 
 
 def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:

@@ -195,6 +195,10 @@ FIGURES = {
         Figure("perplexity_ratio", "1", _LOWER, of_logits=True, decides=False, least=0),
         # How closely prompts by `prefill_forward` agree with the same by `kv_forward`: of the first output alone.
         Figure("prefill_db", "dB", _HIGHER, against=("quantized",), of_logits=True, decides=False),
+        # Of a task: questions whose likeliest choice is another than the reference's, and answers that are right by the
+        # reference and no more: farm/results/accuracy.py.
+        Figure("other_choices", "count", _LOWER, of_logits=True, decides=False, least=0),
+        Figure("lost_answers", "count", _LOWER, of_logits=True, decides=False),
         # The probability of a chosen token as a share of that of the likeliest, by the FP32 module: the least.
         Figure("margin", "1", _HIGHER, against=(), of_logits=True, decides=False, least=0, greatest=1),
         Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),

@@ -12,6 +12,12 @@ from farm.errors import IllegalTargetError
 Mode = Literal["kv", "hybrid", "lookahead"]
 PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")
 """What a decoder is compiled at. In 8a8w ExecuTorch's own comes to -58 dB without any error (1.5.1, measured)."""
+DECODE, PREFILL = "kv_forward", "prefill_forward"
+"""Methods of a static decoder."""
+BYTES = "bytes"
+"""In place of a tokenizer's file: each byte of a text in UTF-8 is a token."""
+TOKENIZER_FILES = (".json", ".model")
+"""What a tokenizer's file ends in; another name is that of a folder."""
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -53,6 +59,28 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     quantized module generates after it."""
     expected_file: str = ""
     """With a `.pte`: the tokens that have to be generated after each prompt, as `prompts_file`."""
+    tokenizer: str = ""
+    """What makes tokens of a text: a file, a folder with one, or `bytes`: farm/suites/accuracy/tokenizer.py."""
+    score_text: str = ""
+    """A text, in UTF-8, whose perplexity is measured, in place of prompts."""
+    windows: _Length | None = None
+    """At most so many pieces of it, from its beginning; None is all of them."""
+    task: str = ""
+    """A multiple choice task in lm-eval's YAML, in place of prompts or beside a text."""
+    documents: _Length | None = None
+    """At most so many of its questions, from the first; None is all of them."""
+    prefix: tuple[int, ...] = ()
+    """Tokens at the beginning of the text and of each question, as that of a beginning."""
+
+    @property
+    def tells(self) -> bool:
+        """Return whether sequences are told, and how likely they are is all that is asked."""
+        return bool(self.score_text or self.task)
+
+    @property
+    def new_tokens(self) -> int:
+        """Return how many tokens are generated after each prompt, at most."""
+        return 1 if self.tells else self.new
 
     @property
     def decode(self) -> int:
@@ -65,25 +93,29 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def methods(self) -> tuple[str, ...]:
         """Return the methods of the program that is compiled."""
-        return ("kv_forward",) if self.mode == "kv" else ("kv_forward", "prefill_forward")
+        return (DECODE,) if self.mode == "kv" else (DECODE, PREFILL)
 
     @property
     def folders(self) -> tuple[str, ...]:
         """Return the folders among `files`."""
-        return (self.hugging_face,) if self.hugging_face else ()
+        is_file = self.tokenizer == BYTES or self.tokenizer.endswith(TOKENIZER_FILES)
+        return tuple(name for name in (self.hugging_face, "" if is_file else self.tokenizer) if name)
 
     @property
     def without_files(self) -> Generate:
         """Return the same as if it named no file and no folder."""
-        return msgspec.structs.replace(
-            self, params_file="", weights="", hugging_face="", prompts_file="", score_file="", expected_file=""
-        )
+        named = (
+            "params_file", "weights", "hugging_face", "prompts_file", "score_file", "expected_file", "tokenizer",
+            "score_text", "task",
+        )  # fmt: skip
+        return msgspec.structs.replace(self, **dict.fromkeys(named, ""))
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the files and folders that it names, relative to the folder of the suite."""
         named = (
-            self.params_file, self.weights, self.hugging_face, self.prompts_file, self.score_file, self.expected_file
+            self.params_file, self.weights, self.hugging_face, self.prompts_file, self.score_file, self.expected_file,
+            "" if self.tokenizer == BYTES else self.tokenizer, self.score_text, self.task,
         )  # fmt: skip
         return tuple(name for name in named if name)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from farm.errors import ConfigError, UnknownNameError
+from farm.suites.accuracy.told_tables import check_told
 from farm.suites.architectures import ARCHITECTURES, PARAM_TYPES, Architecture, find_architecture
 from farm.suites.generate import PRECISIONS_OF_TEXT
 from farm.suites.prompts import HUGGING_FACE_CONFIG, decoder_params, expected_of, generate_of, prompts_of, scored_of
@@ -25,7 +26,7 @@ _SIZES = ("dim", "n_layers", "n_heads", "vocab_size")
 FEATURES_OF_TEXT = ("shared_buffer", "use_multi_contexts", "split")
 """What a case that generates text may ask of its compiler. Weights that two methods have in common are shared, and
 attention is taken apart into heads, without being asked for."""
-_EXPECTED_OF_TEXT = ("least_decode_rate", "least_prefill_rate", "most_perplexity")
+_EXPECTED_OF_TEXT = ("least_decode_rate", "least_prefill_rate", "most_perplexity", "least_accuracy")
 # Logits of a sample are float32 [positions, vocabulary], in a file for every output and reference.
 _MOST_LOGITS_BYTES = 1 << 30
 # What a case of a module has, and what to do in place of it.
@@ -33,7 +34,7 @@ _INSTEAD = {
     "module": "the architecture takes its place", "program": "the architecture takes its place",
     "checkpoint": "name the file as generate.weights", "args": "the architecture has params",
     "kwargs": "the architecture has params", "inputs": "prompts take their place", "samples": "each prompt is one",
-    "expected": "name the tokens in generate.expected_file", "methods": "the mode decides",
+    "methods": "the mode decides",
     "method": "the mode decides", "metrics": "its own figures are always measured",
     "state": "its caches are its state", "deterministic": "what repeats is seen from the tokens",
 }  # fmt: skip
@@ -55,7 +56,7 @@ def check_expected(manifest: Path, key: str, expected: Iterable[Expectation]) ->
 
 
 def checked(manifest: Path, key: str, case: Case) -> int:
-    """Return how many prompts a case that generates text has; its files are there.
+    """Return how many prompts a case that generates text has, 1 where it is told others; its files are there.
 
     Raises ConfigError, naming the key, for anything that cannot be compiled or run.
     """
@@ -68,7 +69,13 @@ def checked(manifest: Path, key: str, case: Case) -> int:
     _check_sources(manifest, key, case)
     _check_widths(manifest, key, case)
     vocabulary = _check_decoder(manifest, key, case)
-    return _check_tokens(manifest, key, case, vocabulary)
+    check_told(manifest, key, case, vocabulary)
+    # How many sequences there are, the tokenizer says when it is compiled.
+    prompts = 1 if generate_of(case).tells else _check_tokens(manifest, key, case, vocabulary)
+    if case.expected and not (case.pte and generate_of(case).score_file and len(case.expected) == prompts):
+        problem = "is for a pte with a score_file, logits for each prompt; tokens stand in generate.expected_file"
+        raise ConfigError(manifest, f"case.{case.name}.expected", problem)
+    return prompts
 
 
 def _check_precisions(manifest: Path, key: str, case: Case) -> None:
@@ -102,9 +109,10 @@ def _check_sources(manifest: Path, key: str, case: Case) -> None:
     if generate.hugging_face:
         _check_hugging_face(manifest, f"{key}.hugging_face", case)
     prompts = [name for name in ("prompts", "prompts_file", "prompt_lengths") if getattr(generate, name)]
-    if len(prompts) != 1:
+    if len(prompts) != 1 and not generate.tells:
         problem = f"{prompts[0]} and {prompts[1]} are both there: leave one out" if prompts else "has nothing to ask"
-        raise ConfigError(manifest, key, f"{problem}: give it prompts, a prompts_file or prompt_lengths")
+        ways = "prompts, a prompts_file, prompt_lengths, a score_text or a task"
+        raise ConfigError(manifest, key, f"{problem}: give it {ways}")
     if case.pte and generate.prompt_lengths:
         problem = "are drawn from a vocabulary, which a pte does not say before it runs: give prompts or a prompts_file"
         raise ConfigError(manifest, f"{key}.prompt_lengths", problem)

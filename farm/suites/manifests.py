@@ -61,6 +61,7 @@ class _CaseTable(_Table, frozen=True):
     program: str = ""
     pte: str = ""
     expected: tuple[tuple[str, ...], ...] = ()
+    compiled_with: dict[str, str] = {}
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     seed: int = 0
@@ -173,9 +174,7 @@ def _check_limits(manifest: Path, key: str, tolerances: Mapping[str, Tolerance])
 
 def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
     key = f"case.{name}"
-    _check_name(manifest, key, name)
-    if table.samples < 1:
-        raise ConfigError(manifest, f"{key}.samples", "is at least 1")
+    _check_keys(manifest, key, name, table)
     if table.generate is not None:
         check_alone(manifest, key, table.given)
     else:
@@ -215,6 +214,14 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     if case.generate is not None:
         return msgspec.structs.replace(case, samples=checked(manifest, key, case))
     return case
+
+
+def _check_keys(manifest: Path, key: str, name: str, table: _CaseTable) -> None:
+    _check_name(manifest, key, name)
+    if table.samples < 1:
+        raise ConfigError(manifest, f"{key}.samples", "is at least 1")
+    if table.compiled_with and not table.pte:
+        raise ConfigError(manifest, f"{key}.compiled_with", "is for a pte alone: what is compiled here is known")
 
 
 def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:

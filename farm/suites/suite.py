@@ -90,6 +90,8 @@ class Expectation(_Frozen, frozen=True):
     """Tokens of a prompt a second."""
     most_perplexity: _Rate | None = None
     """Of the sequences that are scored, wherever it runs."""
+    least_accuracy: dict[Literal["acc", "acc_norm"], Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
+    """Share of the questions of its task that are answered right, by metric."""
     precisions: tuple[str, ...] = ()
     """Where it holds; empty is everywhere."""
     socs: tuple[str, ...] = ()
@@ -166,6 +168,8 @@ class Case(_Frozen, frozen=True):
     """A `.pte` file, compiled already; a module or a program beside it gives its reference."""
     expected: tuple[tuple[str, ...], ...] = ()
     """With a `.pte` file: by sample, a `.npy` file for every output, in place of a reference that is computed."""
+    compiled_with: dict[str, str] = {}
+    """With a `.pte` file: what compiled it, as far as that is known: `executorch`, `qnn`. It decides nothing."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     seed: _Seed = 0
@@ -337,7 +341,8 @@ def plan(
     _check_suites(suites, backend)
     for job in jobs:
         _check_features(job)
-        if job.case.generate is not None:
+        # What the CPU runs of a program that is ready, its file says.
+        if job.case.generate is not None and not (job.case.pte and runs_on_cpu(job.target.backend)):
             require_for_text(f"{job.case.suite}/{job.case.name}", job.target.backend, direct=job.target.direct)
         if job.target.direct:
             _check_direct(job.case)

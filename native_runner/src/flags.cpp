@@ -77,6 +77,9 @@ std::vector<Flag> table(Flags* flags) {
        "with --generate: go on, prompt after prompt, until so many seconds are over", 1, 86400},
       {"tokens_path", Place::kRun, &flags->tokens_path,
        "with --generate: write every token here at once, `line token`"},
+      {"told", Place::kRun, &flags->told,
+       "with --generate: of each position of a sequence write two numbers in place of the logits: the natural "
+       "logarithms of the probability of the token that follows, and of the likeliest"},
       {"decode_method", Place::kRun, &flags->decode_method, "with --generate: the method that takes token after token"},
       {"prefill_method", Place::kRun, &flags->prefill_method,
        "with --generate: the method that takes prompts, by default prefill_forward if there is one; empty for none"},
@@ -201,7 +204,8 @@ const Flag* first_given(const std::vector<Flag>& flags, const std::vector<std::s
 void check_run(const std::vector<Flag>& given, const Flags& flags) {
   Carry(flags.carry);
   if (!flags.generate) {
-    const Flag* flag = first_given(given, {"stop", "seconds", "tokens_path", "decode_method", "prefill_method"});
+    const Flag* flag = first_given(given, {"stop", "seconds", "tokens_path", "told", "decode_method",
+                                           "prefill_method"});
     if (flag != nullptr) fail("--" + std::string(flag->name) + " belongs to a text: --generate");
     return;
   }

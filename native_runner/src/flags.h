@@ -58,6 +58,7 @@ struct Flags {
   std::string tokens_path;
   std::optional<std::string> prefill_method;  // absent: prefill_forward, where there is one
   std::string decode_method = "kv_forward";
+  bool told = false;
 
   std::string carry;
 

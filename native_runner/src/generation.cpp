@@ -17,6 +17,7 @@
 #include "files.h"
 #include "guesses.h"
 #include "inputs.h"
+#include "logits.h"
 #include "token_files.h"
 
 namespace farm {
@@ -172,6 +173,7 @@ class GenerationRun {
     report_->enter(Stage::kExecute);
     clear();
     const size_t vocabulary = decode_->layout().vocabulary;
+    const size_t columns = flags_.told ? sizeof(Likelihood) / sizeof(float) : vocabulary;
     const std::string name = "output_" + std::to_string(prompt.line) + "_" + std::to_string(index) + ".raw";
     FileWriter file(flags_.output_folder_path + "/" + name, true, Stage::kOutputs);
     std::vector<float> row(vocabulary);
@@ -181,18 +183,26 @@ class GenerationRun {
       method.feed(prompt.scored, done, count);
       for (size_t i = 0; i < count; ++i) {
         method.logits().to_float(method.logits_of(done + i), row.data());
-        file.write(row.data(), row.size() * sizeof(float));
+        const Likelihood told = flags_.told ? likelihood(prompt.scored, done + i, row) : Likelihood{};
+        file.write(flags_.told ? &told.told : row.data(), columns * sizeof(float));
       }
       remember(method, done, count);
       done += count;
     }
-    std::fill(row.begin(), row.end(), 0.0F);
-    for (size_t i = prompt.scored.size(); i < prompt.rows; ++i) file.write(row.data(), row.size() * sizeof(float));
+    row.assign(columns, 0.0F);
+    for (size_t i = prompt.scored.size(); i < prompt.rows; ++i) file.write(row.data(), columns * sizeof(float));
     file.finish();
-    return {{static_cast<int64_t>(prompt.rows), static_cast<int64_t>(vocabulary)},
+    return {{static_cast<int64_t>(prompt.rows), static_cast<int64_t>(columns)},
             "float32",
-            prompt.rows * vocabulary * sizeof(float),
+            prompt.rows * columns * sizeof(float),
             sizeof(float)};
+  }
+
+  // What is written of a position where sequences are told, in place of its logits. Nothing follows the last one.
+  static Likelihood likelihood(const std::vector<int32_t>& sequence, size_t position,
+                               const std::vector<float>& logits) {
+    if (position + 1 == sequence.size()) return {};
+    return likelihood_of(logits.data(), logits.size(), sequence[position + 1]);
   }
 
   // All prompts, and again and again while there is time. The first time each has all the time that it needs.

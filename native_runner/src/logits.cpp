@@ -2,6 +2,7 @@
 #include "logits.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "failure.h"
@@ -61,6 +62,14 @@ Logits::Logits(const std::string& dtype, size_t vocabulary, std::optional<double
   if (dtype == "int16") take(int16_t{});
   if (dtype == "int8") take(int8_t{});
   if (greedy_ == nullptr) throw Failure(Stage::kLoad, "--generate: logits of " + dtype + " are not known here");
+}
+
+Likelihood likelihood_of(const float* row, size_t count, int32_t told) {
+  const double greatest = *std::max_element(row, row + count);
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += std::exp(static_cast<double>(row[i]) - greatest);
+  const double rest = std::log(sum);
+  return {static_cast<float>(static_cast<double>(row[told]) - greatest - rest), static_cast<float>(-rest)};
 }
 
 }  // namespace farm

@@ -35,4 +35,12 @@ class Logits {
   void (*to_float_)(const void*, size_t, double, double, float*) = nullptr;
 };
 
+// The natural logarithms of the probabilities that `count` logits in `row` stand for: of the token `told`, and of the
+// likeliest.
+struct Likelihood {
+  float told = 0;
+  float likeliest = 0;
+};
+Likelihood likelihood_of(const float* row, size_t count, int32_t told);
+
 }  // namespace farm

@@ -228,7 +228,7 @@ def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) ->
     taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[0] in rooms}
     # Of what a case says, its prompts and its decoder's parameters are worked out when it is compiled.
     of_text = {*recipe_files(backend)} - {*recipe_files(backend, text=False)}
-    worked_out = {path for path in of_text if path.parent.name == "suites"}
+    worked_out = {path for path in of_text if path.is_relative_to(ROOT / "farm" / "suites")}
     assert taking_part | worked_out == {*recipe_files(backend), *(ROOT / "farm" / name for name in by_value)}
 
 

@@ -351,3 +351,30 @@ def test_weights_that_methods_share_are_refused_before_they_crash(bare: Any, dec
         ran = bare.run(f"--method_index={index}")
         assert (ran.code, ran.error["stage"]) == (4, "load"), ran.stderr
         assert "weights that its methods share, which QNN on x86-64 cannot load" in ran.error["message"]
+
+
+@pytest.mark.parametrize("name", ["hybrid", "lookahead"])
+def test_what_is_told_is_written_as_two_logarithms_of_probabilities(bare: Any, decoders: Path, name: str) -> None:
+    stub = _put(bare, decoders, name)
+    prompts = [_prompt(length, length) for length in (4, 9)]
+    scored = [prompts[0] + _prompt(12, 1), prompts[1]]
+    _list(bare, *([prompt, score] for prompt, score in zip(prompts, scored, strict=True)), padding=0)
+    bare.write("1_1.raw", [*scored[1], *[-1] * (len(scored[0]) - len(scored[1]))], np.int32)
+    ran = bare.run("--generate=1", "--told=true")
+    assert ran.code == 0, ran.stderr
+    assert ran.result is not None
+    assert [tuple(one["shape"]) for one in ran.result["outputs"]] == [(len(scored[0]), 2)] * 2
+    for line, tokens in enumerate(scored):
+        logits = stub.logits(tokens)
+        every = logits - logits.max(axis=-1, keepdims=True)
+        every -= np.log(np.exp(every).sum(axis=-1, keepdims=True))
+        expected = np.zeros((len(scored[0]), 2))
+        for row, following in enumerate(tokens[1:]):
+            expected[row] = every[row, following], every[row].max()
+        for index in (0, 1):
+            written = bare.output(line, index).reshape(-1, 2)
+            np.testing.assert_allclose(written, expected, atol=1e-4)
+
+
+def test_told_is_for_a_text_alone(bare: Any) -> None:
+    assert bare.run("--told=true").error["message"] == "--told belongs to a text: --generate"

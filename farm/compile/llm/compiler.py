@@ -27,16 +27,18 @@ from farm.compile.flows.qualcomm import compiler_specs
 from farm.compile.llm import upstream
 from farm.compile.llm.greedy import Row, continuation
 from farm.compile.llm.ready import token_tensors
-from farm.compile.llm.references import WholeContext
+from farm.compile.llm.references import WholeContext, log_probabilities
 from farm.compile.llm.weights import checkpoint_in_use, make_checkpoint
 from farm.program.pte import read_pte
+from farm.suites.accuracy.asked import asked_of, most_told
 from farm.suites.architectures import find_architecture
-from farm.suites.prompts import decoder_params, generate_of, prompts_of, scored_of
+from farm.suites.prompts import decoder_params, generate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from farm.bundles.bundle import Manifest
+    from farm.suites.accuracy.asked import AskedTokens
     from farm.suites.suite import Case, Job
 
 Tensors = tuple[torch.Tensor, ...]
@@ -44,6 +46,7 @@ Tensors = tuple[torch.Tensor, ...]
 # Apart from the seeds of prompts.
 _CALIBRATION = 999
 _PTE = "decoder"
+_MOST_CALIBRATION = 16
 
 
 def compile_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
@@ -67,10 +70,13 @@ def _compile(
 ) -> tuple[list[Tensors], CompiledProgram]:
     case = job.case
     decoder = make_decoder(job, work)
-    prompts, given = prompts_of(case), scored_of(case)
+    asked = _asked(case)
+    prompts, given = asked.prompts, asked.scored
     with watch.step("reference"):
         references = Speakers(decoder, case)
-        continued = [references.eager_continuation(prompt) for prompt in prompts]
+        # Choices of a question have one prompt.
+        eager = {prompt: references.eager_continuation(prompt) for prompt in dict.fromkeys(prompts)}
+        continued = [eager[prompt] for prompt in prompts]
     with watch.step("quantize"):
         rows = _calibration(case, prompts, given, continued)
         decoder.process(_request("quantize", job, _specs(job, versions), decoder, rows))
@@ -82,7 +88,7 @@ def _compile(
     with built_operators() as operators, one_look_a_list(), hooks.installed():
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
     (work / f"{_PTE}.pte").replace(folder / MODEL)
-    generation = _generation(case, decoder.decode.meta, prompts, said)
+    generation = _generation(case, decoder.decode.meta, asked, said)
     del decoder
     features = (*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ()))
     program = _program(folder, said, generation, hooks)
@@ -112,7 +118,7 @@ class _Said(NamedTuple):
     tokens: dict[str, tuple[Row, ...]]
     scored: tuple[Row, ...]
     logits: dict[str, list[torch.Tensor]]
-    """float32 [longest of scored, vocabulary], 0 beyond the end of each."""
+    """float32 [longest of scored, vocabulary], 0 beyond the end of each; of what is told [longest of scored, TOLD]."""
 
 
 class Speakers:
@@ -142,10 +148,11 @@ class Speakers:
         def chosen(tokens: Row) -> list[int]:
             return [int(token) for token in logits(tokens).argmax(dim=-1)]
 
-        tokens = tuple(
-            continuation(chosen, prompt, self._most(prompt), stop, draft)
-            for prompt, draft in zip(prompts, continued, strict=True)
-        )
+        found = {
+            prompt: continuation(chosen, prompt, self._most(prompt), stop, draft)
+            for prompt, draft in dict(zip(prompts, continued, strict=True)).items()
+        }
+        tokens = tuple(found[prompt] for prompt in prompts)
         room = positions_of(self._case)
         scored = tuple(given) or tuple((*prompt, *row)[:room] for prompt, row in zip(prompts, tokens, strict=True))
         longest = max(map(len, scored))
@@ -153,10 +160,14 @@ class Speakers:
             {"fp32": tuple(continued), "quantized": tokens},
             scored,
             {
-                "fp32": [_rows(self.fp32(row), longest) for row in scored],
-                "quantized": [_rows(logits(row), longest) for row in scored],
+                "fp32": [self._rows(self.fp32(row), row, longest) for row in scored],
+                "quantized": [self._rows(logits(row), row, longest) for row in scored],
             },
         )
+
+    def _rows(self, logits: torch.Tensor, sequence: Row, longest: int) -> torch.Tensor:
+        rows = log_probabilities(logits, sequence) if generate_of(self._case).tells else logits
+        return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))
 
     def forget(self) -> None:
         """Let go of the modules."""
@@ -164,7 +175,7 @@ class Speakers:
 
     def _most(self, prompt: Row) -> int:
         # The last token needs no position of its own.
-        return min(generate_of(self._case).new, positions_of(self._case) - len(prompt) + 1)
+        return min(generate_of(self._case).new_tokens, positions_of(self._case) - len(prompt) + 1)
 
 
 def positions_of(case: Case) -> int:
@@ -176,7 +187,11 @@ def positions_of(case: Case) -> int:
 def _calibration(case: Case, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> list[Row]:
     """Return the sequences that the observers see: what is asked and judged; of drawn weights the rest is drawn too."""
     generate = generate_of(case)
-    rows = [*given, *((*prompt, *row)[: generate.context] for prompt, row in zip(prompts, continued, strict=True))]
+    if generate.tells:
+        # Of a long text, or of many questions, the beginning: observers of activations need no more.
+        rows = list(given[:_MOST_CALIBRATION])
+    else:
+        rows = [*given, *((*prompt, *row)[: generate.context] for prompt, row in zip(prompts, continued, strict=True))]
     if generate.weights or generate.hugging_face:
         return rows
     generator = torch.Generator().manual_seed(case.seed + _CALIBRATION)
@@ -263,7 +278,7 @@ class _LoweringHooks:
         edge.to_executorch = to_executorch
 
 
-def _generation(case: Case, meta: Mapping[str, Any], prompts: Sequence[Row], said: _Said) -> Generation:
+def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, said: _Said) -> Generation:
     generate = generate_of(case)
     return Generation(
         mode=generate.mode,
@@ -273,11 +288,12 @@ def _generation(case: Case, meta: Mapping[str, Any], prompts: Sequence[Row], sai
         layers=meta["get_n_layers"],
         vocabulary=meta["get_vocab_size"],
         cache_bits=meta["get_kv_io_bit_width"],
-        new=generate.new,
+        new=generate.new_tokens,
         stop=generate.stop,
-        prompt_tokens=tuple(map(len, prompts)),
+        prompt_tokens=tuple(map(len, asked.prompts)),
         scored=tuple(map(len, said.scored)),
         tokens=said.tokens,
+        likelihoods=asked.likelihoods,
     )
 
 
@@ -303,5 +319,8 @@ def _program(folder: Path, said: _Said, generation: Generation, hooks: _Lowering
     )
 
 
-def _rows(logits: torch.Tensor, longest: int) -> torch.Tensor:
-    return torch.nn.functional.pad(logits, (0, 0, 0, longest - len(logits)))
+def _asked(case: Case) -> AskedTokens:
+    generate = generate_of(case)
+    prefill = generate.prefill if PREFILL in generate.methods else 0
+    most = most_told(context=generate.context, prefill=prefill, decode=generate.decode)
+    return asked_of(case, most, int(decoder_params(case)["vocab_size"]))

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from farm.bundles.bundle import INPUTS, MODEL, TensorSpec
+from farm.bundles.bundle import INPUTS, MODEL, TOLD, TensorSpec
 from farm.bundles.generation import DECODE, generation_of, padded
 from farm.bundles.ready import features_of, read_ready
-from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
+from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
+from farm.compile.flows.factory import read_expected
 from farm.compile.flows.flow import Stopwatch
+from farm.errors import ConfigError
 from farm.program.pte import read_pte
-from farm.suites.prompts import expected_of, generate_of, prompts_of, scored_of
+from farm.suites.accuracy.asked import asked_of, most_told
+from farm.suites.prompts import expected_of, generate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.bundles.bundle import Manifest
-    from farm.suites.suite import Job
+    from farm.program.pte import Program
+    from farm.suites.accuracy.asked import AskedTokens
+    from farm.suites.suite import Case, Job
 
     Tokens = Sequence[Sequence[int]]
 
@@ -29,22 +34,36 @@ if TYPE_CHECKING:
 def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
     """Write the bundle of `job`, whose case has a `.pte`, into the empty `folder`, the manifest last.
 
-    It has no references: where tokens are expected, these decide. Raises as `read_ready` and `generation_of` do.
+    Where tokens are expected, these decide; logits in files take the place of a reference, else it has none. Raises as
+    `read_ready` and `generation_of` do, ConfigError for logits that do not fit.
     """
     case, watch = job.case, Stopwatch()
     generate, path = generate_of(case), Path(case.folder, case.pte)
-    prompts, scored, expected = prompts_of(case), scored_of(case), expected_of(case)
+    asked, expected = _asked(case, read_pte(path)), expected_of(case)
+    prompts, scored = asked.prompts, asked.scored
     method = read_ready(msgspec.structs.replace(job, case=msgspec.structs.replace(case, method=DECODE)))
-    generation = generation_of(read_pte(path), prompts=prompts, scored=scored, new=generate.new, stop=generate.stop)
+    generation = generation_of(
+        read_pte(path), prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop
+    )
+    generation = msgspec.structs.replace(generation, likelihoods=asked.likelihoods)
     if expected:
         generation = msgspec.structs.replace(generation, tokens={"expected": expected})
     shutil.copyfile(path, folder / MODEL)
     samples = token_tensors(prompts, scored)
     write_tensors(folder / INPUTS, "input", samples)
-    logits = TensorSpec((max(map(len, scored), default=0), generation.vocabulary), "float32")
+    columns = generation.vocabulary if asked.likelihoods is None else TOLD
+    logits = TensorSpec((max(map(len, scored), default=0), columns), "float32")
+    outputs = (logits,) * ((2 if generation.prefill else 1) if scored else 0)
+    references = {"fp32": read_expected(case)} if case.expected else {}
+    for kind, given in references.items():
+        if odd := next((row for row in given if tuple(map(tensor_spec, row)) != outputs), None):
+            found, wanted = (", ".join(map(str, row)) for row in (map(tensor_spec, odd), outputs))
+            manifest = Path(case.folder, "suite.toml")
+            raise ConfigError(manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
+        write_tensors(folder / f"reference_{kind}", "output", given)
     program = CompiledProgram(
-        references={},
-        outputs=(logits,) * ((2 if generation.prefill else 1) if scored else 0),
+        references=references,
+        outputs=outputs,
         delegates=method.partitions,
         delegated_ops=None,
         fallback_ops=dict(method.cpu_operators),
@@ -54,6 +73,13 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
         generation=generation,
     )
     return write_manifest(job, key, versions, folder, samples, program, watch)
+
+
+def _asked(case: Case, program: Program) -> AskedTokens:
+    # Its sizes are the program's, whatever the manifest says.
+    widths = generation_of(program, prompts=(), new=1)
+    most = most_told(context=widths.context, prefill=widths.prefill, decode=widths.decode)
+    return asked_of(case, most, widths.vocabulary)
 
 
 def token_tensors(prompts: Tokens, scored: Tokens) -> list[tuple[torch.Tensor, ...]]:

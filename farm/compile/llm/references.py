@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from farm.compile.llm.greedy import Row
 
 
+def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
+    """Return float32 [tokens, 2]: by position the logarithm of the probability of what follows, and of the likeliest.
+
+    It is 0 after the last token, which nothing follows.
+    """
+    every = torch.log_softmax(logits[: len(sequence)].double(), dim=-1)
+    found = torch.zeros(len(sequence), 2)
+    following = torch.tensor(sequence[1:], dtype=torch.int64)
+    found[:-1, 0] = every[:-1].gather(1, following[:, None])[:, 0].float()
+    found[:-1, 1] = every[:-1].amax(dim=-1).float()
+    return found
+
+
 class WholeContext:
     """A decoder that takes its whole context at once, each position attending to those before: in FP32 or quantized."""
 

@@ -1,0 +1,45 @@
+"""What a case expects of the text that it generates, or is told: rates, perplexity, accuracy. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from farm.results.attempt import Measurement
+    from farm.suites.suite import Expectation
+
+
+def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
+    """Return which rate is below what is expected; "" where none is. It is for attached devices."""
+    samples = {one.metric: one.samples for one in measured}
+    limits = {"decode_rate": expected.least_decode_rate, "prefill_rate": expected.least_prefill_rate}
+    for metric, least in limits.items():
+        if least is None:
+            continue
+        if not samples.get(metric):
+            return f"{metric} was not measured, expected {least:g} tokens/s or more"
+        if (rate := statistics.median(samples[metric])) < least:
+            return f"{metric} is {rate:.4g} tokens/s, expected {least:g} or more"
+    return ""
+
+
+def told_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
+    """Return what of perplexity or accuracy is worse than expected; "" where nothing is."""
+    samples = {one.metric: one.samples for one in measured}
+    if expected.most_perplexity is not None:
+        worst = max(samples.get("perplexity[0]", ()), default=None)
+        if worst is None:
+            return f"perplexity was not measured, expected {expected.most_perplexity:g} or less"
+        if worst > expected.most_perplexity:
+            return f"perplexity is {worst:.5g}, expected {expected.most_perplexity:g} or less"
+    for metric, least in (expected.least_accuracy or {}).items():
+        found = samples.get(f"accuracy[{metric}]")
+        if not found:
+            return f"{metric} was not measured, expected {least:g} or more"
+        if found[0] < least:
+            count = round(samples["questions"][0])
+            return f"{metric} is {found[0]:.4g} ({round(found[0] * count)} of {count}), expected {least:g} or more"
+    return ""

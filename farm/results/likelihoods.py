@@ -1,0 +1,224 @@
+"""Sequences that were told to a program: perplexity of a text, and which choices of a task it finds likeliest.
+
+Of the program, of the quantized module and of the FP32 module alike, from logarithms of probabilities: sums over the
+tokens that count, as lm-eval has them. Pure but for the files of the bundle and of the execution, which are read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.bundles.bundle import read_tensor
+from farm.results.attempt import Direction, Measurement
+from farm.results.generation import TokenFindings, damaged, prefill_agreement, wrong_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from farm.bundles.bundle import Bundle, Generation
+    from farm.execution.raw import RawResult
+    from farm.results.outputs import FiguresByOutput
+    from farm.results.runner_report import RunnerReport
+    from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
+
+_OUTPUT = "output"
+_NAMES = {"quantized": "the quantized module", "fp32": "FP32"}
+# Of a normal distribution, for an interval that has 95 % of it.
+_Z = 1.959964
+
+
+class Answers(NamedTuple):
+    """Which choices one program finds likeliest, by question."""
+
+    chosen: dict[str, tuple[int, ...]]
+    """By metric: for `acc` by the logarithm of the probability, for `acc_norm` by that for each character."""
+    right: dict[str, int]
+    """How many of these are right, by metric."""
+
+
+class TokenLogarithms(NamedTuple):
+    """What one program makes of all that it was told."""
+
+    logarithms: tuple[NDArray[np.float64], ...]
+    """By sample, of each token that counts."""
+    greedy: tuple[NDArray[np.bool_], ...]
+    """Whether each of these is the likeliest."""
+
+
+def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
+    """Return `figures` with those of perplexity and choices, and what is measured of these.
+
+    Nothing but a limit makes them wrong, and a round of a sustained run that generates other tokens than the first.
+    Raises BundleError.
+    """
+    generation = bundle.manifest.generation
+    if generation is None or generation.likelihoods is None:
+        return TokenFindings(figures, (), (), "")
+    likelihoods = generation.likelihoods
+    told = {_OUTPUT: told_of(generation, [_output(bundle, raw, sample, 0) for sample in _samples(bundle)])}
+    for kind in bundle.manifest.references:
+        told[kind] = told_of(generation, [_reference(bundle, kind, sample) for sample in _samples(bundle)])
+    rows = {key: list(found) for key, found in figures.items()}
+    for sample in _samples(bundle) if len(bundle.manifest.outputs) > 1 else ():
+        key = next((key for key in ((0, "quantized"), (0, "fp32")) if key in rows), None)
+        pair = (_output(bundle, raw, sample, index) for index in (0, 1))
+        agreement = prefill_agreement(*(found[: generation.prompt_tokens[sample]] for found in pair))
+        if key is not None:
+            rows[key][sample] = msgspec.structs.replace(rows[key][sample], prefill_db=agreement)
+    measured, notes = list[Measurement](), list[str]()
+    for kind, found in _figures_of(likelihoods, told).items():
+        if (0, kind) in rows:
+            # Of all samples together: one value is enough for the worst of all.
+            rows[0, kind][0] = msgspec.structs.replace(rows[0, kind][0], **found)
+        measured += [_count_of(name, kind, value) for name, value in found.items()]
+    if likelihoods.windows:
+        measured += _text_measurements(likelihoods, told)
+        notes.append(_text_note(likelihoods, told))
+    if likelihoods.questions:
+        measured += _task_measurements(likelihoods, told)
+        notes += _task_notes(likelihoods, told)
+    return TokenFindings(rows, tuple(measured), tuple(filter(None, notes)), wrong_tokens(generation, report))
+
+
+def told_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> TokenLogarithms:
+    """Return the tokens that count, of float [positions, 2] by sample. Pure."""
+    likelihoods = generation.likelihoods
+    begins = likelihoods.told if likelihoods is not None else ()
+    # Row n is of token n + 1.
+    counted = [
+        found[begin - 1 : length - 1].astype(np.float64)
+        for found, begin, length in zip(rows, begins, generation.scored, strict=True)
+    ]
+    return TokenLogarithms(tuple(one[:, 0] for one in counted), tuple(one[:, 0] >= one[:, 1] for one in counted))
+
+
+def perplexity(likelihoods: Likelihoods, told: TokenLogarithms) -> float | None:
+    """Return the perplexity of the text, each token of which counts once; None where it is no number. Pure."""
+    every = np.concatenate([np.zeros(0), *told.logarithms[: likelihoods.windows]])
+    if not every.size or not np.all(np.isfinite(every)):
+        return None
+    value = float(np.exp(min(-float(np.mean(every)), 700.0)))
+    return value if math.isfinite(value) else None
+
+
+def answers(likelihoods: Likelihoods, told: TokenLogarithms) -> Answers:
+    """Return what a program chooses; of choices that are equally likely the first, as lm-eval does. Pure."""
+    chosen: dict[str, list[int]] = {metric: [] for metric in likelihoods.metrics}
+    for question, sums in _sums(likelihoods, told):
+        by_metric = {"acc": sums, "acc_norm": sums / np.array(question.lengths, np.float64)}
+        for metric, found in chosen.items():
+            found.append(int(np.argmax(by_metric[metric])))
+    right = {
+        metric: sum(one in question.right for one, question in zip(found, likelihoods.questions, strict=True))
+        for metric, found in chosen.items()
+    }
+    return Answers({metric: tuple(found) for metric, found in chosen.items()}, right)
+
+
+def interval(right: int, count: int) -> tuple[float, float]:
+    """Return between which shares the true one is with 95 %, by Wilson's score, where `right` of `count` are. Pure."""
+    share, square = right / count, _Z * _Z
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = _Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _sums(likelihoods: Likelihoods, told: TokenLogarithms) -> Iterator[tuple[TaskQuestion, NDArray[np.float64]]]:
+    begin = likelihoods.windows
+    for question in likelihoods.questions:
+        end = begin + len(question.lengths)
+        sums = np.array([float(np.sum(one)) for one in told.logarithms[begin:end]])
+        # Nothing is less likely than what is no number.
+        yield question, np.where(np.isnan(sums), -np.inf, sums)
+        begin = end
+
+
+def _figures_of(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> dict[str, dict[str, float]]:
+    """Return, for each reference, the figures that are of all samples together."""
+    found: dict[str, dict[str, float]] = {kind: {} for kind in told if kind != _OUTPUT}
+    for kind, figures in found.items():
+        own, other = (perplexity(likelihoods, told[name]) for name in (_OUTPUT, kind))
+        if own is not None and other is not None:
+            figures["perplexity_ratio"] = own / other
+        if likelihoods.questions:
+            mine, theirs = (answers(likelihoods, told[name]) for name in (_OUTPUT, kind))
+            figures["other_choices"] = float(_differing(mine, theirs))
+            figures["lost_answers"] = float(max(theirs.right[metric] - mine.right[metric] for metric in mine.right))
+    return found
+
+
+def _differing(mine: Answers, theirs: Answers) -> int:
+    """Return how many questions have another choice, by the first metric of the task."""
+    metric = next(iter(mine.chosen))
+    return sum(one != other for one, other in zip(mine.chosen[metric], theirs.chosen[metric], strict=True))
+
+
+def _count_of(name: str, kind: str, value: float) -> Measurement:
+    unit = "1" if name == "perplexity_ratio" else "count"
+    return Measurement(f"{name}_{kind}[0]", unit, Direction.LOWER, (value,))
+
+
+def _suffix(name: str) -> str:
+    return "" if name == _OUTPUT else f"_{name}"
+
+
+def _text_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
+    for name, found in told.items():
+        if (value := perplexity(likelihoods, found)) is not None:
+            yield Measurement(f"perplexity{_suffix(name)}[0]", "tokens", Direction.LOWER, (value,))
+    likeliest = np.concatenate(told[_OUTPUT].greedy[: likelihoods.windows])
+    yield Measurement("greedy_share[0]", "1", Direction.HIGHER, (float(np.mean(likeliest)),))
+
+
+def _text_note(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> str:
+    values = {name: perplexity(likelihoods, found) for name, found in told.items()}
+    if values[_OUTPUT] is None:
+        return ""
+    count = sum(map(len, told[_OUTPUT].logarithms[: likelihoods.windows]))
+    others = ", ".join(f"{_NAMES[name]} {value:.6g}" for name, value in values.items() if value and name in _NAMES)
+    return f"perplexity of the text {values[_OUTPUT]:.6g}, of {count} tokens{f' ({others})' if others else ''}"
+
+
+def _task_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
+    count = len(likelihoods.questions)
+    for name, found in told.items():
+        for metric, right in answers(likelihoods, found).right.items():
+            yield Measurement(f"accuracy{_suffix(name)}[{metric}]", "1", Direction.HIGHER, (right / count,))
+    yield Measurement("questions", "count", Direction.NONE, (float(count),))
+
+
+def _task_notes(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[str]:
+    count = len(likelihoods.questions)
+    found = {name: answers(likelihoods, one) for name, one in told.items()}
+    for metric, right in found[_OUTPUT].right.items():
+        low, high = interval(right, count)
+        others = "".join(f", {_NAMES[name]} {one.right[metric]}" for name, one in found.items() if name in _NAMES)
+        bounds = f"{100 * low:.0f} to {100 * high:.0f} %"
+        yield f"{metric}: {right} of {count} questions right ({100 * right / count:.0f} %, with 95 % {bounds}){others}"
+    if "quantized" in found:
+        same = count - _differing(found[_OUTPUT], found["quantized"])
+        yield f"the same choice as the quantized module in {same} of {count} questions"
+    if likelihoods.cut:
+        many = f"{likelihoods.cut} choices do" if likelihoods.cut > 1 else "1 choice does"
+        yield f"{many} not fit with all of the question: its beginning is left out, as lm-eval does"
+
+
+def _samples(bundle: Bundle) -> range:
+    return range(bundle.manifest.samples)
+
+
+def _output(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.float64]:
+    return read_tensor(raw.output(sample, index), bundle.manifest.outputs[index]).astype(np.float64)
+
+
+def _reference(bundle: Bundle, kind: str, sample: int) -> NDArray[np.float64]:
+    try:
+        return bundle.reference(kind, sample, 0).astype(np.float64)
+    except (OSError, ValueError) as error:
+        raise damaged(bundle, error) from None

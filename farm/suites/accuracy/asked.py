@@ -1,0 +1,180 @@
+"""What is put to a decoder, as token ids: its prompts, and the sequences that are scored. Torch-free.
+
+A text is cut into windows, and each question of a task is one sequence for each of its choices, as lm-eval does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.errors import ConfigError
+from farm.suites.prompts import generate_of, prompts_of, scored_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.suites.accuracy.tokenizer import Encode
+    from farm.suites.prompts import Tokens
+    from farm.suites.suite import Case
+
+    Row = tuple[int, ...]
+
+_MOST_SEQUENCES = 2000
+_MANIFEST = "suite.toml"
+
+
+class TaskQuestion(msgspec.Struct, frozen=True):
+    """A question of a task: a sample for each of its choices, one after the other."""
+
+    right: tuple[int, ...]
+    """Indices of the choices any of which is right."""
+    lengths: tuple[int, ...]
+    """Of each choice, in characters, as lm-eval divides by them."""
+
+
+class Likelihoods(msgspec.Struct, frozen=True):
+    """What the scored sequences of a bundle are whose probabilities count, and not their logits."""
+
+    told: tuple[int, ...]
+    """By sample: the first token of its sequence whose probability counts, as all after it do; before it is what it is
+    told for."""
+    windows: int = 0
+    """So many samples, the first ones, are windows of a text."""
+    questions: tuple[TaskQuestion, ...] = ()
+    """The samples after these are their choices."""
+    metrics: tuple[str, ...] = ()
+    """What counts of the questions: `acc`, `acc_norm`."""
+    cut: int = 0
+    """So many choices did not fit with all of their question, of which the beginning is left out."""
+
+
+class AskedTokens(NamedTuple):
+    """What is put to a decoder, by sample."""
+
+    prompts: Tokens
+    scored: Tokens
+    """() where these are prompts with what is generated after them."""
+    likelihoods: Likelihoods | None = None
+
+
+class _Told(NamedTuple):
+    sequence: Row
+    told: int
+    is_cut: bool = False
+
+
+def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
+    """Return what `case` puts to a decoder that takes `most` tokens of a sequence, of a `vocabulary`.
+
+    Raises as `prompts_of` does, and ConfigError for a text, a task or a tokenizer that cannot be used.
+    """
+    generate = generate_of(case)
+    if not generate.tells:
+        return AskedTokens(prompts_of(case), scored_of(case))
+    from farm.suites.accuracy.tokenizer import load_tokenizer
+
+    folder = Path(case.folder)
+    encode = load_tokenizer(generate.tokenizer, folder)
+    windows = _windows_of(case, encode, most) if generate.score_text else []
+    questions, choices, metrics = _choices_of(case, encode, most) if generate.task else ([], [], ())
+    rows = [*windows, *choices]
+    for row in rows:
+        if beyond := [token for token in row.sequence if not 0 <= token < vocabulary]:
+            problem = f"gives the token {beyond[0]}, and the decoder has 0 to {vocabulary - 1}: is it of another model?"
+            raise _refusal(case, "tokenizer", problem)
+    if len(rows) > _MOST_SEQUENCES:
+        key = "windows" if len(windows) > len(choices) else "documents"
+        problem = f"is missing: there are {len(rows)} sequences to score, expected at most {_MOST_SEQUENCES}"
+        raise _refusal(case, key, problem)
+    likelihoods = Likelihoods(
+        told=tuple(row.told for row in rows),
+        windows=len(windows),
+        questions=tuple(questions),
+        metrics=metrics,
+        cut=sum(row.is_cut for row in choices),
+    )
+    # Of a window there is nothing to go on from but its end; of a choice the question is the prompt.
+    prompts = [row.sequence for row in windows] + [row.sequence[: row.told] for row in choices]
+    return AskedTokens(tuple(prompts), tuple(row.sequence for row in rows), likelihoods)
+
+
+def most_told(*, context: int, prefill: int, decode: int) -> int:
+    """Return how many tokens a sequence may have that is scored, all of it a prompt; `prefill` is 0 without one."""
+    # The last chunk of a prompt is as wide as the method.
+    whole = context // prefill * prefill if prefill else context
+    return min(whole, context - decode) if decode > 1 else whole
+
+
+def rolling_windows(tokens: Sequence[int], prefix: Sequence[int], most: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return sequences of at most `most` tokens, and in each the first whose probability counts: each counts once.
+
+    As lm-eval's rolling windows: each begins with the last token of the one before it; the last one has as much before
+    it as fits. Without a `prefix` the first token is told, and does not count. No window where nothing counts.
+    """
+    whole, counted = (*prefix, *tokens), len(prefix) or 1
+    if len(whole) <= counted:
+        return []
+    end = min(most, len(whole))
+    found = [(whole[:end], counted)]
+    while end < len(whole):
+        next_end = min(end + most - 1, len(whole))
+        begin = next_end - most
+        found.append((whole[begin:next_end], end - begin))
+        end = next_end
+    return found
+
+
+def told_choice(encode: Encode, before: str, choice: str, prefix: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Return the tokens of a question with a choice after it, and the first that is the choice's, as lm-eval does.
+
+    Spaces at the end of a question belong to its choice: that is how tokenizers have learnt words.
+    """
+    question = before.rstrip()
+    whole = encode(question + before[len(question) :] + choice)
+    told = len(encode(question))
+    return (*prefix, *whole), len(prefix) + told
+
+
+def _windows_of(case: Case, encode: Encode, most: int) -> list[_Told]:
+    generate = generate_of(case)
+    path = Path(case.folder, generate.score_text)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _refusal(case, "score_text", f"cannot be read: {error}") from None
+    found = rolling_windows(encode(text), generate.prefix, most)
+    if not found:
+        raise _refusal(case, "score_text", "has too few tokens for any to count")
+    return [_Told(*one) for one in found[: generate.windows]]
+
+
+def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestion], list[_Told], tuple[str, ...]]:
+    from farm.suites.accuracy.questions import written_questions
+    from farm.suites.accuracy.task_format import read_task
+
+    generate = generate_of(case)
+    task = read_task(Path(case.folder, generate.task))
+    questions, rows = [], []
+    for number, question in enumerate(written_questions(task, generate.documents)):
+        for choice in question.choices:
+            tokens, told = told_choice(encode, question.text, f"{task.target_delimiter}{choice}", generate.prefix)
+            over = max(0, len(tokens) - most)
+            if told >= len(tokens):
+                raise ConfigError(task.path, "doc_to_choice", f"question {number}: {choice!r} has no token of its own")
+            if not told:
+                raise _refusal(case, "prefix", f"is missing: question {number} has no token before its choices")
+            if told - over < 1:
+                problem = f"question {number}: a choice has {len(tokens) - told} tokens, expected at most {most - 1}"
+                raise ConfigError(task.path, "doc_to_choice", problem)
+            rows.append(_Told(tokens[over:], told - over, is_cut=over > 0))
+        questions.append(TaskQuestion(question.right, tuple(map(len, question.choices))))
+    return questions, rows, task.metrics
+
+
+def _refusal(case: Case, key: str, problem: str) -> ConfigError:
+    name = getattr(generate_of(case), key)
+    shown = f"{name} " if isinstance(name, str) and name else ""
+    return ConfigError(Path(case.folder, _MANIFEST), f"case.{case.name}.generate.{key}", f"{shown}{problem}")

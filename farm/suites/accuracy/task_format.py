@@ -1,0 +1,187 @@
+"""A multiple choice task in the YAML of lm-eval (EleutherAI's lm-evaluation-harness 0.4), read without it. Torch-free.
+
+No code of a task runs, and nothing is downloaded. What of the format would change a number, and is not here, is refused
+by its name; what would not is in _WITHOUT_EFFECT.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from farm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+METRICS = ("acc", "acc_norm")
+_SUFFIXES = (".json", ".jsonl")
+_READ = frozenset({
+    "output_type", "dataset_path", "dataset_kwargs", "test_split", "validation_split", "doc_to_text", "doc_to_choice",
+    "doc_to_target", "target_delimiter", "description", "metric_list", "include",
+})  # fmt: skip
+# Names and remarks, and what is of examples before a question, of which there are none.
+_WITHOUT_EFFECT = frozenset({
+    "task", "task_alias", "tag", "metadata", "training_split", "fewshot_split", "fewshot_delimiter", "fewshot_config",
+    "should_decontaminate", "doc_to_decontamination_query",
+})  # fmt: skip
+# What may stand there as long as it says what is so anyway.
+_USUAL = {"num_fewshot": (None, 0), "repeats": (None, 1), "dataset_name": (None,), "process_docs": (None,)}
+_INSTEAD = {
+    "num_fewshot": "examples before a question are not drawn here: write them into description",
+    "process_docs": "it is Python code, which is not run: change the data, or write a template",
+    "dataset_name": "is for data sets that are downloaded: name files in dataset_kwargs.data_files",
+    "group": "a group has tasks of its own: name each in a case",
+}
+_MOST_INCLUDES = 16
+
+
+class TaskFile(msgspec.Struct, frozen=True):
+    """What a task says, with what it includes."""
+
+    path: Path
+    files: tuple[Path, ...]
+    """All that decides of it: the YAML files, and the data."""
+    data: tuple[Path, ...]
+    doc_to_text: str
+    doc_to_choice: Any
+    """A column or a template (str), a list, or a table whose values count."""
+    doc_to_target: Any
+    """A column or a template (str), an index, or a list of these."""
+    target_delimiter: str = " "
+    description: str = ""
+    metrics: tuple[str, ...] = METRICS
+
+
+def read_task(path: Path) -> TaskFile:
+    """Return what the task in `path` says. Raises ConfigError, naming file and key, for what cannot be done here."""
+    table, files = _with_includes(path, ())
+    for key, value in table.items():
+        if key not in _READ | _WITHOUT_EFFECT and value not in _USUAL.get(key, ()):
+            why = _INSTEAD.get(key, "farm does not know it, and leaving it out could change the numbers")
+            raise ConfigError(path, str(key), why)
+    if table.get("output_type") != "multiple_choice":
+        problem = f"is {table.get('output_type')!r}, expected 'multiple_choice': a text is scored with score_text"
+        raise ConfigError(path, "output_type", problem)
+    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+        if table.get(key) is None:
+            raise ConfigError(path, key, "is missing: what a question is, its choices, and the right one")
+    for key, wanted in (
+        ("doc_to_text", str),
+        ("doc_to_choice", (str, list, dict)),
+        ("doc_to_target", (str, int, list)),
+    ):
+        if not isinstance(table[key], wanted):
+            raise ConfigError(path, key, f"is {table[key]!r}, expected a column, a template, or what is meant itself")
+    for key in ("target_delimiter", "description"):
+        if not isinstance(table.get(key, ""), str):
+            raise ConfigError(path, key, f"is {table[key]!r}, expected a text")
+    data = _data_of(path, table)
+    return TaskFile(
+        path=path,
+        files=(*files, *data),
+        data=data,
+        doc_to_text=table["doc_to_text"],
+        doc_to_choice=table["doc_to_choice"],
+        doc_to_target=table["doc_to_target"],
+        target_delimiter=table.get("target_delimiter", " "),
+        description=table.get("description", ""),
+        metrics=_metrics_of(path, table.get("metric_list")),
+    )
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Plain values alone."""
+
+
+def _refuse_tag(_loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> None:
+    raise ValueError(f"line {node.start_mark.line + 1}: !{suffix} runs Python code, which is not run: write a template")
+
+
+_Loader.add_multi_constructor("!", _refuse_tag)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.load(path.read_bytes(), _Loader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(path, "", f"is no YAML: {' '.join(str(error).split())}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(path, "", str(error)) from None
+    if not isinstance(found, dict):
+        raise ConfigError(path, "", "has no table with the keys of a task")
+    return found
+
+
+def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """Return the keys in `path`, over those of what it includes, of which the first is over the others."""
+    if path.resolve() in including or len(including) > _MOST_INCLUDES:
+        raise ConfigError(path, "include", "includes what includes it: that never ends")
+    own = _read_yaml(path)
+    named = own.pop("include", None) or []
+    merged: dict[str, Any] = {}
+    files = [path]
+    for name in reversed([named] if isinstance(named, str) else list(named)):
+        if not isinstance(name, str):
+            raise ConfigError(path, "include", f"is {name!r}, expected the path of a YAML file")
+        table, below = _with_includes(path.parent / name, (*including, path.resolve()))
+        merged |= table
+        files += below
+    return {**merged, **own}, tuple(dict.fromkeys(files))
+
+
+def _data_of(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the files with the questions: those of the split for tests, else for validation, as lm-eval does."""
+    named = table.get("dataset_path")
+    given = table.get("dataset_kwargs") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(path, "dataset_kwargs", f"is {given!r}, expected a table with data_files")
+    if odd := sorted(set(given) - {"data_files"}):
+        raise ConfigError(path, f"dataset_kwargs.{odd[0]}", "only data_files is known here: leave it out")
+    split = table.get("test_split") or table.get("validation_split")
+    if named == "json":
+        files = given.get("data_files")
+        if isinstance(files, dict):
+            if split not in files:
+                raise ConfigError(path, "test_split", f"is {split!r}, and data_files has {', '.join(map(str, files))}")
+            files = files[split]
+        elif split not in (None, "train"):
+            # What `datasets` calls files that no split is named for.
+            raise ConfigError(path, "test_split", f"is {split!r}: files without a split are called 'train'")
+    elif isinstance(named, str) and named.endswith(_SUFFIXES):
+        files = named
+    else:
+        problem = f"is {named!r}, and nothing is downloaded: give 'json', with dataset_kwargs.data_files, or a file"
+        raise ConfigError(path, "dataset_path", problem)
+    listed = [files] if isinstance(files, str) else files
+    if not isinstance(listed, list) or not listed or not all(isinstance(one, str) for one in listed):
+        raise ConfigError(path, "dataset_kwargs.data_files", f"is {files!r}, expected files beside the task")
+    found = []
+    for one in listed:
+        file = path.parent / one
+        if not one.endswith(_SUFFIXES) or not file.is_file():
+            problem = f"{one!r} is no .json or .jsonl file; it is looked for in {path.parent}"
+            raise ConfigError(path, "dataset_kwargs.data_files", problem)
+        found.append(file)
+    return tuple(found)
+
+
+def _metrics_of(path: Path, listed: object) -> tuple[str, ...]:
+    if listed is None:
+        return METRICS
+    found = []
+    for index, one in enumerate(listed if isinstance(listed, list) else [listed]):
+        key = f"metric_list[{index}]"
+        if not isinstance(one, dict) or one.get("metric") not in METRICS:
+            name = one.get("metric") if isinstance(one, dict) else one
+            raise ConfigError(path, key, f"is {name!r}, and of multiple choice farm has {' and '.join(METRICS)}")
+        usual = {"metric": one["metric"], "aggregation": "mean", "higher_is_better": True}
+        if odd := [name for name, value in one.items() if name not in usual or value != usual[name]]:
+            raise ConfigError(path, f"{key}.{odd[0]}", "is another than lm-eval's own: leave it out")
+        found.append(one["metric"])
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,66 @@
+"""What a `[case.NAME.generate]` table may say of a text or a task: checked when its manifest is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import ConfigError
+from farm.suites.accuracy.task_format import read_task
+from farm.suites.accuracy.tokenizer import NAMES, tokenizer_file
+from farm.suites.generate import BYTES, TOKENIZER_FILES, Generate
+from farm.suites.prompts import generate_of
+
+if TYPE_CHECKING:
+    from farm.suites.suite import Case
+
+_BYTES = 256
+_OF_TASKS = ("other_choices", "lost_answers")
+# What a case has that asks for text, and one that is told it has not.
+_OF_PROMPTS = ("prompts", "prompts_file", "prompt_lengths", "score_file", "expected_file", "new", "stop")
+_NEEDS = {"tokenizer": ("score_text", "task"), "prefix": ("score_text", "task"), "windows": ("score_text",),
+          "documents": ("task",)}  # fmt: skip
+
+
+def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
+    """Raise ConfigError, naming the key, where a text or a task cannot be told; `vocabulary` is None for a `.pte`."""
+    generate = generate_of(case)
+    given = {name for name in Generate.__struct_fields__ if getattr(generate, name) != getattr(Generate(), name)}
+    for name, needed in _NEEDS.items():
+        if name in given and not given.intersection(needed):
+            raise ConfigError(manifest, f"{key}.{name}", f"is for a {' or a '.join(needed)}, which is missing")
+    _check_limits(manifest, key, case)
+    if not generate.tells:
+        return
+    if odd := [name for name in _OF_PROMPTS if name in given]:
+        problem = "is for prompts: what is told has none, and one token is generated after each sequence"
+        raise ConfigError(manifest, f"{key}.{odd[0]}", problem)
+    if not generate.tokenizer:
+        problem = f"is missing: name {' or '.join(NAMES)} of the model, a folder with one, or {BYTES!r}"
+        raise ConfigError(manifest, f"{key}.tokenizer", problem)
+    if generate.tokenizer == BYTES:
+        if vocabulary is not None and vocabulary < _BYTES:
+            problem = f"has {_BYTES} tokens, and the decoder {vocabulary}"
+            raise ConfigError(manifest, f"{key}.tokenizer", problem)
+    elif tokenizer_file(Path(case.folder, generate.tokenizer)) is None:
+        kinds = " or ".join(f"*{kind}" for kind in TOKENIZER_FILES)
+        problem = f"{generate.tokenizer} is neither {kinds} nor a folder with {' or '.join(NAMES)}"
+        raise ConfigError(manifest, f"{key}.tokenizer", problem)
+    for token in generate.prefix:
+        if token < 0 or (vocabulary is not None and token >= vocabulary):
+            raise ConfigError(manifest, f"{key}.prefix", f"has the token {token}, which the decoder has not")
+    if generate.task:
+        read_task(Path(case.folder, generate.task))
+
+
+def _check_limits(manifest: Path, key: str, case: Case) -> None:
+    """Raise ConfigError for a limit of a figure that such a case has not: it would never decide."""
+    generate = generate_of(case)
+    without = () if generate.task else _OF_TASKS
+    if generate.tells:
+        without = (*without, "kl", "margin", *(() if generate.score_text else ("perplexity_ratio",)))
+    for precision, tolerance in case.tolerances.items():
+        for kind, limits in (("fp32", tolerance.fp32), ("quantized", tolerance.quantized)):
+            if odd := [name for name in without if getattr(limits, name) is not None]:
+                place = f"{key.removesuffix('.generate')}.tolerance.{precision}.{kind}.{odd[0]}"
+                raise ConfigError(manifest, place, "is a figure that this case has not: leave it out")
