@@ -20,14 +20,24 @@ if TYPE_CHECKING:
 
 @click.command("bundle")
 @click.argument("job", callback=named)
-@click.option("--to", "folder", required=True, type=FOLDER, help="Where it goes: a new folder, or an empty one.")
+@click.option("--to", "folder", type=FOLDER, help="Where it goes: a new folder, or an empty one.")
+@click.option("--suite", "suite", type=FOLDER, metavar="FOLDER",
+              help="Make a suite of what every job that JOB means was compiled to.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="That of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
               help="What JOB compiles to today, from the cache: of no run.")  # fmt: skip
 @toolchain_option
 @json_option("Print what was written as JSON.")
 def command(
-    job: str, folder: Path, ref: str | None, toolchain: str, config_file: Path | None, *, compiled: bool, as_json: bool
+    job: str,
+    folder: Path | None,
+    suite: Path | None,
+    ref: str | None,
+    toolchain: str,
+    config_file: Path | None,
+    *,
+    compiled: bool,
+    as_json: bool,
 ) -> None:
     """Copy what JOB was compiled to into a folder: the .pte, inputs, references,
     and a README.md of how to run it by hand, with qnn_executor_runner.
@@ -37,6 +47,10 @@ def command(
     --run. With --compiled JOB is a whole id, and the bundle is what farm run
     --compile-only left. Nothing is overwritten.
 
+    With --suite in place of --to the folder becomes a suite of those .pte
+    files, which has what they generated or gave, so that farm nightly sees
+    whether later toolchains still run them. JOB may mean many jobs then.
+
     \b
     Exit codes: 0 written; 2 usage, or there is no such bundle; 4 it could
     not be compiled again.
@@ -44,6 +58,13 @@ def command(
     from farm.replay.bundle_folder import README, write_bundle_folder
     from farm.replay.scripts import require_new
 
+    if suite is not None:
+        if compiled or folder is not None:
+            raise UsageError("--suite takes what ran, and no other folder: leave --to and --compiled out")
+        _keep(config_file, job, ref, suite, toolchain, as_json=as_json)
+        return
+    if folder is None:
+        raise UsageError("name a folder: --to for the program, or --suite for a suite of it")
     require_new(folder)
     if compiled and ref is not None:
         raise UsageError("--compiled is of no run: leave it, or --run, out")
@@ -53,6 +74,37 @@ def command(
     write_bundle_folder(bundle, job_id, target, about, folder)
     answer = {"job": job_id, "key": bundle.manifest.key, "folder": str(folder), "about": about}
     show(answer, [*about, f"{folder}: {README} says how to run it"], as_json=as_json)
+
+
+def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, toolchain: str, *, as_json: bool) -> None:
+    from farm.replay.kept_suite import keep_programs, write_kept_suite
+    from farm.replay.scripts import require_new
+    from farm.replay.stored_result import find_stored_results
+
+    require_new(folder)
+    with opened(config_file, readonly=True, existing=True) as (config, store):
+        results, missing = find_stored_results(store, job, ref)
+    kept, left_out = keep_programs(config, results, folder, toolchain, notice)
+    write_kept_suite(folder, kept)
+    left_out = [*missing, *left_out]
+    first = kept[0].stored.view
+    words = ["farm", "run", "--soc", first.soc, "--backend", first.backend, "--suite", f"{folder}/"]
+    words += ["--virtual", "1"] if kept[0].stored.kind == "virtual" else []
+    lines = [
+        *(f"{one.name}: {one.stored.view.id}, judged by {one.judged_by}" for one in kept),
+        *(f"left out: {reason}" for reason in left_out),
+        f"{folder}: {len(kept)} of {len(kept) + len(left_out)} jobs; run them: {shlex.join(words)}",
+    ]
+    answer = {
+        "folder": str(folder),
+        "cases": [
+            {"name": one.name, "job": one.stored.view.id, "run": one.stored.run.id, "judged_by": one.judged_by,
+             "compiled_with": one.compiled_with}
+            for one in kept
+        ],
+        "left_out": left_out,
+    }  # fmt: skip
+    show(answer, lines, as_json=as_json)
 
 
 def _of_result(

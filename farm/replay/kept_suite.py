@@ -1,0 +1,359 @@
+"""Results -> a suite of the very programs that gave them, which runtimes of later toolchains have to run as then.
+
+FOLDER/suite.toml                 a case with a `.pte` for each result
+FOLDER/CASE/model.pte             what the toolchain of then compiled
+FOLDER/CASE/input_S_I.npy         by sample and index; of text prompts.json, and scored.json where logits were judged
+FOLDER/CASE/expected_S_O.npy      its outputs of then where these were kept, else those of the FP32 module
+FOLDER/CASE/tokens.json           what it generated then
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.analysis.tolerances import suggest_limits
+from farm.backends.registry import runs_on_cpu
+from farm.bundles.bundle import MODEL, read_tensor
+from farm.errors import UsageError
+from farm.program.pte import read_pte
+from farm.replay.repro_script import stored_bundle
+from farm.replay.scripts import publish_folder
+from farm.replay.stored_result import cached_bundle, find_job, require_program, target_of
+from farm.request.resume import config_to_run_again
+from farm.request.tuning import observed
+from farm.results.attempt import Verdict
+from farm.store.artifacts import open_artifacts
+from farm.suites.edit import toml_limits
+from farm.suites.limits import MANIFEST
+from farm.suites.suite import FORWARD, Limits
+from farm.system.hashes import sha256_of
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from farm.bundles.bundle import Bundle, Generation
+    from farm.config.settings import Config
+    from farm.replay.stored_result import StoredResult
+    from farm.store.artifacts import ArtifactStore
+    from farm.suites.suite import Case
+
+_VERSIONS = ("executorch", "qnn", "torch")
+# What repeats bit for bit is held to that: as limits of float32 have it, above its rounding.
+_AS_THEN = {"sqnr_db": 100.0, "mismatch": 0.0}
+_SUITE_NAME = re.compile(r"[a-z0-9_]{1,64}")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_WIDTH = 200
+
+
+class KeptProgram(NamedTuple):
+    """One result with what its case needs; nothing is written yet."""
+
+    stored: StoredResult
+    bundle: Bundle
+    name: str
+    """Of its case."""
+    compiled_with: Mapping[str, str]
+    expected: tuple[tuple[NDArray[np.generic], ...], ...]
+    """Outputs by sample; () where nothing is compared."""
+    limits: Mapping[str, float]
+    as_then: bool
+    """Whether `expected` are the outputs of then, else they are those of the FP32 module."""
+    tokens: tuple[tuple[int, ...], ...]
+    """What it generated, by prompt."""
+    deterministic: bool | None
+
+    @property
+    def judged_by(self) -> str:
+        """What decides of the case, in words."""
+        outputs = "its outputs of then" if self.as_then else "the FP32 module, within what it had then"
+        words = [*(["its tokens of then"] if self.tokens else []), *([outputs] if self.expected else [])]
+        return " and ".join(words) or "that it runs"
+
+
+def keep_programs(
+    config: Config, results: Sequence[StoredResult], folder: Path, toolchain: str, say: Callable[[str], None]
+) -> tuple[list[KeptProgram], list[str]]:
+    """Return what a suite called as `folder` has of `results`, and why it has not the others.
+
+    A bundle that is gone is compiled again, by `toolchain` or that of its run, where the same one comes out. Raises
+    UsageError where they cannot stand in one suite, or none of them can.
+    """
+    places = sorted({f"{one.view.soc}-{one.view.backend}" for one in results})
+    if len(places) > 1:
+        problem = f"a suite of programs is for one SoC and backend, and these are for {', '.join(places)}"
+        raise UsageError(f"{problem}: narrow the pattern, as in '{results[0].view.suite}/*[{places[0]}-*'")
+    if not _SUITE_NAME.fullmatch(folder.absolute().name):
+        raise UsageError(f"{folder.name!r} is to be a suite's name: lower-case letters, digits and _, at most 64")
+    artifacts = open_artifacts(config)
+    kept: list[KeptProgram] = []
+    left_out = []
+    for stored in results:
+        try:
+            bundle = _exact_bundle(config, stored, toolchain, say)
+            if not (why := why_not_kept(stored, bundle)):
+                name = _case_name(stored, [one.name for one in kept])
+                kept.append(_keep_program(config, artifacts, stored, bundle, name))
+        except UsageError as error:
+            why = str(error)
+        if why:
+            left_out.append(f"{stored.view.id}: {why}")
+    if not kept:
+        raise UsageError(f"there is nothing to make a suite of: {left_out[0]}")
+    return kept, left_out
+
+
+def _exact_bundle(config: Config, stored: StoredResult, toolchain: str, say: Callable[[str], None]) -> Bundle:
+    bundle = cached_bundle(config, stored)
+    if bundle is None:
+        selected = config_to_run_again(config, stored.run, toolchain, say)
+        bundle = stored_bundle(selected, stored, say, virtual=stored.kind == "virtual")
+    require_program(stored, bundle)
+    return bundle
+
+
+def why_not_kept(stored: StoredResult, bundle: Bundle) -> str:
+    """Return why a result has no place in such a suite; "" where it has."""
+    manifest, attempt = bundle.manifest, stored.attempt
+    reasons = {
+        f"it {attempt.verdict} in run {stored.run.id}, and only what passed says what is right": (
+            attempt.verdict is not Verdict.PASSED
+        ),
+        "it is for direct mode, which is an option of a run and not of a case": target_of(stored.view).direct,
+        "it has a state of its own, so that what it gives depends on how often it ran before": manifest.stateful,
+        "it wants an op package, which comes with a case that is compiled alone": _wants_packages(bundle),
+        "it takes no input": not manifest.inputs,
+        "it is asked of a text or a task how likely that is, which its own case has": (
+            manifest.generation is not None and manifest.generation.likelihoods is not None
+        ),
+        f"its tokens were not kept by run {stored.run.id}: run it again": (
+            manifest.generation is not None and not stored.tokens
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _wants_packages(bundle: Bundle) -> bool:
+    method = read_pte(bundle.model).method(bundle.manifest.method, "the bundle")
+    return any(one.qnn and one.qnn.op_packages for one in method.delegates)
+
+
+def _keep_program(
+    config: Config, artifacts: ArtifactStore, stored: StoredResult, bundle: Bundle, name: str
+) -> KeptProgram:
+    """Return what the case `name` of a result needs. Raises UsageError for files that are damaged, StoreError."""
+    case = _case_of(config, stored)
+    manifest = bundle.manifest
+    if manifest.delegated_ops is not None:
+        compiled_with = {key: manifest.versions[key] for key in _VERSIONS if key in manifest.versions}
+    else:
+        # Compiled elsewhere: what is in the manifest is what took it.
+        compiled_with = dict(case.compiled_with) if case is not None else {}
+    deterministic = case.deterministic if case is not None else None
+    outputs = _outputs_of_then(artifacts, stored, bundle) if deterministic is not False else ()
+    expected, limits = outputs, dict(_AS_THEN)
+    if not outputs and "fp32" in manifest.references and manifest.outputs:
+        expected, limits = _references(bundle), _limits_of_then(stored, generates=manifest.generation is not None)
+    return KeptProgram(
+        stored=stored,
+        bundle=bundle,
+        name=name,
+        compiled_with=compiled_with,
+        expected=expected if limits else (),
+        limits=limits,
+        as_then=bool(outputs),
+        tokens=_tokens_of_then(artifacts, stored),
+        deterministic=deterministic,
+    )
+
+
+def _case_name(stored: StoredResult, taken: Collection[str]) -> str:
+    """Return the name of the case of a result: that of its own, with the precision and a number where it is `taken`."""
+    view = stored.view
+    base = re.sub(r"[^a-z0-9_]+", "_", view.case.lower()).strip("_")[:48] or "program"
+    names = [base, f"{base}_{view.precision}", *(f"{base}_{view.precision}_{n}" for n in range(2, len(taken) + 3))]
+    return next(name for name in names if name not in taken)
+
+
+def write_kept_suite(folder: Path, programs: Sequence[KeptProgram]) -> None:
+    """Make `folder`, which is new or empty, a suite of `programs`. Raises UsageError where it cannot be written."""
+
+    def fill(partial: Path) -> None:
+        text = "\n".join([_head(folder.absolute().name, programs), *(_written(partial, one) for one in programs)])
+        (partial / MANIFEST).write_text(text, encoding="utf-8")
+
+    publish_folder(folder, fill)
+
+
+def _case_of(config: Config, stored: StoredResult) -> Case | None:
+    try:
+        return find_job(config, stored).case
+    except UsageError:
+        return None
+
+
+def _outputs_of_then(
+    artifacts: ArtifactStore, stored: StoredResult, bundle: Bundle
+) -> tuple[tuple[NDArray[np.generic], ...], ...]:
+    """Return the outputs that were kept, by sample; () unless all of them are here."""
+    manifest = bundle.manifest
+    if not manifest.outputs:
+        return ()
+    found = []
+    for sample in range(manifest.samples):
+        row = []
+        for index, spec in enumerate(manifest.outputs):
+            sha256 = stored.outputs.get(f"output_{sample}_{index}.raw", "")
+            path = _whole(artifacts, sha256)
+            if path is None or path.stat().st_size != spec.nbytes:
+                return ()
+            row.append(read_tensor(path, spec))
+        found.append(tuple(row))
+    return tuple(found)
+
+
+def _whole(artifacts: ArtifactStore, sha256: str) -> Path | None:
+    """Return an artifact, if it is here and is what it was: others may write where it is kept."""
+    path = artifacts.find(sha256) if sha256 else None
+    return path if path is not None and sha256_of(path) == sha256 else None
+
+
+def _tokens_of_then(artifacts: ArtifactStore, stored: StoredResult) -> tuple[tuple[int, ...], ...]:
+    if not stored.tokens:
+        return ()
+    path = _whole(artifacts, stored.tokens)
+    if path is None:
+        raise UsageError(f"what {stored.view.id} generated in run {stored.run.id} is lost or damaged: run it again")
+    return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[int, ...], ...])
+
+
+def _references(bundle: Bundle) -> tuple[tuple[NDArray[np.generic], ...], ...]:
+    manifest = bundle.manifest
+    return tuple(
+        tuple(bundle.reference("fp32", sample, index) for index in range(len(manifest.outputs)))
+        for sample in range(manifest.samples)
+    )
+
+
+def _limits_of_then(stored: StoredResult, *, generates: bool) -> dict[str, float]:
+    """Return limits against the FP32 module as `farm suites tune` suggests them, from this result alone."""
+    seen = [one for one in observed(stored.attempt, stored.run.id) if one.reference == "fp32"]
+    in_force = Limits(worst_position_db=0.0) if generates else Limits()
+    try:
+        return {one.figure: one.suggested for one in suggest_limits(seen, {"fp32": in_force})}
+    except ValueError:
+        return {}
+
+
+def _head(name: str, programs: Sequence[KeptProgram]) -> str:
+    compiled = sorted({_versions(one.compiled_with) for one in programs} - {""})
+    runs = sorted({one.stored.run.id for one in programs})
+    shown = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+    backend = programs[0].stored.view.backend
+    about = one_line(f"Programs of {'; '.join(compiled) or 'an unknown toolchain'}, as they ran in {shown}", 200)
+    backends = "" if runs_on_cpu(backend) else f"backends = {json.dumps([backend])}\n"
+    return (
+        "# Made by farm bundle --suite: programs that people have, which later toolchains have to run.\n\n"
+        f"[suite]\nname = {json.dumps(name)}\ndescription = {json.dumps(about)}\n{backends}"
+    )
+
+
+def _versions(compiled_with: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in compiled_with.items())
+
+
+def _written(folder: Path, program: KeptProgram) -> str:
+    """Write the files of a case below `folder`, and return its tables."""
+    name, stored, manifest = program.name, program.stored, program.bundle.manifest
+    (folder / name).mkdir()
+    shutil.copyfile(program.bundle.model, folder / name / MODEL)
+    entries: dict[str, object] = {"pte": f"{name}/{MODEL}", "precisions": [manifest.precision]}
+    if program.deterministic is not None:
+        entries["deterministic"] = program.deterministic
+    if manifest.generation is None:
+        samples = [
+            [
+                read_tensor(path, spec)
+                for path, spec in zip(program.bundle.input_files(sample), manifest.inputs, strict=True)
+            ]
+            for sample in range(manifest.samples)
+        ]
+        files = _saved(folder, name, "input", samples)
+        entries |= {"samples": manifest.samples} if manifest.samples > 1 else {}
+        entries["inputs"] = [{"files": list(column)} for column in zip(*files, strict=True)]
+        entries |= {"method": manifest.method} if manifest.method != FORWARD else {}
+        state = [{"output": one.output, "input": one.input} for one in manifest.state]
+        entries |= {"state": state} if state else {}
+    if program.expected:
+        entries["expected"] = _saved(folder, name, "expected", program.expected)
+    lines = [
+        f"# {one_line(stored.description, _WIDTH)}",
+        f"# Judged by {program.judged_by}.",
+        f"[case.{name}]",
+        *(f"{key} = {_toml(value)}" for key, value in entries.items()),
+    ]
+    lines += [f"compiled_with = {_toml(dict(program.compiled_with))}"] if program.compiled_with else []
+    if program.expected:
+        lines.append(f"tolerance = {{ {manifest.precision} = {{ fp32 = {toml_limits(program.limits)} }} }}")
+    if manifest.generation is not None:
+        generate = _generate(folder, program, manifest.generation)
+        lines += [f"[case.{name}.generate]", *(f"{key} = {_toml(value)}" for key, value in generate.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _saved(folder: Path, name: str, kind: str, samples: Sequence[Sequence[NDArray[np.generic]]]) -> list[list[str]]:
+    """Write arrays by sample and index, and return their names as the manifest has them."""
+    names = []
+    for sample, arrays in enumerate(samples):
+        names.append([f"{name}/{kind}_{sample}_{index}.npy" for index in range(len(arrays))])
+        for file, array in zip(names[-1], arrays, strict=True):
+            np.save(folder / file, array)
+    return names
+
+
+def _generate(folder: Path, program: KeptProgram, generation: Generation) -> dict[str, object]:
+    name, bundle = program.name, program.bundle
+    entries: dict[str, object] = {
+        # Of lookahead the program itself says how many positions it decodes at once.
+        "mode": "hybrid" if generation.prefill else "kv",
+        "context": generation.context,
+        **({"prefill": generation.prefill} if generation.prefill else {}),
+        "new": generation.new,
+        **({"stop": list(generation.stop)} if generation.stop else {}),
+    }
+    lists = {"prompts_file": list(_token_rows(bundle, 0)), "expected_file": [list(row) for row in program.tokens]}
+    if program.expected:
+        lists["score_file"] = list(_token_rows(bundle, 1))
+    for key, rows in lists.items():
+        file = f"{name}/{'tokens' if key == 'expected_file' else key.removesuffix('_file')}.json"
+        (folder / file).write_text(json.dumps(rows) + "\n", encoding="utf-8")
+        entries[key] = file
+    return entries
+
+
+def _token_rows(bundle: Bundle, index: int) -> Iterator[list[int]]:
+    """Yield the token ids of one input, by sample; -1 is behind their end."""
+    spec = bundle.manifest.inputs[index]
+    for sample in range(bundle.manifest.samples):
+        yield [int(token) for token in read_tensor(bundle.input_files(sample)[index], spec).ravel() if int(token) >= 0]
+
+
+def _key(name: object) -> str:
+    return str(name) if _BARE_KEY.fullmatch(str(name)) else json.dumps(str(name))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_toml(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)

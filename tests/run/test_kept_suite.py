@@ -1,0 +1,119 @@
+"""`farm bundle --suite`: programs of one toolchain as a suite, which runtimes of others have to run as it did."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from farm.suites.manifests import load_suite
+from farm.suites.prompts import expected_of, prompts_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
+ON_CPU = ("--soc", "SM8650", "--virtual", "1")
+NIGHT = """
+[nightly]
+name = "old_programs"
+[[run]]
+socs = ["SM8650"]
+suites = ["./kept_decoder/"]
+backends = ["xnnpack"]
+virtual = 1
+"""
+
+
+def generate(home: FarmHome, decoders: Path) -> list[list[int]]:
+    (home.cwd / "ids.json").write_text(json.dumps(PROMPTS))
+    asked = ("--prompt", "ids.json", "--new", "6", "--json")
+    done = home.farm("exec", str(decoders / "hybrid.pte"), *ON_CPU, *asked, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    return [one["tokens"] for one in json.loads(done.stdout)["generated"]]
+
+
+def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHome, decoders: Path) -> None:
+    tokens = generate(home, decoders)
+    kept = home.farm("bundle", "exec/hybrid", "--suite", "kept_decoder", "--json")
+    assert kept.returncode == 0, kept.stderr
+    [entry] = json.loads(kept.stdout)["cases"]
+    assert (entry["name"], entry["judged_by"]) == ("hybrid", "its tokens of then")
+    [case] = load_suite(home.cwd / "kept_decoder" / "suite.toml").cases
+    assert (prompts_of(case), expected_of(case)) == (
+        tuple(map(tuple, PROMPTS)), tuple(map(tuple, tokens)),
+    )  # fmt: skip
+    assert (home.cwd / "kept_decoder" / case.pte).read_bytes() == (decoders / "hybrid.pte").read_bytes()
+
+    for words, said in (
+        (("--suite", "kept_decoder"), "kept_decoder is there already"),
+        (("--suite", "Kept-2"), "'Kept-2' is to be a suite's name"),
+        (("--suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
+        ((), "name a folder: --to for the program, or --suite for a suite of it"),
+    ):
+        refused = home.farm("bundle", "exec/hybrid", *words)
+        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.whole
+def test_a_night_runs_programs_that_were_kept_and_fails_for_another_token(home: FarmHome, decoders: Path) -> None:
+    generate(home, decoders)
+    assert home.farm("bundle", "exec/hybrid", "--suite", "kept_decoder").returncode == 0
+    (home.cwd / "nightly.toml").write_text(NIGHT)
+    night = home.farm("nightly", "nightly.toml", timeout_s=300)
+    assert night.returncode == 0, night.stdout + night.stderr
+    assert "1 passed" in night.stdout
+
+    file = home.cwd / "kept_decoder" / "hybrid" / "tokens.json"
+    rows = json.loads(file.read_text())
+    rows[1][2] = (rows[1][2] + 1) % 24
+    file.write_text(json.dumps(rows))
+    other = home.farm("run", *ON_CPU, "--backend", "xnnpack", "--suite", "./kept_decoder", timeout_s=300)
+    assert other.returncode == 1, other.stderr
+    assert f"prompt 1: token 3 is {(rows[1][2] - 1) % 24}, expected {rows[1][2]}" in other.stdout
+
+
+@pytest.mark.whole
+def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_had(home: FarmHome) -> None:
+    ran = home.farm("run", *ON_CPU, "--suite", "smoke", "-k", "add or conv2d", timeout_s=300)
+    assert ran.returncode == 0, ran.stderr
+    again = home.farm("repro", "smoke/add", timeout_s=300)
+    assert again.returncode == 0, again.stderr
+    kept = home.farm("bundle", "smoke/*", "--suite", "kept_smoke")
+    assert kept.returncode == 0, kept.stderr
+    assert "add: smoke/add[SM8650-htp-8a8w], judged by its outputs of then" in kept.stdout
+    assert "conv2d: smoke/conv2d[SM8650-htp-8a8w], judged by the FP32 module, within what it had then" in kept.stdout
+    table = tomllib.loads((home.cwd / "kept_smoke" / "suite.toml").read_text())["case"]
+    assert table["add"]["tolerance"] == {"8a8w": {"fp32": {"sqnr_db": 100.0, "mismatch": 0.0}}}
+    assert 20 < table["conv2d"]["tolerance"]["8a8w"]["fp32"]["sqnr_db"] < 60
+
+    now = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "--json", timeout_s=300)
+    assert now.returncode == 0, now.stderr
+    made = table["add"]["compiled_with"]
+    note = f"compiled with executorch {made['executorch']}, qnn {made['qnn']}, torch {made['torch']}"
+    assert now.stdout.count(note) >= 2
+
+    # One element of what it gave then, a quantization step further.
+    file = home.cwd / "kept_smoke" / "add" / "expected_0_0.npy"
+    array = np.load(file)
+    array.ravel()[7] += np.ptp(array) / 255
+    np.save(file, array)
+    wrong = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "-k", "add", timeout_s=300)
+    assert (wrong.returncode, "dB < 100 dB" in wrong.stdout) == (1, True), wrong.stdout
+
+
+@pytest.mark.soak
+def test_programs_of_an_older_release_run_as_they_did(home: FarmHome) -> None:
+    old = home.farm("run", *ON_CPU, "--suite", "smoke", "--toolchain", "1.4.1", timeout_s=900)
+    assert old.returncode == 0, old.stderr
+    kept = home.farm("bundle", "smoke/*", "--suite", "kept_1_4_1")
+    assert (kept.returncode, "8 of 8 jobs" in kept.stdout) == (0, True), kept.stderr
+    table = tomllib.loads((home.cwd / "kept_1_4_1" / "suite.toml").read_text())["case"]
+    assert {case["compiled_with"]["executorch"] for case in table.values()} == {"1.4.1"}
+    now = home.farm("run", *ON_CPU, "--suite", "./kept_1_4_1", timeout_s=900)
+    assert (now.returncode, "8 passed" in now.stdout) == (0, True), now.stdout + now.stderr
