@@ -27,11 +27,12 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # Two ways of computing in float32 differ by its rounding: docs/suites.md.
 _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
-# Of cases that generate text: docs/generate.md has what was measured.
+# Of cases that generate text: docs/generate.md has what was measured. The least of 16a8w were 59.0 and 55.2 dB, of a
+# decoder 12 dB below all others; 16a4w, where that one was not measured, keeps 15 dB from its least, 57.4 and 51.4 dB.
 _GENERATE_DEFAULTS = {
     "16a8w": Tolerance(quantized=Limits(sqnr_db=55.0, worst_position_db=45.0)),
-    "16a4w": Tolerance(quantized=Limits(sqnr_db=40.0, worst_position_db=35.0)),
-    "16a4w_block": Tolerance(quantized=Limits(sqnr_db=40.0, worst_position_db=35.0)),
+    "16a4w": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=36.0)),
+    "16a4w_block": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=36.0)),
 }
 
 
