@@ -1,0 +1,218 @@
+"""What was told: log-likelihoods from logits by hand, perplexity, choices, intervals, limits and what is expected."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from farm.bundles.bundle import TOLD, Bundle, Generation, Manifest, TensorSpec
+from farm.execution.raw import RawResult
+from farm.results.attempt import Attempt, Direction, Measurement
+from farm.results.expected_text import slow_problem, told_problem
+from farm.results.judge import judge
+from farm.results.likelihoods import answers, interval, perplexity, told_of
+from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
+from farm.suites.generate import Generate
+from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
+
+VOCABULARY, POSITIONS, MS = 5, 6, 1_000_000
+# A window of a text, then a question with two choices, of two tokens and of one.
+SEQUENCES = ((0, 1, 2, 3), (4, 0, 1, 2), (4, 0, 3))
+TOLD_FROM = (1, 2, 2)
+LIKELIHOODS = Likelihoods(
+    told=TOLD_FROM, windows=1, questions=(TaskQuestion(right=(1,), lengths=(8, 3)),), metrics=("acc", "acc_norm")
+)
+GENERATION = Generation(
+    mode="kv", context=8, prefill=0, decode=1, layers=1, vocabulary=VOCABULARY, cache_bits=16, new=1,
+    prompt_tokens=(4, 2, 2), scored=(4, 4, 3), likelihoods=LIKELIHOODS,
+)  # fmt: skip
+
+
+def rows_of(logits: np.ndarray, sequence: tuple[int, ...]) -> np.ndarray:
+    """What is written of a sequence whose logits are [tokens, VOCABULARY]: by the formula, in Python's own numbers."""
+    rows = np.zeros((POSITIONS, TOLD), np.float32)
+    for row, following in enumerate(sequence[1:]):
+        normal = math.log(sum(math.exp(value) for value in logits[row]))
+        rows[row] = logits[row][following] - normal, max(logits[row]) - normal
+    return rows
+
+
+def made(seed: int = 0) -> list[np.ndarray]:
+    numbers = np.random.default_rng(seed)
+    return [rows_of(numbers.normal(size=(len(one), VOCABULARY)), one) for one in SEQUENCES]
+
+
+def test_sums_of_logarithms_choose_and_characters_divide() -> None:
+    half, eighth = math.log(1 / 2), math.log(1 / 8)
+    rows = [np.zeros((POSITIONS, TOLD), np.float32) for _ in SEQUENCES]
+    # Of the text three tokens count: 1/2, 1/8, 1/2; the second is not the likeliest.
+    rows[0][:3] = [(half, half), (eighth, half), (half, half)]
+    # 1/2 * 1/8 for eight characters, and 1/8 for three: what is told before them does not count.
+    rows[1][:3] = [(-9, -9), (half, half), (eighth, half)]
+    rows[2][:2] = [(-9, -9), (eighth, half)]
+    told = told_of(GENERATION, rows)
+    assert [len(one) for one in told.logarithms] == [3, 2, 1]
+    assert [list(one) for one in told.greedy] == [[True, False, True], [True, False], [False]]
+    found = perplexity(LIKELIHOODS, told)
+    assert found == pytest.approx((2 * 8 * 2) ** (1 / 3), rel=1e-6)
+    # -2.77 against -2.08; for each character -0.35 against -0.69.
+    assert answers(LIKELIHOODS, told).chosen == {"acc": (1,), "acc_norm": (0,)}
+    assert answers(LIKELIHOODS, told).right == {"acc": 1, "acc_norm": 0}
+
+
+def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> None:
+    rows = [np.zeros((POSITIONS, TOLD), np.float32) for _ in SEQUENCES]
+    assert answers(LIKELIHOODS, told_of(GENERATION, rows)).chosen["acc"] == (0,)
+    rows[1][1, 0] = math.nan
+    assert answers(LIKELIHOODS, told_of(GENERATION, rows)).chosen["acc"] == (1,)
+    rows[0][1, 0] = math.nan
+    assert perplexity(LIKELIHOODS, told_of(GENERATION, rows)) is None
+
+
+def test_an_interval_is_honest_where_questions_are_few() -> None:
+    # Wilson's score, from his formula: SciPy's binomtest(5, 8).proportion_ci(method="wilson") says the same.
+    assert interval(5, 8) == pytest.approx((0.305742, 0.863156), abs=1e-5)
+    low, high = interval(0, 8)
+    assert (low, high) == (0.0, pytest.approx(0.324409, abs=1e-4))
+    assert interval(8, 8)[1] == 1.0
+
+
+class Ran:
+    """What a device left of what it was told, as the references have it until a test changes something."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder, self.bundle_folder = root / "raw", root / "bundle"
+        self.folder.mkdir()
+        for name in ("inputs", "reference_fp32", "reference_quantized"):
+            (self.bundle_folder / name).mkdir(parents=True)
+        self.tolerance = Limits(sqnr_db=20.0)
+        self.expect: tuple[Expectation, ...] = ()
+        self.simulated = True
+        for sample, rows in enumerate(made()):
+            for folder in (self.bundle_folder / "reference_fp32", self.bundle_folder / "reference_quantized"):
+                rows.tofile(folder / f"output_{sample}_0.raw")
+            self.set(sample, rows)
+
+    def set(self, sample: int, rows: np.ndarray) -> None:
+        rows.astype(np.float32).tofile(self.folder / f"output_{sample}_0.raw")
+
+    def judge(self) -> Attempt:
+        spec = TensorSpec((POSITIONS, TOLD), "float32")
+        manifest = Manifest(
+            key="0123456789abcdef", job_id="told", soc="SM8650", backend="htp", precision="16a8w", samples=3,
+            inputs=(TensorSpec((4,), "int32"), TensorSpec((POSITIONS,), "int32")), outputs=(spec,), pte_bytes=1000,
+            delegates={"QnnBackend": 1}, delegated_ops=7, fallback_ops={}, seconds={}, versions={}, files={},
+            generation=GENERATION,
+        )  # fmt: skip
+        generated = [
+            {
+                "line": line, "prompt_tokens": prompt, "tokens": [0], "prefill_ns": [MS] * prompt, "steps_ns": [],
+                "first_token_ns": prompt * MS, "total_ns": prompt * MS, "ended": "new",
+            }
+            for line, prompt in enumerate(GENERATION.prompt_tokens)
+        ]  # fmt: skip
+        report: dict[str, Any] = {
+            "schema": 1, "ok": True, "exit_code": 0, "error": None, "method": "kv_forward", "load_ns": 9 * MS,
+            "verification_ns": MS, "inputs": [],
+            "outputs": [{"shape": list(spec.shape), "dtype": spec.dtype, "nbytes": spec.nbytes}],
+            "inferences": [{"line": one["line"], "iterations_ns": [one["total_ns"]]} for one in generated],
+            "generated": generated, "method_loads_ns": {"kv_forward": 8 * MS},
+        }  # fmt: skip
+        (self.folder / "result.json").write_text(json.dumps(report))
+        case = Case(
+            "llm", "told", "", (), tolerances={"16a8w": Tolerance(quantized=self.tolerance)}, expect=self.expect,
+            generate=Generate(tokenizer="bytes", task="task.yaml", score_text="text.txt"),
+        )  # fmt: skip
+        job = Job(case, Target("SM8650", "htp", "16a8w"))
+        raw = RawResult(
+            job_id=job.id, serial="x", workspace=PurePosixPath("/device"), folder=self.folder, started_ms=1,
+            exit_code=0, run_seconds=1.0, simulated=self.simulated,
+        )  # fmt: skip
+        return judge(job, Bundle(self.bundle_folder, manifest), raw)
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Ran:
+    return Ran(tmp_path)
+
+
+def numbers(attempt: Attempt) -> dict[str, tuple[float, ...]]:
+    return {measurement.metric: measurement.samples for measurement in attempt.measurements}
+
+
+def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_references(ran: Ran) -> None:
+    attempt = ran.judge()
+    assert (attempt.verdict, attempt.reason) == ("passed", "")
+    found = numbers(attempt)
+    told = told_of(GENERATION, made())
+    assert found["perplexity[0]"] == found["perplexity_fp32[0]"] == (perplexity(LIKELIHOODS, told),)
+    assert found["perplexity_ratio_quantized[0]"] == (1.0,)
+    right = answers(LIKELIHOODS, told).right
+    assert found["accuracy[acc]"] == found["accuracy_quantized[acc]"] == (float(right["acc"]),)
+    assert (found["questions"], found["other_choices_quantized[0]"], found["lost_answers_fp32[0]"]) == (
+        (1.0,), (0.0,), (0.0,),
+    )  # fmt: skip
+    # As many lengths as questions, and no divergence of two numbers.
+    assert not any(name.startswith(("first_token_time", "kl_")) for name in found)
+    assert attempt.notes[0].startswith("perplexity of the text ")
+    assert ", of 3 tokens (" in attempt.notes[0]
+    assert attempt.notes[1].startswith(f"acc: {right['acc']} of 1 questions right (")
+    assert "the same choice as the quantized module in 1 of 1 questions" in attempt.notes
+
+
+def test_another_choice_than_the_quantized_modules_breaks_its_limit(ran: Ran) -> None:
+    ran.tolerance = Limits(sqnr_db=-60.0, other_choices=0)
+    chosen = answers(LIKELIHOODS, told_of(GENERATION, made())).chosen["acc"][0]
+    rows = made()[1 + chosen]
+    rows[1, 0] -= 50
+    ran.set(1 + chosen, rows)
+    attempt = ran.judge()
+    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
+    assert "other_choices 1 > 0" in attempt.reason
+    assert numbers(attempt)["other_choices_quantized[0]"] == (1.0,)
+    ran.tolerance = Limits(sqnr_db=-60.0, other_choices=1)
+    assert ran.judge().verdict == "passed"
+
+
+def test_a_text_that_is_less_likely_breaks_the_limit_of_the_ratio(ran: Ran) -> None:
+    ran.tolerance = Limits(sqnr_db=-20.0, perplexity_ratio=1.05)
+    ran.set(0, made()[0] * 1.1)
+    assert "perplexity_ratio 1." in ran.judge().reason
+
+
+def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: Ran) -> None:
+    ran.expect = (Expectation(most_perplexity=1.5),)
+    attempt = ran.judge()
+    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
+    assert attempt.reason.startswith("perplexity is ")
+    right = answers(LIKELIHOODS, told_of(GENERATION, made())).right
+    wrong = next((metric for metric, count in right.items() if not count), None)
+    measured = [Measurement("accuracy[acc]", "1", Direction.HIGHER, (0.5,)),
+                Measurement("questions", "count", Direction.NONE, (8.0,))]  # fmt: skip
+    assert wrong in {None, "acc", "acc_norm"}
+    assert told_problem(Expectation(least_accuracy={"acc": 0.5}), measured) == ""
+    assert (
+        told_problem(Expectation(least_accuracy={"acc": 0.6}), measured) == "acc is 0.5 (4 of 8), expected 0.6 or more"
+    )
+    assert told_problem(Expectation(least_accuracy={"acc_norm": 0.5}), measured).startswith("acc_norm was not measured")
+
+
+def test_rates_are_expected_of_attached_devices_alone(ran: Ran) -> None:
+    ran.expect = (Expectation(least_prefill_rate=1e6),)
+    assert ran.judge().verdict == "passed"
+    ran.simulated = False
+    attempt = ran.judge()
+    assert (attempt.verdict, attempt.stage) == ("failed", "execute")
+    assert attempt.reason == "prefill_rate is 1000 tokens/s, expected 1e+06 or more"
+    measured = [Measurement("decode_rate", "tokens/s", Direction.HIGHER, (10.0, 30.0, 20.0))]
+    assert slow_problem(Expectation(least_decode_rate=20.0), measured) == ""
+    assert slow_problem(Expectation(least_decode_rate=21.0), measured).startswith("decode_rate is 20 tokens/s")
+    assert slow_problem(msgspec.structs.replace(Expectation(), least_prefill_rate=1.0), measured).startswith(
+        "prefill_rate was not measured"
+    )
