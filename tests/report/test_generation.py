@@ -166,6 +166,35 @@ def test_a_rate_that_hardly_changes_looks_like_it() -> None:
     assert [abs(float(a.y) - float(b.y)) for a, b in (steep, flat)] == pytest.approx([104.0, 1.0], abs=0.1)
 
 
+def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
+    higher = Direction.HIGHER
+    figures = (
+        Measurement("sqnr_quantized[0]", "dB", higher, (73.3, 74.6)),
+        Measurement("sqnr_quantized[1]", "dB", higher, (74.0, 60.25)),
+        Measurement("worst_position_quantized[0]", "dB", higher, (68.7, 69.3)),
+        Measurement("sqnr_fp32[0]", "dB", higher, (47.4, math.nan)),
+        Measurement("prefill_quantized[0]", "dB", higher, (math.inf, math.inf)),
+        Measurement("perplexity_ratio_quantized[0]", "1", Direction.LOWER, (1.0, 1.00404)),
+        Measurement("same_tokens_quantized", "1", higher, (1.0, 1.0)),
+        Measurement("same_tokens_fp32", "1", higher, (0.125, 1.0)),
+        Measurement("margin_fp32[0]", "1", higher, (1.0, 0.99679)),
+    )
+    job = story("llama", "R5CT-1")
+    [attempt] = job.attempts
+    attempt = msgspec.structs.replace(attempt, measurements=(*attempt.measurements, *figures))
+    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
+    text = " ".join(render_summary(view, 100).split())
+    for words in (
+        "60.2 dB to the quantized module, 68.7 dB at the worst position; 47.4 dB to FP32; prefill equal to decode;",
+        "tokens 100.0 % as the quantized module, 56.2 % as FP32; least margin 0.997",
+    ):
+        assert words in text, words
+    page = unescape(render_html(view))
+    for words in ('<td class="n">60.2</td><td class="n">68.7</td><td class="n">47.4</td>', "1.004040", "0.996790", "∞"):
+        assert words in page, words
+    assert "How near logits" not in render_html(run_of(job)), "without references"
+
+
 def test_numbers_that_cannot_be_are_left_out() -> None:
     odd = (
         Measurement("decode_rate", "tokens/s", Direction.HIGHER, (math.nan,)),

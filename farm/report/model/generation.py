@@ -48,9 +48,37 @@ class StretchTime(msgspec.Struct, frozen=True):
     spread: Spread
 
 
-class GenerationFigures(msgspec.Struct, frozen=True):
-    """What generating took in one attempt; what was not measured is None or empty."""
+class LogitFigures(msgspec.Struct, frozen=True):
+    """How near the logits of all positions come to the references', at the worst of prompts and outputs.
 
+    What was not compared is None.
+    """
+
+    quantized_db: float | None
+    quantized_worst_db: float | None
+    """At the worst position."""
+    fp32_db: float | None
+    fp32_worst_db: float | None
+    prefill_db: float | None
+    """Prompts by prefill against the same by decode; inf where equal."""
+    perplexity_ratio: float | None
+    """Over that of the quantized module."""
+    same_quantized: float | None
+    """Share of the tokens before the first that differs, over all prompts."""
+    same_fp32: float | None
+    margin: float | None
+    """Least probability of a chosen token under FP32, over that of its likeliest."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was compared."""
+        return any(value is not None for value in msgspec.structs.astuple(self))
+
+
+class GenerationFigures(msgspec.Struct, frozen=True):
+    """What generating took in one attempt, and how near it came; what was not measured is None or empty."""
+
+    logits: LogitFigures
     prefill: Spread | None
     """Tokens of prompts a second."""
     decode: Spread | None
@@ -102,6 +130,7 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
     seconds = fingerprint.get("seconds", "")
     fall, memory = (_median(whole.get(name)) for name in ("sustained_fall", "peak_memory"))
     return GenerationFigures(
+        logits=_logits(attempt),
         prefill=_spread(whole.get("prefill_rate")),
         decode=_spread(whole.get("decode_rate")),
         steps=_steps(whole.get("latency")),
@@ -115,6 +144,31 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
             (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
         ),
         memory=memory,
+    )
+
+
+def _logits(attempt: Attempt) -> LogitFigures:
+    def samples(name: str) -> list[float]:
+        found = (one.samples for one in attempt.measurements if one.metric.partition("[")[0] == name)
+        return [sample for some in found for sample in some if not math.isnan(sample)]
+
+    def least(name: str) -> float | None:
+        return min(samples(name), default=None)
+
+    def mean(name: str) -> float | None:
+        found = samples(name)
+        return statistics.fmean(found) if found else None
+
+    return LogitFigures(
+        quantized_db=least("sqnr_quantized"),
+        quantized_worst_db=least("worst_position_quantized"),
+        fp32_db=least("sqnr_fp32"),
+        fp32_worst_db=least("worst_position_fp32"),
+        prefill_db=least("prefill_quantized"),
+        perplexity_ratio=max(samples("perplexity_ratio_quantized"), default=None),
+        same_quantized=mean("same_tokens_quantized"),
+        same_fp32=mean("same_tokens_fp32"),
+        margin=least("margin_fp32"),
     )
 
 

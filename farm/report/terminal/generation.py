@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
@@ -39,8 +40,36 @@ def rates(figures: GenerationFigures) -> list[str]:
     return parts
 
 
+def nearness(figures: GenerationFigures) -> list[str]:
+    """Return how near its logits and tokens come to references', in a few words each; nothing without references."""
+    near = figures.logits
+    parts = [
+        f"{_db(db)} to {module}" + (f", {_db(worst)} at the worst position" if worst is not None else "")
+        for module, db, worst in (
+            ("the quantized module", near.quantized_db, near.quantized_worst_db),
+            ("FP32", near.fp32_db, near.fp32_worst_db),
+        )
+        if db is not None
+    ]
+    if near.prefill_db is not None:
+        parts.append(f"prefill {_db(near.prefill_db)} to decode")
+    same = (("the quantized module", near.same_quantized), ("FP32", near.same_fp32))
+    if told := [f"{fmt.percent(share)} as {module}" for module, share in same if share is not None]:
+        parts.append(f"tokens {', '.join(told)}")
+    if near.margin is not None:
+        parts.append(f"least margin {near.margin:.3f}")
+    return parts
+
+
+def _db(value: float | None) -> str:
+    return "equal" if value == math.inf else f"{fmt.decibel(value)} dB"
+
+
 def generation_lines(figures: GenerationFigures, label: str) -> Iterator[str]:
     """Yield a title and a line for each curve; `label` says what the times are where they are no device's."""
+    if near := nearness(figures):
+        yield "logits and tokens, of the worst prompt"
+        yield from (f"  {part}" for part in near)
     yield f"generation{f', simulated: {label}' if label else ''}"
     yield from (f"  {part}" for part in rates(figures))
     prompts = [one.spread.p50 / 1e6 for one in figures.prompts]

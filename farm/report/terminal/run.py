@@ -12,7 +12,7 @@ from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
 from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.report.terminal.generation import rates
+from farm.report.terminal.generation import nearness, rates
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 from farm.store.view import Purpose
 from farm.system.text import one_line, visible
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Jobs of one kind that are listed by name; the report has them all."""
+_GENERATED = 4
+"""The same of jobs that generate text, which take several lines each."""
 _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
@@ -127,12 +129,13 @@ def _generated(summary: RunSummary, width: int) -> list[Text]:
 
     found = generating(summary)
     lines = []
-    for job, figures in found[:SHOWN]:
+    for job, figures in found[:_GENERATED]:
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
         lines.append(Text(one_line(title, width)))
-        lines += _wrapped(f"  {'; '.join(rates(figures))}", width, "")
-    if len(found) > SHOWN:
-        lines.append(Text(f"  and {len(found) - SHOWN} more that generated"))
+        for parts in (nearness(figures), rates(figures)):
+            lines += _wrapped(f"  {'; '.join(parts)}", width, "") if parts else []
+    if len(found) > _GENERATED:
+        lines.append(Text(f"  and {len(found) - _GENERATED} more that generated: the report has all"))
     return lines
 
 
