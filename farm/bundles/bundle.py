@@ -96,7 +96,7 @@ class Generation(msgspec.Struct, frozen=True):
     """What each reference generates, greedy, by sample."""
     likelihoods: Likelihoods | None = None
     """Where the outputs are no logits, but float32 [positions, TOLD]: the logarithm of the probability of the token
-    that follows in the sequence, and of the likeliest there; 0 after the last token."""
+    that follows in the sequence, and of the likeliest there; 0 after the last token. There is one such output."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import numpy as np
 
 from farm.bundles.bundle import read_tensor
 from farm.results.attempt import Direction, Measurement
-from farm.results.generation import TokenFindings, damaged, prefill_agreement, wrong_tokens
+from farm.results.generation import TokenFindings, damaged, wrong_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,16 +61,10 @@ def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: Fi
     if generation is None or generation.likelihoods is None:
         return TokenFindings(figures, (), (), "")
     likelihoods = generation.likelihoods
-    told = {_OUTPUT: told_of(generation, [_output(bundle, raw, sample, 0) for sample in _samples(bundle)])}
+    told = {_OUTPUT: told_of(generation, [_output(bundle, raw, sample) for sample in _samples(bundle)])}
     for kind in bundle.manifest.references:
         told[kind] = told_of(generation, [_reference(bundle, kind, sample) for sample in _samples(bundle)])
     rows = {key: list(found) for key, found in figures.items()}
-    for sample in _samples(bundle) if len(bundle.manifest.outputs) > 1 else ():
-        key = next((key for key in ((0, "quantized"), (0, "fp32")) if key in rows), None)
-        pair = (_output(bundle, raw, sample, index) for index in (0, 1))
-        agreement = prefill_agreement(*(found[: generation.prompt_tokens[sample]] for found in pair))
-        if key is not None:
-            rows[key][sample] = msgspec.structs.replace(rows[key][sample], prefill_db=agreement)
     measured, notes = list[Measurement](), list[str]()
     for kind, found in _figures_of(likelihoods, told).items():
         if (0, kind) in rows:
@@ -213,8 +207,8 @@ def _samples(bundle: Bundle) -> range:
     return range(bundle.manifest.samples)
 
 
-def _output(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.float64]:
-    return read_tensor(raw.output(sample, index), bundle.manifest.outputs[index]).astype(np.float64)
+def _output(bundle: Bundle, raw: RawResult, sample: int) -> NDArray[np.float64]:
+    return read_tensor(raw.output(sample, 0), bundle.manifest.outputs[0]).astype(np.float64)
 
 
 def _reference(bundle: Bundle, kind: str, sample: int) -> NDArray[np.float64]:

@@ -163,7 +163,8 @@ class GenerationRun {
     of_line(prompt.line, [&] {
       const size_t by_prefill = std::min(prompt.tokens.size(), prompt.scored.size());
       std::vector<TensorSpec> written = {write_logits(prompt, prefill_ ? by_prefill : 0, 0)};
-      if (prefill_) written.push_back(write_logits(prompt, 0, 1));
+      // A text that is told is long: what decode alone makes of it would take most of the time.
+      if (prefill_ && !flags_.told) written.push_back(write_logits(prompt, 0, 1));
       if (prompt.line == 0) report_->update([&](Report* report) { report->outputs = written; });
     });
   }

@@ -363,7 +363,8 @@ def test_what_is_told_is_written_as_two_logarithms_of_probabilities(bare: Any, d
     ran = bare.run("--generate=1", "--told=true")
     assert ran.code == 0, ran.stderr
     assert ran.result is not None
-    assert [tuple(one["shape"]) for one in ran.result["outputs"]] == [(len(scored[0]), 2)] * 2
+    assert [tuple(one["shape"]) for one in ran.result["outputs"]] == [(len(scored[0]), 2)]
+    assert len(bare.names()) == len(prompts)
     for line, tokens in enumerate(scored):
         logits = stub.logits(tokens)
         every = logits - logits.max(axis=-1, keepdims=True)
@@ -371,9 +372,7 @@ def test_what_is_told_is_written_as_two_logarithms_of_probabilities(bare: Any, d
         expected = np.zeros((len(scored[0]), 2))
         for row, following in enumerate(tokens[1:]):
             expected[row] = every[row, following], every[row].max()
-        for index in (0, 1):
-            written = bare.output(line, index).reshape(-1, 2)
-            np.testing.assert_allclose(written, expected, atol=1e-4)
+        np.testing.assert_allclose(bare.output(line, 0).reshape(-1, 2), expected, atol=1e-4)
 
 
 def test_told_is_for_a_text_alone(bare: Any) -> None:

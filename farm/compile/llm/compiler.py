@@ -303,8 +303,9 @@ def _program(folder: Path, said: _Said, generation: Generation, hooks: _Lowering
     for one in hooks.delegations.values():
         for name, count in {**one.edge_ops, **one.cpu_ops}.items():
             fallback[name] = fallback.get(name, 0) + count
-    # Where prompts have a method of their own, what it makes of them and what the other makes of them.
-    times = 2 if generation.prefill else 1
+    # Where prompts have a method of their own, what it makes of them and what the other makes of them. What is told may
+    # be long, and is asked once.
+    times = 2 if generation.prefill and generation.likelihoods is None else 1
     shape = tuple(said.logits["fp32"][0].shape)
     return CompiledProgram(
         references={kind: [(rows,) * times for rows in samples] for kind, samples in said.logits.items()},

@@ -58,7 +58,7 @@ def _check_limits(manifest: Path, key: str, case: Case) -> None:
     generate = generate_of(case)
     without = () if generate.task else _OF_TASKS
     if generate.tells:
-        without = (*without, "kl", "margin", *(() if generate.score_text else ("perplexity_ratio",)))
+        without = (*without, "kl", "margin", "prefill_db", *(() if generate.score_text else ("perplexity_ratio",)))
     for precision, tolerance in case.tolerances.items():
         for kind, limits in (("fp32", tolerance.fp32), ("quantized", tolerance.quantized)):
             if odd := [name for name in without if getattr(limits, name) is not None]:
