@@ -6,6 +6,7 @@ Torch-free.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,12 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.generation import DECODE, generation_of, padded, write_tokens
 from farm.bundles.ready import read_ready, ready_manifest
 from farm.errors import ConfigError, UsageError
-from farm.execution.raw import RESULT_FILE
+from farm.execution.raw import RESULT_FILE, TOKENS_FILE
 from farm.program.pte import read_pte
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.ready_program import ReadyRequest, check_runnable, ready_case, ready_target, require_new
 from farm.request.profiling import require_profilable
-from farm.results.runner_report import ReportError, read_report
+from farm.results.runner_report import Generated, ReportError, read_report
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.prompts import read_tokens
 from farm.suites.suite import Job
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from farm.execution.raw import RawResult
     from farm.program.pte import Method
     from farm.results.attempt import Attempt
-    from farm.results.runner_report import Generated
     from farm.store.store import Store
     from farm.suites.prompts import Tokens
 
@@ -47,6 +47,8 @@ TOKENS = "tokens.json"
 # A bundle that is made in another way is another one.
 _RECIPE = 1
 _WHERE = "how a .pte is made"
+# Prompts and tokens have 31 bits.
+_PAIR = re.compile(r"^([0-9]{1,9}) ([0-9]{1,9})$", re.MULTILINE)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +160,7 @@ def run_generation(
         require_new(folder)
 
     def look(raw: RawResult, attempt: Attempt) -> Attempt:
-        found.extend(_generated(raw))
+        found.extend(_generated(raw, program.generation))
         if folder is not None and found:
             _save(folder, found[: len(program.prompts)])
         return attempt
@@ -167,13 +169,44 @@ def run_generation(
     return GenerationOutcome(one, tuple(found))
 
 
-def _generated(raw: RawResult) -> tuple[Generated, ...]:
+def _generated(raw: RawResult, generation: Generation) -> tuple[Generated, ...]:
     try:
         report = read_report(raw.folder / RESULT_FILE)
     except (ReportError, OSError):
         # The attempt says what is wrong with it.
+        report = None
+    if report is not None and report.generated:
+        return report.generated
+    try:
+        return before_the_end((raw.folder / TOKENS_FILE).read_text("ascii", "replace"), generation)
+    except OSError:
         return ()
-    return report.generated if report is not None else ()
+
+
+def before_the_end(text: str, generation: Generation) -> tuple[Generated, ...]:
+    """Return what a runner had generated that left no report, of its TOKENS_FILE: a line `prompt token` for each.
+
+    Of rounds that fill a time it is the first: what exceeds what a prompt was to give is left out. Pure.
+    """
+    tokens: dict[int, list[int]] = {}
+    for prompt, token in _PAIR.findall(text):
+        if (line := int(prompt)) < len(generation.prompt_tokens):
+            tokens.setdefault(line, []).append(int(token))
+    return tuple(
+        Generated(line, generation.prompt_tokens[line], tuple(_first_round(tokens[line], line, generation)))
+        for line in sorted(tokens)
+    )
+
+
+def _first_round(tokens: list[int], line: int, generation: Generation) -> list[int]:
+    most = min(generation.new, generation.context - generation.prompt_tokens[line] + 1)
+    end = next((index + 1 for index, token in enumerate(tokens) if token in generation.stop), most)
+    return tokens[: min(end, most)]
+
+
+def is_cut_short(entry: Generated, generation: Generation) -> bool:
+    """Return whether nothing that was asked for ended `entry`: the runner itself ended."""
+    return entry.ended == "new" and len(entry.tokens) < generation.new and not set(entry.tokens) & set(generation.stop)
 
 
 def _save(folder: Path, generated: list[Generated]) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from farm.bundles.generation import generation_of
 from farm.errors import ConfigError, FarmError, UsageError
-from farm.program.pte import Value
-from farm.replay.generation import GenerateRequest, plan_generation
+from farm.program.pte import Value, read_pte
+from farm.replay.generation import GenerateRequest, before_the_end, is_cut_short, plan_generation
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.replay.tensor_files import random_sample, read_list, read_samples
 from farm.request.profiling import Profile
@@ -300,6 +301,18 @@ def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> No
     assert (device / "exit_code").read_text() == "0\n"
     lines = [f"{line} {token}" for line, tokens in enumerate(saved) for token in tokens]
     assert (device / "outputs" / "tokens.txt").read_text().splitlines() == lines
+
+
+def test_tokens_of_a_runner_that_was_killed_are_its_own(decoders: Path) -> None:
+    program = read_pte(decoders / "hybrid.pte")
+    generation = generation_of(program, prompts=[[1] * 3, [2] * 31, [3]], new=3, stop=[7])
+    found = before_the_end("0 4\n0 5\n0 6\n1 7\n0 4\n2 9\n\n\nodd\n2 \n9 1\n-1 2\n", generation)
+    # Prompt 0 was generated after twice, and the text of prompt 1 was over.
+    assert [(one.line, one.prompt_tokens, one.tokens) for one in found] == [
+        (0, 3, (4, 5, 6)), (1, 31, (7,)), (2, 1, (9,)),
+    ]  # fmt: skip
+    assert [is_cut_short(one, generation) for one in found] == [False, False, True]
+    assert before_the_end("", generation) == ()
 
 
 def test_what_generates_no_text_and_prompts_that_do_not_fit_are_refused(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from farm.bundles.bundle import Generation
     from farm.replay.generation import GeneratingProgram, GenerationOutcome
     from farm.replay.ready_program import ReadyRequest
     from farm.results.runner_report import Generated
@@ -21,6 +22,7 @@ _ENDED = {
     "stop": ", the last of them a stop token",
     "context": ", then the context was full",
     "seconds": ", then the time was over",
+    "early": ", then it ended early",
 }
 _LINE = 78
 _NEW = 32
@@ -58,7 +60,7 @@ def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int |
     host_time = "host time" if one.kind == "virtual" else ""
     # What follows the first round are the same prompts again.
     for entry in outcome.generated[: len(program.prompts)]:
-        found += ["", *_prompt_lines(entry)]
+        found += ["", *_prompt_lines(entry, generation)]
     if rounds := outcome.generated[len(program.prompts) :]:
         found += ["", f"  then {fmt.plural(len(rounds), 'more prompt')}, the same in turns"]
     facts = {} if seconds is None else {"seconds": str(seconds)}
@@ -68,10 +70,16 @@ def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int |
     return [*found, "", *notes, *([SIMULATED] if one.kind == "virtual" else []), f"report: {one.report}"]
 
 
-def _prompt_lines(entry: Generated) -> Iterator[str]:
+def _ended(entry: Generated, generation: Generation) -> str:
+    from farm.replay.generation import is_cut_short
+
+    return "early" if is_cut_short(entry, generation) else entry.ended
+
+
+def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
     count = fmt.plural(len(entry.tokens), "token")
     taken = fmt.plural(entry.prompt_tokens, "token")
-    yield f"  prompt {entry.line} ({taken}): {count}{_ENDED.get(entry.ended, '')}"
+    yield f"  prompt {entry.line} ({taken}): {count}{_ENDED.get(_ended(entry, generation), '')}"
     first, rate = _milliseconds(entry.first_token_ns), _rate(entry)
     if first is not None:
         after = f", {fmt.rate(rate)} tokens/s after it" if rate is not None else ""
@@ -105,7 +113,7 @@ def data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, ob
                 "prompt": entry.line,
                 "prompt_tokens": entry.prompt_tokens,
                 "tokens": entry.tokens,
-                "ended": entry.ended,
+                "ended": _ended(entry, generation),
                 "first_token_ms": _milliseconds(entry.first_token_ns),
                 "total_ms": _milliseconds(entry.total_ns),
                 "prefill_tokens_per_second": _prefill_rate(entry),
