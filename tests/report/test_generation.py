@@ -195,6 +195,33 @@ def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
     assert "How near logits" not in render_html(run_of(job)), "without references"
 
 
+def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> None:
+    lower, higher = Direction.LOWER, Direction.HIGHER
+    told = (
+        Measurement("perplexity[0]", "tokens", lower, (261.4,)),
+        Measurement("perplexity_quantized[0]", "tokens", lower, (261.5,)),
+        Measurement("greedy_share[0]", "1", higher, (0.01,)),
+        Measurement("sqnr_quantized[0]", "dB", higher, (91.9, 95.0)),
+        Measurement("accuracy[acc]", "1", higher, (0.375,)),
+        Measurement("accuracy_quantized[acc]", "1", higher, (0.5,)),
+        Measurement("accuracy_fp32[acc]", "1", higher, (0.25,)),
+        Measurement("questions", "count", Direction.NONE, (8.0,)),
+        Measurement("accuracy[acc_norm]", "1", higher, (math.nan,)),
+        Measurement("prefill_rate", "tokens/s", higher, (100.0,)),
+        # Of prompts after which one token came: no step.
+        Measurement("latency", "ns", lower, (1e6, 2e6)),
+    )
+    job = story("llama", "R5CT-1")
+    [attempt] = job.attempts
+    view = run_of(msgspec.structs.replace(job, attempts=(msgspec.structs.replace(attempt, measurements=told),)))
+    text = " ".join(render_summary(view, 100).split())
+    expected = "perplexity 261.4 (the quantized module 261.5); acc 3 (the quantized module 4, FP32 2) of 8 right"
+    assert expected in text
+    assert "step p50" not in text
+    page = unescape(render_html(view))
+    assert all(words in page for words in expected.split("; "))
+
+
 def test_numbers_that_cannot_be_are_left_out() -> None:
     odd = (
         Measurement("decode_rate", "tokens/s", Direction.HIGHER, (math.nan,)),

@@ -14,7 +14,7 @@ from farm.report.model.chart import Chart, ChartPoint, chart
 from farm.report.model.summary import Spread, spread_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from farm.report.model.summary import JobSummary, RunSummary
     from farm.results.attempt import Attempt, Measurement
@@ -98,6 +98,8 @@ class GenerationFigures(msgspec.Struct, frozen=True):
     """Nanoseconds, by method."""
     memory: float | None
     """Greatest resident memory of the runner, in bytes."""
+    told: tuple[str, ...] = ()
+    """Perplexity of a text that it was told, and how many questions it answers right: beside those of references."""
 
     @property
     def fall_text(self) -> str:
@@ -133,7 +135,8 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
         logits=_logits(attempt),
         prefill=_spread(whole.get("prefill_rate")),
         decode=_spread(whole.get("decode_rate")),
-        steps=_steps(whole.get("latency")),
+        # Where one token alone follows each prompt, that took no step.
+        steps=_steps(whole.get("latency")) if "decode_rate" in whole else None,
         prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
         positions=tuple(_stretch_times(parts.get("step_time", ()))),
         sustained=_finite(whole.get("sustained_rate")),
@@ -144,7 +147,35 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
             (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
         ),
         memory=memory,
+        told=_told(attempt),
     )
+
+
+_REFERENCES = {"_quantized": "the quantized module", "_fp32": "FP32"}
+
+
+def _told(attempt: Attempt) -> tuple[str, ...]:
+    single = (one for one in attempt.measurements if len(one.samples) == 1)
+    values = {one.metric: one.samples[0] for one in single if math.isfinite(one.samples[0])}
+
+    def with_references(name: str, place: str, show: Callable[[float], str]) -> str:
+        others = [
+            f"{module} {show(values[key])}"
+            for suffix, module in _REFERENCES.items()
+            if (key := f"{name}{suffix}[{place}]") in values
+        ]
+        return show(values[f"{name}[{place}]"]) + (f" ({', '.join(others)})" if others else "")
+
+    texts = []
+    # Of what is generated perplexity is one of its figures.
+    if "greedy_share[0]" in values and "perplexity[0]" in values:
+        texts.append(f"perplexity {with_references('perplexity', '0', lambda value: f'{value:.6g}')}")
+    if count := round(values.get("questions", 0)):
+        for metric in ("acc", "acc_norm"):
+            if f"accuracy[{metric}]" in values:
+                right = with_references("accuracy", metric, lambda share: str(round(share * count)))
+                texts.append(f"{metric} {right} of {count} right")
+    return tuple(texts)
 
 
 def _logits(attempt: Attempt) -> LogitFigures:

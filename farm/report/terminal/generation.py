@@ -58,7 +58,7 @@ def nearness(figures: GenerationFigures) -> list[str]:
         parts.append(f"tokens {', '.join(told)}")
     if near.margin is not None:
         parts.append(f"least margin {near.margin:.3f}")
-    return parts
+    return [*parts, *figures.told]
 
 
 def _db(value: float | None) -> str:

@@ -1,0 +1,97 @@
+"""A text and a task, told to a program by `farm run`: what it measures is what the formulae say of the same weights."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from native_runner.test_generation import Stub
+
+from farm.suites.accuracy.asked import rolling_windows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+CONTEXT, WORDS = 32, [f"w{number}" for number in range(24)]
+MANIFEST = """
+[suite]
+name = "told"
+description = "d"
+[case.stub]
+pte = "hybrid.pte"
+[case.stub.generate]
+tokenizer = "tokenizer.json"
+score_text = "text.txt"
+task = "task.yaml"
+"""
+TASK = """
+output_type: multiple_choice
+dataset_path: questions.jsonl
+doc_to_text: "{{text}}"
+doc_to_choice: choices
+doc_to_target: right
+metric_list: [{metric: acc}]
+"""
+# The right one of three is the first that the stub prefers, or not: it says what its weights say.
+QUESTIONS = [
+    {"text": "w1 w2 w3", "choices": ["w4 w5", "w6", "w7 w8 w9"], "right": 1},
+    {"text": "w9", "choices": ["w10", "w11"], "right": 0},
+]
+
+
+def told(folder: Path, decoders: Path) -> list[int]:
+    """Write the suite, and return the tokens of its text."""
+    import tokenizers
+
+    folder.mkdir()
+    (folder / "hybrid.pte").write_bytes((decoders / "hybrid.pte").read_bytes())
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    text = np.random.default_rng(3).integers(0, len(WORDS), 70).tolist()
+    (folder / "text.txt").write_text(" ".join(WORDS[token] for token in text))
+    (folder / "task.yaml").write_text(TASK)
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    (folder / "suite.toml").write_text(MANIFEST)
+    return text
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split()]
+
+
+def logarithms(stub: Stub, sequence: list[int]) -> np.ndarray:
+    """Of each token after the first."""
+    logits = stub.logits(sequence)[:-1]
+    every = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    return every[np.arange(len(sequence) - 1), sequence[1:]]
+
+
+@pytest.mark.whole
+def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: FarmHome, decoders: Path) -> None:
+    suite = home.cwd / "told"
+    text, stub = told(suite, decoders), Stub(decoders, windowed=True)
+    on_cpu = ("--soc", "SM8650", "--virtual", "1", "--backend", "xnnpack")
+    ran = home.farm("run", *on_cpu, "--suite", "./told", "--json", timeout_s=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    counted = [logarithms(stub, list(row))[begin - 1 :] for row, begin in rolling_windows(text, (), CONTEXT)]
+    assert sum(map(len, counted)) == len(text) - 1
+    perplexity = float(np.exp(-np.mean(np.concatenate(counted))))
+    right = 0
+    for question in QUESTIONS:
+        before = ids(question["text"])
+        choices = [
+            float(np.sum(logarithms(stub, [*before, *ids(choice)])[len(before) - 1 :]))
+            for choice in question["choices"]
+        ]
+        right += int(np.argmax(choices)) == question["right"]
+
+    [attempt] = [one for job in json.loads(ran.stdout)["jobs"] for one in job["attempts"]]
+    [note, counts] = [one for one in attempt["notes"] if one.startswith(("perplexity", "acc"))]
+    assert note == f"perplexity of the text {perplexity:.6g}, of 69 tokens"
+    assert counts.startswith(f"acc: {right} of 2 questions right (")
