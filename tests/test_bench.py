@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench_programs import BENCH, documented_keys, run_bench
+from generation_mutations import MUTATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +27,12 @@ def test_every_program_is_documented() -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("program", sorted(set(documented_keys()) - set(_SOAKS)))
-def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
+def test_it_runs(program: str, farm_cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if program == "report.py" and not (os.environ.get("FARM_REQUIRE_CHROMIUM") or shutil.which("chromedriver")):
         pytest.skip("no chromedriver: apt-get install chromium chromium-driver")
+    if program == "generate.py":
+        # What it mutates.
+        request.getfixturevalue("generated_bundle")
     env = {"FARM_CACHE_DIR": str(farm_cache), "FARM_STATE_DIR": str(tmp_path / "state")}
     last = run_bench(program, env=env)
     if program == "toolchains.py":
@@ -36,5 +40,10 @@ def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
         assert last["stale"] == 0
     if program == "cluster.py":
         assert (last["lost"], last["duplicated"]) == (0, 0)
+    if program == "generate.py":
+        assert last["mutations_caught"] == len(MUTATIONS)
+        assert last["loop_overhead_us"] < 10
+        assert last["host_loop_ratio"] > 3
+        assert last["rss_growth_bytes_per_1000_tokens"] < 2**16
     if program == "utilization.py":
         assert set(last["devices"]) == {"1", "8"}

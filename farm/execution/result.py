@@ -163,6 +163,10 @@ def collect_tokens(transport: Transport, execution: Execution) -> None:
     ending = execution.ending
     if ending is not None and (ending.answer is None or not ending.answer.ok):
         _collect_text(transport, execution, TOKENS_FILE, TOKENS_LIMIT)
+        tokens = execution.folder / TOKENS_FILE
+        if tokens.is_file():
+            # A runner that ended early left room for more.
+            tokens.write_bytes(tokens.read_bytes().rstrip(b"\n") + b"\n")
 
 
 def _collect_text(transport: Transport, execution: Execution, name: str, limit: int) -> None:

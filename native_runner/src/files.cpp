@@ -103,8 +103,8 @@ std::string read_beginning(const std::string& path, uint64_t most, Stage stage) 
   return text;
 }
 
-FileWriter::FileWriter(std::string path, bool whole, Stage stage)
-    : path_(std::move(path)), written_(whole ? path_ + ".tmp" : path_), stage_(stage) {
+FileWriter::FileWriter(std::string path, Stage stage)
+    : path_(std::move(path)), written_(path_ + ".tmp"), stage_(stage) {
   descriptor_ = ::open(written_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail(stage_, "cannot write", path_, errno);
 }
@@ -113,7 +113,7 @@ FileWriter::~FileWriter() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
   // Nobody finished it.
-  if (written_ != path_) ::unlink(written_.c_str());
+  ::unlink(written_.c_str());
 }
 
 void FileWriter::write(const void* data, size_t size) {
@@ -121,7 +121,7 @@ void FileWriter::write(const void* data, size_t size) {
 }
 
 void FileWriter::finish() {
-  if (written_ != path_ && std::rename(written_.c_str(), path_.c_str()) != 0) give_up(errno);
+  if (std::rename(written_.c_str(), path_.c_str()) != 0) give_up(errno);
   ::close(descriptor_);
   descriptor_ = -1;
 }
@@ -129,7 +129,7 @@ void FileWriter::finish() {
 void FileWriter::give_up(int error) { fail(stage_, "cannot write", path_, error); }
 
 void write_file(const std::string& path, const void* data, size_t size, Stage stage) {
-  FileWriter file(path, true, stage);
+  FileWriter file(path, stage);
   file.write(data, size);
   file.finish();
 }

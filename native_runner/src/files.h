@@ -30,11 +30,11 @@ void require_writable_file(const std::string& path, Stage stage);
 // A reader sees the old file or the whole new one: written under another name, then renamed.
 void write_file(const std::string& path, const void* data, size_t size, Stage stage);
 
-// A file that is written piece by piece. Throws Failure at `stage`.
+// A file that is written piece by piece: readers see the old file or, after `finish`, the whole new one. Throws Failure
+// at `stage`.
 class FileWriter {
  public:
-  // `whole`: readers see the old file or, after `finish`, the whole new one; otherwise what was written so far.
-  FileWriter(std::string path, bool whole, Stage stage);
+  FileWriter(std::string path, Stage stage);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;

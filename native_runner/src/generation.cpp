@@ -2,9 +2,10 @@
 #include "generation.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "clock.h"
 #include "decoder.h"
 #include "files.h"
+#include "growing_file.h"
 #include "guesses.h"
 #include "inputs.h"
 #include "logits.h"
@@ -34,18 +36,22 @@ constexpr const char* kEndSeconds = "seconds";
 class TokenFile {
  public:
   explicit TokenFile(const std::string& path) {
-    if (!path.empty()) file_ = std::make_unique<FileWriter>(path, false, Stage::kOutputs);
+    if (!path.empty()) file_ = std::make_unique<GrowingFile>(path, Stage::kOutputs);
   }
 
   void add(int64_t line, int32_t token) {
     if (!file_) return;
+    // Far quicker than printf, where nothing of either is in the processor's caches.
     char text[48];
-    const int length = std::snprintf(text, sizeof(text), "%lld %d\n", static_cast<long long>(line), token);
-    file_->write(text, static_cast<size_t>(length));
+    char* end = std::to_chars(text, std::end(text), line).ptr;
+    *end++ = ' ';
+    end = std::to_chars(end, std::end(text), token).ptr;
+    *end++ = '\n';
+    file_->add(text, static_cast<size_t>(end - text));
   }
 
  private:
-  std::unique_ptr<FileWriter> file_;
+  std::unique_ptr<GrowingFile> file_;
 };
 
 class GenerationRun {
@@ -176,7 +182,7 @@ class GenerationRun {
     const size_t vocabulary = decode_->layout().vocabulary;
     const size_t columns = flags_.told ? sizeof(Likelihood) / sizeof(float) : vocabulary;
     const std::string name = "output_" + std::to_string(prompt.line) + "_" + std::to_string(index) + ".raw";
-    FileWriter file(flags_.output_folder_path + "/" + name, true, Stage::kOutputs);
+    FileWriter file(flags_.output_folder_path + "/" + name, Stage::kOutputs);
     std::vector<float> row(vocabulary);
     for (size_t done = 0; done < prompt.scored.size();) {
       Decoder& method = done < by_prefill ? *prefill_ : *decode_;

@@ -271,9 +271,9 @@ def test_what_is_over_time_has_a_result_with_all_that_was_said(bare: Any, decode
     generated = ran.result["generated"]
     assert generated[0]["tokens"] == stub.says(_prompt(4), 12)
     assert [one["ended"] for one in generated[:-1]] == ["new"] * (len(generated) - 1)
-    assert (
-        len((bare.folder / "tokens.txt").read_text().splitlines()) >= sum(len(one["tokens"]) for one in generated) - 1
-    )
+    # Room for more is left behind them.
+    written = (bare.folder / "tokens.txt").read_text().rstrip("\n").splitlines()
+    assert len(written) >= sum(len(one["tokens"]) for one in generated) - 1
     assert bare.names() == ["output_0_0.raw", "output_0_1.raw"]
 
 
@@ -289,13 +289,13 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
         stderr=subprocess.DEVNULL,
     ) as process:
         limit = time.monotonic() + 60
-        while not tokens.is_file() or tokens.read_text().count("\n") < 12:
+        while not tokens.is_file() or tokens.read_text().count(" ") < 12:
             assert process.poll() is None
             assert time.monotonic() < limit
             time.sleep(0.01)
         process.send_signal(number)
         code = process.wait()
-    said = [int(line.split()[1]) for line in tokens.read_text().splitlines()]
+    said = [int(line.split()[1]) for line in tokens.read_text().rstrip("\n").splitlines()]
     assert said[:12] == stub.says(_prompt(4), 12)
     ran = bare.ended(code)
     if number == signal.SIGSEGV:

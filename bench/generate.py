@@ -1,0 +1,302 @@
+"""What generating text costs beside executing the program: a step of the runner, and the same driven from the host.
+
+    python bench/generate.py            a decoder of two layers on the HTP simulator: minutes, one more to compile it
+    python bench/generate.py --quick    a stub of a decoder on the CPU; mutations where the cache has that decoder
+
+All by the production runner. Its own time of a step is the time between two tokens less the execution: choosing the
+token, caches, mask, the file of tokens; the median of many texts. The host's loop has the same program on a virtual
+device, and says the same tokens: each step it pushes token, mask, position and caches by adb, asks a runner that is up
+and keeps the program loaded for one execution, and pulls logits and new columns of the caches. Memory is the resident
+size over 4,000 steps of one process; the report, in which every token and time is kept, is in it.
+
+The last line is JSON: `loop_overhead_us` a step, `host_loop_ratio` (time of a step from the host to one in the runner),
+`rss_growth_bytes_per_1000_tokens`, `mutations_caught` (of those of tests/generation_mutations.py; null where none was
+tried).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from generation_mutations import MUTATIONS, mutations_caught
+from made_decoders import compiled, tiny_decoder
+
+from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.transport import AdbTransport
+from farm.program.pte import read_pte
+from farm.runtime.runtime import simulator_runtime
+from farm.system.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import PurePosixPath
+
+    from farm.bundles.bundle import Bundle
+    from farm.devices.transport import Link
+
+STEPS = 4000
+_PROMPT = (3, 1, 4, 1)
+# What a mask has where a token attends, and where it does not, as the runner writes it.
+_MASK = {"float32": (0, -255), "uint8": (255, 0), "uint16": (65535, 0)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a program, and the runtime beside it."""
+
+    runtime: dict[str, Path]
+    libraries: Path
+    folder: Path
+    model: Path
+
+    def start(self, *flags: str, **pipes: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(self.libraries / "farm_runner"), *flags],
+            cwd=self.folder,
+            env={"LD_LIBRARY_PATH": str(self.libraries)},
+            stderr=(self.folder / "stderr.txt").open("w"),
+            text=True,
+            **pipes,
+        )
+
+    def ended(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Return the result of a run that must have gone well."""
+        code = process.wait()
+        assert code == 0, (code, (self.folder / "stderr.txt").read_text(errors="replace")[-2000:])
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return result
+
+    def write_prompts(self, count: int, prompt: tuple[int, ...] = _PROMPT) -> None:
+        np.array(prompt, np.int32).tofile(self.folder / "prompt.raw")
+        (self.folder / "input_list.txt").write_text("prompt.raw\n" * count)
+
+
+def generating(new: int, *flags: str) -> list[str]:
+    return ["--model_path=model.pte", f"--generate={new}", "--tokens_path=tokens.txt", *flags]
+
+
+def step_times(generated: dict[str, Any]) -> tuple[float, float]:
+    """Return the time of a step of one text, and what of it is not the execution; nanoseconds."""
+    steps = len(generated["steps_ns"])
+    time_ns = (generated["total_ns"] - generated["first_token_ns"]) / steps
+    return time_ns, time_ns - sum(generated["steps_ns"]) / steps
+
+
+def overhead_us(place: Place, texts: int) -> float:
+    place.write_prompts(texts)
+    result = place.ended(place.start(*generating(16)))
+    overheads = [step_times(one)[1] for one in result["generated"]]
+    quarter, median, three = statistics.quantiles(overheads, n=4)
+    execution = statistics.median(ns for one in result["generated"] for ns in one["steps_ns"])
+    print(
+        f"a step of the runner's own: {median / 1e3:.1f} µs (quartiles {quarter / 1e3:.1f} and {three / 1e3:.1f}, "
+        f"{texts} texts of 16 tokens) beside {execution / 1e3:,.0f} µs of execution",
+        flush=True,
+    )
+    return median / 1e3
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    pages = Path(f"/proc/{process.pid}/statm").read_text().split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def growth(place: Place, new: int, steps: int) -> float:
+    """Return by how many bytes a process grows in 1000 tokens: the slope of all but the first quarter of `steps`."""
+    place.write_prompts(-(-steps // (new - 1)))
+    file = place.folder / "tokens.txt"
+    file.unlink(missing_ok=True)
+    seen: list[tuple[int, int]] = []
+    with place.start(*generating(new)) as process:
+        while process.poll() is None:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                seen.append((file.read_bytes().count(b" "), resident_bytes(process)))
+            time.sleep(0.002)
+        generated = place.ended(process)["generated"]
+    tokens = sum(len(one["tokens"]) for one in generated)
+    # What a process that ends gives back is no sample.
+    kept = np.array([(count, size) for count, size in seen if tokens / 4 < count < tokens and size > 0])
+    assert len(kept) > 5, "too fast to be looked at"
+    slope = float(np.polyfit(kept[:, 0], kept[:, 1], 1)[0]) * 1000
+    print(
+        f"resident memory: {kept[0, 1] / 2**20:.2f} MiB after {kept[0, 0]} tokens, {kept[-1, 1] / 2**20:.2f} MiB after "
+        f"{kept[-1, 0]}, in texts of {new}",
+        flush=True,
+    )
+    return slope
+
+
+class HostLoop:
+    """A decoder on a virtual device, driven from outside: mask and caches are kept here, and are files of a call."""
+
+    def __init__(self, place: Place, transport: AdbTransport) -> None:
+        methods = read_pte(place.model).methods
+        index = [method.name for method in methods].index("kv_forward")
+        specs, self.outputs = methods[index].inputs, methods[index].outputs
+        windows = [method.outputs[0].number for method in methods if method.name == "get_sliding_window"]
+        self.window = int(windows[0] or 0) if windows else 0
+        self.inputs = [np.zeros(spec.shape, spec.dtype) for spec in specs]
+        # Tokens, one mask or two, positions; then keys of all layers, and values.
+        self.position = 2 if specs[2].dtype == "int32" else 3
+        self.caches = self.inputs[self.position + 1 :]
+        self.transport, self.local = transport, place.folder / "pulled"
+        self.local.mkdir()
+        self.folder = transport.storage / "bench"
+        names = [f"input_{n}.raw" for n in range(len(self.inputs))]
+        files: dict[PurePosixPath, Path | bytes | Link] = {
+            self.folder / "input_list.txt": (" ".join(names) + "\n").encode(),
+            self.folder / "model.pte": place.model,
+            self.folder / "outputs/none": b"",
+            **{self.folder / name: array.tobytes() for name, array in zip(names, self.inputs, strict=True)},
+        }
+        transport.push(files | {self.folder / name: path for name, path in place.runtime.items()})
+        self.job = f"--method_index={index}\n".encode()
+        self.process = transport.start(
+            [str(self.folder / "farm_runner"), "--serve", "--keep_loaded=model.pte"],
+            cwd=self.folder,
+            env={"LD_LIBRARY_PATH": str(self.folder)},
+        )
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = b""
+        while not line.endswith(b"\n"):
+            output = self.process.receive(60)
+            assert output.code is None, output.stderr[-2000:]
+            line += output.stdout
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _tokens_and_masks(self, token: int, done: int) -> None:
+        self.inputs[0][...] = token
+        self.inputs[self.position][...] = done
+        for number in range(1, self.position):
+            mask = self.inputs[number]
+            attends, masked = _MASK[str(mask.dtype)]
+            mask[...] = masked
+            mask[..., max(0, done + 1 - self.window) if number > 1 else 0 : done] = attends
+            mask[..., -1] = attends
+
+    def step(self, token: int, done: int) -> tuple[int, list[float]]:
+        """Return the token that follows `token`, the one after `done` tokens; and seconds of push, job and pull."""
+        times = [time.perf_counter()]
+        self._tokens_and_masks(token, done)
+        self.transport.push(
+            {self.folder / f"input_{number}.raw": array.tobytes() for number, array in enumerate(self.inputs)}
+        )
+        times.append(time.perf_counter())
+        self.process.send(self.job)
+        answer = self._answer()
+        assert answer["ok"], answer["error"]
+        times.append(time.perf_counter())
+        names = [f"output_0_{number}.raw" for number in range(len(self.outputs))]
+        pulled = {self.folder / "outputs" / name: self.local / name for name in names}
+        self.transport.pull(pulled, max_bytes=1 << 24)
+        logits, *columns = (
+            np.fromfile(self.local / name, spec.dtype).reshape(spec.shape)
+            for name, spec in zip(names, self.outputs, strict=True)
+        )
+        for number, (cache, column) in enumerate(zip(self.caches, columns, strict=True)):
+            if number < len(columns) // 2:
+                cache[..., done : done + 1] = column
+            else:
+                cache[..., done : done + 1, :] = column
+        times.append(time.perf_counter())
+        return int(logits.argmax()), np.diff(times).tolist()
+
+
+def host_loop(place: Place, new: int) -> float:
+    """Return how many times as long a step takes that is driven from outside."""
+    place.write_prompts(3, _PROMPT[:1])
+    result = place.ended(place.start(*generating(new, "--prefill_method=")))
+    inside = statistics.median(step_times(one)[0] for one in result["generated"])
+    tokens, took = [_PROMPT[0]], []
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name, Supervisor() as supervisor:
+        server = start_adb_server(supervisor, Path(name, "adb"))
+        [device] = boot(supervisor, server, ["SM8650"], Path(name, "devices"))
+        transport = AdbTransport(device.serial, device.address.port)
+        loop = HostLoop(place, transport)
+        while len(tokens) <= new:
+            token, times = loop.step(tokens[-1], len(tokens) - 1)
+            tokens.append(token)
+            took.append([*times, sum(times)])
+        loop.process.close()
+        transport.close()
+    assert tokens[1:] == result["generated"][0]["tokens"], "the host's loop says something else"
+    push, job, pull, outside = np.median(took[1:], axis=0) * 1e3
+    print(
+        f"a step: {outside:.1f} ms from the host (push {push:.1f}, job {job:.1f}, pull {pull:.1f}), "
+        f"{inside / 1e6:.3f} ms in the runner",
+        flush=True,
+    )
+    return float(outside * 1e6 / inside)
+
+
+@contextlib.contextmanager
+def placed(cache: Path, model: Path) -> Iterator[Place]:
+    """Put a program where it runs, and the runtime beside it."""
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
+        libraries, folder = Path(name, "runtime"), Path(name, "work")
+        runtime = simulator_runtime(cache).files
+        for target, path in runtime.items():
+            (libraries / target).parent.mkdir(parents=True, exist_ok=True)
+            (libraries / target).symlink_to(path)
+        (folder / "outputs").mkdir(parents=True)
+        (folder / "model.pte").write_bytes(model.read_bytes())
+        yield Place(runtime, libraries, folder, folder / "model.pte")
+
+
+def mutations(bundle: Bundle, cache: Path) -> int:
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        found = mutations_caught(bundle, cache, Path(folder))
+    for mutation in MUTATIONS:
+        print(f"{mutation}: {found[mutation] or 'NOT CAUGHT'}", flush=True)
+    return sum(map(bool, found.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a stub on the CPU")
+    quick = parser.parse_args().quick
+    cache = Path(os.environ.get("FARM_CACHE_DIR") or Path.home() / ".cache" / "farm")
+    bundle = tiny_decoder(cache, build=not quick)
+    if quick or bundle is None:
+        model, texts, new, stepped = compiled(cache, "compile_decoders.py") / "hybrid.pte", 300, 28, 28
+        print("times and memory with a stub of a decoder, in floating point on the CPU; context 32", flush=True)
+    else:
+        model, texts, new, stepped = bundle.model, 60, 100, 40
+        print("times and memory with llm_tiny's llama, 16a8w, on the HTP simulator; context 128", flush=True)
+    with placed(cache, model) as place:
+        overhead = overhead_us(place, texts)
+        ratio = host_loop(place, stepped)
+        grown = growth(place, new, STEPS)
+    if bundle is None:
+        print("no mutations: the decoder on the HTP simulator is not in the cache (without --quick it is compiled)")
+    caught = None if bundle is None else mutations(bundle, cache)
+    result = {
+        "loop_overhead_us": round(overhead, 1),
+        "host_loop_ratio": round(ratio, 1),
+        "rss_growth_bytes_per_1000_tokens": round(grown),
+        "mutations_caught": caught,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
