@@ -77,6 +77,19 @@ def test_weights_of_users_make_the_decoder_that_they_are_of(told_by: Callable[[P
 
 
 @pytest.mark.whole
+def test_of_what_is_told_references_have_two_logarithms_of_probabilities() -> None:
+    torch = pytest.importorskip("torch")
+    from farm.compile.llm.references import log_probabilities
+
+    # Probabilities 1/4 and 3/4, then 1/2 each, and what nothing follows.
+    logits = torch.tensor([[0.0, np.log(3.0)], [5.0, 5.0], [1.0, 9.0]])
+    found = log_probabilities(logits, (1, 0, 1)).numpy()
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(np.exp(found[:2]), [[1 / 4, 3 / 4], [1 / 2, 1 / 2]], rtol=1e-6)
+    assert not found[2].any()
+
+
+@pytest.mark.whole
 def test_a_decoder_is_compiled_with_references_for_every_token(generated_bundle: Bundle) -> None:
     generated_bundle.verify()
     manifest = generated_bundle.manifest

@@ -95,3 +95,12 @@ def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: Far
     [note, counts] = [one for one in attempt["notes"] if one.startswith(("perplexity", "acc"))]
     assert note == f"perplexity of the text {perplexity:.6g}, of 69 tokens"
     assert counts.startswith(f"acc: {right} of 2 questions right (")
+
+
+@pytest.mark.soak
+def test_the_suite_that_ships_gives_the_choices_of_the_quantized_module(home: FarmHome) -> None:
+    ran = home.farm("run", "--soc", "SM8650", "--virtual", "1", "--suite", "llm_tasks", "--json", timeout_s=1800)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    [attempt] = [one for job in json.loads(ran.stdout)["jobs"] for one in job["attempts"]]
+    assert "the same choice as the quantized module in 8 of 8 questions" in attempt["notes"]
+    assert any(note.startswith("perplexity of the text 3") for note in attempt["notes"])
