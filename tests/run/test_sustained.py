@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -24,6 +26,20 @@ from farm.store.view import JobView, RunView
 from farm.suites.generate import Generate
 from farm.suites.suite import Job
 
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+STORY = """
+[suite]
+name = "stories"
+description = "A stub of a decoder"
+precisions = ["fp32"]
+[case.story]
+pte = "hybrid.pte"
+[case.story.generate]
+prompts = [[1, 2, 3], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]]
+new = 12
+"""
 SUSTAINED = RunRequest(socs=("SM8650",), suites=("smoke",), seconds=60)
 
 
@@ -81,3 +97,31 @@ def test_it_is_measured_again_for_as_long(fact: str, seconds: int | None) -> Non
 def test_a_night_asks_for_it_as_people_do() -> None:
     assert "--seconds 60" in command_of(msgspec.structs.replace(SUSTAINED, profile=Profile.AUTO))
     assert "--seconds" not in command_of(msgspec.structs.replace(SUSTAINED, seconds=None))
+
+
+@pytest.mark.whole
+def test_what_it_measured_is_a_series_like_others(home: FarmHome, decoders: Path) -> None:
+    folder = home.cwd / "stories"
+    folder.mkdir()
+    (folder / "suite.toml").write_text(STORY)
+    shutil.copy(decoders / "hybrid.pte", folder)
+    asked = ("--soc", "SM8650", "--backend", "xnnpack", "--suite", "./stories/", "--virtual", "1")
+    done = home.farm("run", *asked, "--seconds", "1", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    assert "generated, simulated: stories/story[SM8650-xnnpack-ready]" in done.stdout
+    assert "% after 1 s" in done.stdout
+
+    metrics = ("first_token_time[3]", "first_token_time[11]", "sustained_rate", "temperature")
+    named = [word for metric in metrics for word in ("--metric", metric)]
+    points = json.loads(home.farm("history", "stories/story", *named, "--json").stdout)["points"]
+    assert {one["metric"]: (one["unit"], one["n"]) for one in points} == {
+        "first_token_time[3]": ("ns", 1), "first_token_time[11]": ("ns", 1), "sustained_rate": ("tokens/s", 12),
+        "temperature": ("C", 2),
+    }  # fmt: skip
+    [celsius] = [one["p50"] for one in points if one["metric"] == "temperature"]
+    assert celsius == 25.0, "what a virtual device has"
+    for form in ("jsonl", "hud"):
+        assert "first_token_time[11]" in home.farm("export", "--format", form).stdout
+    again = home.farm("confirm", "stories/story", "--pairs", "5", "--metric", "first_token_time[11]")
+    assert again.returncode == 2, "there is one program"
+    assert "first_token_time" not in again.stderr, again.stderr
