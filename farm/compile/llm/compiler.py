@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,7 +86,7 @@ def _compile(
     # It has to be gone before the backend takes the memory of its own.
     references.forget()
     hooks = _LoweringHooks(case, folder, watch)
-    with built_operators() as operators, one_look_a_list(), hooks.installed():
+    with built_operators() as operators, one_look_a_list(), hooks.installed(decoder):
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
     (work / f"{_PTE}.pte").replace(folder / MODEL)
     generation = _generation(case, decoder.decode.meta, asked, said)
@@ -239,9 +240,10 @@ class _LoweringHooks:
         self.spill_fill_bytes: int | None = None
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Keep it while the body compiles."""
-        wrappers = upstream.wrappers
+    def installed(self, decoder: Any) -> Iterator[None]:
+        """Keep it while the body compiles `decoder`."""
+        wrappers, export = upstream.wrappers, torch.export.export
+        calibrated = weakref.ref(decoder.calibration_prefill.decoder)
         lower, share = wrappers.to_edge_transform_and_lower_to_qnn, wrappers.update_spill_fill_size
 
         def lowered(**given: Any) -> Any:
@@ -257,10 +259,14 @@ class _LoweringHooks:
             self.spill_fill_bytes = max(size, self.spill_fill_bytes or 0)
             return size
 
+        def exported(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+            return None if module is calibrated() else export(module, *given, **named)
+
         with (
             patch.object(wrappers, "to_edge_transform_and_lower_to_qnn", lowered),
             patch.object(wrappers, "update_spill_fill_size", shared),
-            # It would leave the quantized decoder as a file for its own evaluation: gigabytes of a large one.
+            # They would leave the quantized decoder as a file for its own evaluation: gigabytes of a large one.
+            patch.object(torch.export, "export", exported),
             patch.object(torch.export, "save", lambda *_: None),
         ):
             yield
