@@ -28,8 +28,8 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # Two ways of computing in float32 differ by its rounding: docs/suites.md.
 _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
 # Of cases that generate text: docs/generate.md has what was measured. The least of 16a8w were 59.0 dB, and 45.9 at
-# the worst position; of 16a4w, where those two decoders were not measured, 57.4 and 51.4. A wrong element of a cache
-# leaves 37 and 23.
+# the worst position; of 16a4w, where the first of these decoders was not measured, 57.4 and 45.9. A wrong element of
+# a cache leaves 37 and 23.
 _GENERATE_DEFAULTS = {
     "16a8w": Tolerance(quantized=Limits(sqnr_db=52.0, worst_position_db=40.0)),
     "16a4w": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=34.0)),
