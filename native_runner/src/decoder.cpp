@@ -34,11 +34,12 @@ Decoder::Decoder(const std::shared_ptr<Program>& program, const std::string& met
       row_bytes_(layout_.vocabulary * model_.outputs()[0].itemsize) {
   if (layout_.masks.size() < 2) return;
   const std::optional<double> window = program->number("get_sliding_window");
-  if (!window || *window < 1) {
+  // Neither is a NaN.
+  if (!window || !(*window >= 1)) {
     throw Failure(Stage::kLoad, "--generate: method '" + method + "' has a mask for a sliding window, and the program "
                                 "does not say how wide that is (get_sliding_window)");
   }
-  window_ = static_cast<size_t>(*window);
+  window_ = *window < static_cast<double>(layout_.context) ? static_cast<size_t>(*window) : layout_.context;
 }
 
 int64_t Decoder::load() {

@@ -35,6 +35,7 @@ class Reader {
       refuse("its first input is not the tokens, int32[1,A]");
     }
     layout_.width = size(inputs_[0], 1);
+    if (layout_.width == 0) refuse("it takes no token");
   }
 
   // Returns the input behind them.
@@ -55,6 +56,7 @@ class Reader {
       refuse("its first output is not the logits of every token, [1," + std::to_string(layout_.width) + ",vocabulary]");
     }
     layout_.vocabulary = size(outputs_[0], 1, true);
+    if (layout_.vocabulary == 0) refuse("its vocabulary has no token");
   }
 
   void read_caches(size_t next) {

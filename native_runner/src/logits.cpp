@@ -51,6 +51,9 @@ void floats_of(const void* data, size_t count, double scale, double zero_point, 
 Logits::Logits(const std::string& dtype, size_t vocabulary, std::optional<double> scale,
                std::optional<double> zero_point)
     : vocabulary_(vocabulary), scale_(scale), zero_point_(zero_point.value_or(0)), is_float_(dtype == "float32") {
+  if (scale && !(*scale > 0 && std::isfinite(*scale) && std::isfinite(zero_point_))) {
+    throw Failure(Stage::kLoad, "--generate: get_logits_scale and get_logits_zero_point of the program are no scale");
+  }
   const auto take = [&](auto value) {
     using T = decltype(value);
     greedy_ = &greedy_of<T>;
