@@ -1,7 +1,7 @@
 """Programs that generate text: what comes out, whatever the prompt and the widths of the calls, and what is refused.
 
 The stub of a decoder is in floating point on the CPU, and says what NumPy says without caches. What it executes on is
-none of the farm's targets: a real decoder on the simulator is in test_generated_program.py.
+none of the farm's targets: bench/generate.py has a real decoder, on the simulator.
 """
 
 from __future__ import annotations
