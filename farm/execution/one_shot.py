@@ -118,8 +118,8 @@ def run_once(
     else:
         problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
     if problem:
-        refusal = _report(1, error={"stage": "execute", "message": problem})
-        return _answered(RunnerEnding(None, b"", "", None, began=True), refusal)
+        report = report_of(1, error={"stage": "execute", "message": problem})
+        return answered(RunnerEnding(None, b"", "", None, began=True), report)
     own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}
     words = [f"--{name}={value}" for name, value in (flags | own | runtime.flags | options.process_flags).items()]
     process = RunnerProcess(
@@ -145,13 +145,14 @@ def run_once(
         process.close()
     if ending.code is None:
         return ending
-    report = _refusal(ending.stderr, ending.code) if ending.code else None
+    found = refusal(ending.stderr, ending.code) if ending.code else None
     if ending.code == 0:
-        report = _gather(transport, workspace, options, ending.stderr)
-    return ending if report is None else _answered(ending, report)
+        found = _gather(transport, workspace, options, ending.stderr)
+    return ending if found is None else answered(ending, found)
 
 
-def _answered(ending: RunnerEnding, report: dict[str, Any]) -> RunnerEnding:
+def answered(ending: RunnerEnding, report: dict[str, Any]) -> RunnerEnding:
+    """Return the ending of a process as that of a job that answered with `report`."""
     line = msgspec.json.encode(report)
     # The code is the answer's: that of a process would mean that the job ended a runner which others need.
     return ending._replace(answer=msgspec.json.decode(line, type=RunnerAnswer), line=line, code=None)
@@ -163,13 +164,13 @@ def _whole_paths(folder: PurePosixPath, flags: Mapping[str, str]) -> dict[str, s
     return {"output_folder_path": str(folder / _OUTPUTS), **written}
 
 
-def _refusal(log: str, code: int) -> dict[str, Any] | None:
+def refusal(log: str, code: int) -> dict[str, Any] | None:
     """Return a report of what the runner refused before it aborted; None where the log has no such word: a crash."""
     for pattern, stage in _REFUSALS:
         if found := pattern.search(log):
             start = log.rfind("\n", 0, found.start()) + 1
             message = clean_text(log[start:].partition("\n")[0])
-            return _report(code, error={"stage": stage, "message": message})
+            return report_of(code, error={"stage": stage, "message": message})
     return None
 
 
@@ -196,19 +197,20 @@ def _gather(transport: Transport, workspace: Workspace, options: RunnerOptions, 
     wanted = [f"output_{line}_{index}.raw" for line in range(times * manifest.samples) for index in outputs]
     if missing := [name for name in wanted if name not in sizes or name not in hashes]:
         message = f"the runner ended well and wrote {len(wanted) - len(missing)} of {len(wanted)} outputs"
-        return _report(1, error={"stage": "outputs", "message": message})
+        return report_of(1, error={"stage": "outputs", "message": message})
     if wrong := _wrong_size(manifest, sizes, wanted):
-        return _report(1, error={"stage": "execute", "message": wrong})
+        return report_of(1, error={"stage": "execute", "message": wrong})
     each, mean = _times(log, len(wanted) // max(1, len(outputs)), speed)
     inferences = [
         _inference(sample, each[sample * times : (sample + 1) * times], hashes, outputs, times, options.warm_up)
         for sample in range(manifest.samples)
     ]
     shapes = [{"shape": one.shape, "dtype": one.dtype, "nbytes": one.nbytes} for one in manifest.outputs]
-    return _report(0, outputs=shapes, inferences=inferences, load_ns=None, mean_ns=mean)
+    return report_of(0, outputs=shapes, inferences=inferences, load_ns=None, mean_ns=mean)
 
 
-def _report(code: int, **more: Any) -> dict[str, Any]:
+def report_of(code: int, **more: Any) -> dict[str, Any]:
+    """Return what farm's own runner would have written into RESULT_FILE."""
     return {"schema": 1, "job": 0, "ok": code == 0, "exit_code": code, "error": None, **more}
 
 

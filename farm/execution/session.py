@@ -17,6 +17,7 @@ from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.execution.liveness import Liveness, StagingError, cause_of
+from farm.execution.llama_runner import LLAMA_RUNNER, run_prompts
 from farm.execution.one_shot import reduced, run_once
 from farm.execution.result import Execution, collect, collect_heap, collect_tokens
 from farm.execution.runner_process import RunnerProcess
@@ -276,6 +277,11 @@ class DeviceSession:
             self._hang_up()
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
+        if self._runtime.runner == LLAMA_RUNNER:
+            return run_prompts(
+                self._transport, self._runtime, self.runtime_folder, workspace, options,
+                demand=self._liveness.demand, broken_off=self._broken_off,
+            )  # fmt: skip
         flags = program_and_profile(workspace.bundle.manifest, options, self._runtime.kind)
         if self._runtime.one_shot:
             return run_once(

@@ -31,7 +31,7 @@ _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
 # the worst position; of 16a4w, where the first of these decoders was not measured, 57.4 and 45.9. A wrong element of
 # a cache leaves 37 and 23.
 _GENERATE_DEFAULTS = {
-    "16a8w": Tolerance(quantized=Limits(sqnr_db=52.0, worst_position_db=40.0)),
+    "16a8w": Tolerance(quantized=Limits(sqnr_db=55.0, worst_position_db=48.0)),
     "16a4w": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=34.0)),
     "16a4w_block": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=34.0)),
 }
