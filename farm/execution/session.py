@@ -17,7 +17,6 @@ from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.execution.liveness import Liveness, StagingError, cause_of
-from farm.execution.llama_runner import LLAMA_RUNNER, run_prompts
 from farm.execution.one_shot import reduced, run_once
 from farm.execution.result import Execution, collect, collect_heap, collect_tokens
 from farm.execution.runner_process import RunnerProcess
@@ -30,6 +29,7 @@ from farm.execution.workspace import (
     packages_folder,
     runtime_layout,
 )
+from farm.runtime.runtime import LLAMA_RUNNER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -278,6 +278,8 @@ class DeviceSession:
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
         if self._runtime.runner == LLAMA_RUNNER:
+            from farm.execution.llama_runner import run_prompts
+
             return run_prompts(
                 self._transport, self._runtime, self.runtime_folder, workspace, options,
                 demand=self._liveness.demand, broken_off=self._broken_off,

@@ -56,6 +56,8 @@ EXECUTORCH_LIBRARIES = (
 _CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
 DIRECT_STUB_RUNNER = "qnn_executor_direct_runner_stub"
 """What stands in for direct mode's runner on a virtual device: a script in front of farm's own."""
+LLAMA_RUNNER = "qnn_llama_runner"
+"""ExecuTorch's own program that generates text."""
 # Beside the backend itself; libHtpPrepare.so and the others are for compiling.
 _SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
 
@@ -133,6 +135,16 @@ def _one_shot(runtime: Runtime, backend: str, mode: Mode, versions: dict[str, st
     return msgspec.structs.replace(
         runtime, one_shot=True, flags=flags, versions={**versions, "runtime": runtime.digest}
     )
+
+
+def with_runner(
+    cache_dir: Path, runtime: Runtime, runner: str, files: dict[str, Path], flags: dict[str, str]
+) -> Runtime:
+    """Return `runtime` with another runner, which is one of `files` and runs one job; all of these lie beside it."""
+    kept = {name: path for name, path in runtime.files.items() if name != runtime.runner}
+    versions = {name: version for name, version in runtime.versions.items() if name != "runtime"}
+    made = _runtime(cache_dir, kept | files, runner, versions, runtime.kind, runtime.needs_root)
+    return msgspec.structs.replace(made, one_shot=True, flags=flags, versions={**made.versions, "runtime": made.digest})
 
 
 def simulator_runtime(
