@@ -91,7 +91,9 @@ def run_prompts(
     manifest, generation = workspace.bundle.manifest, workspace.bundle.manifest.generation
     if generation is None:
         return answered(runs.nothing, report_of(1, error=_refused(f"{LLAMA_RUNNER} does nothing but generate text")))
-    generated, observed, notes = [], [], []
+    generated: list[dict[str, Any]] = []
+    observed: list[Observed] = []
+    notes: list[str] = []
     try:
         for sample in range(manifest.samples):
             tokens, told = runs.generate(generation, sample)
@@ -101,8 +103,8 @@ def run_prompts(
                     f"prompt {sample}: {told.generated_tokens + 1} tokens were timed, and {len(tokens)} chosen "
                     f"where logits were written"
                 )
-            entry, observed = _entry(generation, sample, tokens), [*observed, told]
-            generated.append(entry)
+            generated.append(_entry(generation, sample, tokens))
+            observed.append(told)
             if manifest.outputs:
                 runs.score(sample, f"output_{sample}_0.raw", generation.vocabulary)
     except _EndedError as ended:
