@@ -42,8 +42,5 @@ def test_it_runs(program: str, farm_cache: Path, tmp_path: Path, request: pytest
         assert (last["lost"], last["duplicated"]) == (0, 0)
     if program == "generate.py":
         assert last["mutations_caught"] == len(MUTATIONS)
-        assert last["loop_overhead_us"] < 10
-        assert last["host_loop_ratio"] > 3
-        assert last["rss_growth_bytes_per_1000_tokens"] < 2**16
     if program == "utilization.py":
         assert set(last["devices"]) == {"1", "8"}
