@@ -20,6 +20,7 @@ from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
+from farm.replay.llama_program import LlamaProgram, judged, require_bundle, runtime_with
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt
@@ -66,6 +67,8 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """What the run is called."""
     purpose: Purpose = Purpose.TRIAL
+    program: LlamaProgram | None = None
+    """What generates in place of farm's runner."""
 
 
 class OneOffOutcome(msgspec.Struct, frozen=True):
@@ -107,6 +110,10 @@ def run_one(
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)
             acquired = acquirer.acquire(None if request.virtual else request.choice)
+            if request.program is not None:
+                require_bundle(bundle)
+                runtime = runtime_with(request.program, acquired.runtime, config.cache_dir)
+                acquired = acquired._replace(runtime=runtime)
             # Before anything is recorded.
             require_device(bundle, acquired.device)
             _require_executions(bundle, acquired, request)
@@ -175,7 +182,7 @@ def _begin(
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # What compiled the bundle, which may be older than what is installed.
     here = {name: fact for name, fact in tools.fingerprint(kind).items() if name not in CONTENTS}
-    facts = here | facts_of(manifest.versions) | request.facts
+    facts = here | facts_of(manifest.versions) | request.facts | (request.program.facts if request.program else {})
     if request.seconds is not None:
         facts["seconds"] = str(request.seconds)
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
@@ -229,7 +236,11 @@ def _execute(
             etdump=profile.kept,
         )
         raw = run.run(job.id, bundle, folder / "job", options)
-        attempt = look(raw, run.judge(job, bundle, raw, operators=profile.kept))
+        if request.program is None:
+            attempt = run.judge(job, bundle, raw, operators=profile.kept)
+        else:
+            attempt, bundle, raw = judged(run, job, bundle, raw)
+        attempt = look(raw, attempt)
         attempt, kept = run.keep(attempt, bundle, raw.folder)
         attempt, logs = run.keep_crash_logs(attempt, folder / "crash-logs")
         run.record(store, run_id, attempt, (*kept, *logs))

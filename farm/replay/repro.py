@@ -9,6 +9,7 @@ import msgspec
 
 from farm.analysis.facts import changed_facts
 from farm.pool.fleet import Choice
+from farm.replay.llama_program import job_of
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.store.view import RunToolchain
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from farm.config.settings import Config
+    from farm.replay.llama_program import LlamaProgram
     from farm.results.attempt import Attempt
     from farm.store.store import Store
 
@@ -56,17 +58,19 @@ def repro(
     virtual: bool,
     device: str,
     command: str,
+    program: LlamaProgram | None = None,
     **limits: Any,
 ) -> ReproOutcome:
     """Run a stored result again, judge it by the limits of its case, record it, and return both.
 
     `device` is a name, serial or id of an attached one, or SAME; empty is any of the SoC, of the kind it was. `limits`
-    are iterations, warm_up, reducible and timeout_s of OneOffRequest. Raises UsageError where its bundle is gone and
-    cannot be made again, NoDeviceError.
+    are iterations, warm_up, reducible and timeout_s of OneOffRequest. `program` is what generates in place of farm's
+    runner. Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.
     """
-    job = find_job(config, stored)
+    job = find_job(config, stored, by_program=program is not None)
     request = OneOffRequest(
-        job=job,
+        job=job if program is None else job_of(job),
+        program=program,
         virtual=virtual or (stored.kind == "virtual" and not device),
         choice=Choice((stored.attempt.device if device == SAME else device,)) if device else Choice(),
         profile=stored.profile,

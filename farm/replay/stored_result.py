@@ -19,6 +19,7 @@ from farm.replay.made_bundle import find_made_bundle
 from farm.request.profiling import Profile
 from farm.request.resume import changed_code, planned_jobs
 from farm.results.attempt import Attempt
+from farm.runtime.runtime import LLAMA_RUNNER
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
 from farm.suites.socs import check_target, find_soc
@@ -188,12 +189,17 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
 
-def find_job(config: Config, stored: StoredResult) -> Job:
+def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) -> Job:
     """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
 
     A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
-    Raises UsageError where neither is here.
+    Raises UsageError where neither is here, and for one of a program of the user's unless it is one that runs it.
     """
+    if stored.view.suite == LLAMA_RUNNER and not by_program:
+        raise UsageError(
+            f"{stored.view.id} was run by {LLAMA_RUNNER}, which 'farm repro' takes alone: name it, with --program and "
+            "--tokenizer"
+        )
     for job in planned_jobs(config.run_folder(stored.run.id)):
         if job.id == stored.view.id:
             return _without_lost_files(job)

@@ -67,6 +67,18 @@ def report_problem(generation: Generation, report: RunnerReport) -> str:
     return ""
 
 
+def untimed_problem(generation: Generation, report: RunnerReport) -> str:
+    """Return the same of a runner that says nothing of its calls, and that ends a text as its tokenizer wants. Pure."""
+    prompts = len(generation.prompt_tokens)
+    if [entry.line for entry in report.generated] != list(range(prompts)):
+        return f"it has tokens of {len(report.generated)} of {prompts} prompts"
+    for number, entry in enumerate(report.generated):
+        ended = msgspec.structs.replace(generation, stop=entry.tokens[-1:]) if entry.ended == "stop" else generation
+        if problem := _tokens_problem(ended, entry, is_first_round=True):
+            return f"generated[{number}] {problem}"
+    return ""
+
+
 def _entry_problem(generation: Generation, entry: Generated, *, is_first_round: bool) -> str:
     asked = generation.prompt_tokens[entry.line]
     if entry.prompt_tokens != asked:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from farm.bundles.bundle import Generation
+    from farm.execution.observed import Observed
     from farm.results.runner_report import Generated, RunnerReport
 
 WINDOWS = 12
@@ -25,6 +26,7 @@ _MOST_STRETCHES = 8
 _MOST_NAME, _MOST_METHODS = 64, 16
 """Characters of a method's name, and methods: a report is not to be believed, and each is a series for good."""
 _NS = 1e9
+_MS = 1e6
 
 
 def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Measurement, ...]:
@@ -54,6 +56,30 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
         *(_sustained(report.generated) if len(report.generated) > len(first) else ()),
         *(_time(f"method_load_time[{name}]", [ns]) for name, ns in loads),
         *([] if peak is None else [Measurement(PEAK_MEMORY, "bytes", Direction.LOWER, (float(peak),))]),
+    )
+
+
+def observed_measurements(observed: Sequence[Observed]) -> tuple[Measurement, ...]:
+    """Return what ExecuTorch's own runner says of its times, which are whole milliseconds; what took none is left out.
+
+    Rates are those of farm's: of the prompt until the first token, and of what follows it alone.
+    """
+    by_length: dict[int, list[float]] = {}
+    for one in observed:
+        if one.first_ms:
+            by_length.setdefault(one.prompt_tokens, []).append(one.first_ms * _MS)
+    rates = (
+        ("prefill_rate", [one.prompt_tokens * 1000 / one.first_ms for one in observed if one.first_ms]),
+        (
+            "decode_rate",
+            [one.generated_tokens * 1000 / one.decode_ms for one in observed if one.decode_ms and one.generated_tokens],
+        ),
+    )
+    loads = [one.load_ms * _MS for one in observed if one.load_ms]
+    return (
+        *(_time(f"first_token_time[{length}]", by_length[length]) for length in sorted(by_length)),
+        *(Measurement(name, "tokens/s", Direction.HIGHER, tuple(samples)) for name, samples in rates if samples),
+        *([_time("load_time", loads)] if loads else []),
     )
 
 

@@ -17,8 +17,8 @@ from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
 from farm.results.expected_text import slow_problem, told_problem
-from farm.results.generation import judge_tokens, report_problem, with_tokens
-from farm.results.generation_rates import rate_measurements, temperatures
+from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
+from farm.results.generation_rates import observed_measurements, rate_measurements, temperatures
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.likelihoods import judge_told
@@ -30,9 +30,10 @@ from farm.results.profile.etdump import ETDumpError, intermediate_outputs
 from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from farm.bundles.bundle import Bundle
+    from farm.execution.observed import Observed
     from farm.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job
@@ -40,7 +41,15 @@ if TYPE_CHECKING:
 _QUANTIZING = ("quantized_decomposed.quantize_per_", "quantized_decomposed.dequantize_per_")
 
 
-def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False) -> Attempt:
+def judge(
+    job: Job,
+    bundle: Bundle,
+    raw: RawResult,
+    *,
+    operators: bool = False,
+    any_runner: bool = False,
+    observed: Sequence[Observed] | None = None,
+) -> Attempt:
     """Return what one execution of `job` says; with `operators`, what each of its nodes took as well.
 
     The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
@@ -48,14 +57,15 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
     gave other outputs than the last. Nothing passes that no limit decides, or of which the backend ran nothing, unless
     that is the CPU.
 
-    `any_runner`: it may be one of an older farm, which does not compare iterations.
+    `any_runner`: it may be one of an older farm, which does not compare iterations. `observed` are the times of
+    ExecuTorch's own runner of text, where it was that: there are no others then.
     """
     report = outcome(raw)
     generates = bundle.manifest.generation is not None
     if not isinstance(report, Ending):
         # What generates has no executions that could agree: every step is another.
         ending = (None if any_runner or generates else require_comparison(report)) or _judge_outputs(
-            job, bundle, raw, report, operators=operators
+            job, bundle, raw, report, operators=operators, observed=observed
         )
     else:
         ending = report
@@ -144,10 +154,19 @@ def _explained(reason: str, log: str) -> str:
     return "; ".join(filter(None, (reason, trouble.text if trouble else "")))
 
 
-def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport, *, operators: bool) -> Ending:
+def _judge_outputs(
+    job: Job,
+    bundle: Bundle,
+    raw: RawResult,
+    report: RunnerReport,
+    *,
+    operators: bool,
+    observed: Sequence[Observed] | None,
+) -> Ending:
     problem = outputs_problem(bundle, raw, report)
     generation = bundle.manifest.generation
-    if generation is not None and (refused := report_problem(generation, report)):
+    check = report_problem if observed is None else untimed_problem
+    if generation is not None and (refused := check(generation, report)):
         problem = infra(Stage.PULL, f"{RESULT_FILE} is refused: {refused}")
     if problem and problem.verdict is Verdict.INFRA:
         return problem
@@ -156,7 +175,8 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators, origins=origins)
         measured = (*time_measurements(report), *profile.measurements)
         if generation is not None:
-            measured = (*measured, *rate_measurements(generation, report), *temperatures(raw.temperatures_c))
+            rates = rate_measurements(generation, report) if observed is None else observed_measurements(observed)
+            measured = (*measured, *rates, *temperatures(raw.temperatures_c))
         ending = problem
         if ending is None:
             figures = compare_outputs(bundle, raw)

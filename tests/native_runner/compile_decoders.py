@@ -7,6 +7,7 @@ weights: tests compute what it has to say without caches, masks and calls.
 hybrid.pte     `kv_forward` takes 1 token, `prefill_forward` 8; the second layer has a sliding window
 lookahead.pte  `kv_forward` takes 4 tokens, `prefill_forward` 12, which is no part of the context
 whole.pte      `prefill_forward` takes the whole context and has no caches; the program brings the memory of all inputs
+rounded.pte    `kv_forward` gives its logits as uint16, as those for the HTP do; read here, and never run
 stateful.pte   (float32[2] x, float32[2] state) -> (their sum twice, their sum), with llama::fallback between
 sharing.pte    two methods on the HTP, SM8650, with weights that they share
 """
@@ -27,7 +28,7 @@ from executorch.backends.qualcomm.utils.utils import (
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
-from executorch.exir import ExecutorchBackendConfig, to_edge
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.passes import MemoryPlanningPass
 
@@ -104,6 +105,22 @@ def compile_decoder(path: Path, decode: int, prefill: int, *, planned: bool = Fa
     path.write_bytes(to_edge(exported, constant_methods=constants).to_executorch(config).buffer)
 
 
+class Rounded(Call):
+    def forward(self, tokens, masks, places=None, keys=None, values=None):
+        logits, new_keys, new_values = super().forward(tokens, masks, places, keys, values)
+        return (logits * 100 + 30000).to(torch.uint16), new_keys, new_values
+
+
+def compile_rounded(path: Path) -> None:
+    decoder = StubDecoder().eval()
+    exported = torch.export.export(Rounded(decoder), inputs_of(decoder, 1), strict=False)
+    constants = {"get_max_context_len": CONTEXT, "get_vocab_size": VOCABULARY, "get_n_layers": LAYERS,
+                 "get_logits_scale": 0.01, "get_logits_zero_point": 30000}  # fmt: skip
+    unchecked = EdgeCompileConfig(_check_ir_validity=False)
+    edge = to_edge({"kv_forward": exported}, constant_methods=constants, compile_config=unchecked)
+    path.write_bytes(edge.to_executorch().buffer)
+
+
 class Stateful(torch.nn.Module):
     def forward(self, x, state):
         return (x + state) * 2, x + state
@@ -164,5 +181,6 @@ if __name__ == "__main__":
     compile_decoder(target / "hybrid.pte", 1, 8, windowed=True)
     compile_decoder(target / "lookahead.pte", 4, 12)
     compile_decoder(target / "whole.pte", 1, CONTEXT, planned=True)
+    compile_rounded(target / "rounded.pte")
     compile_stateful(target / "stateful.pte")
     compile_sharing(target / "sharing.pte")
