@@ -310,6 +310,7 @@ def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Build
     assert first.reason != second.reason
 
 
+@pytest.mark.whole
 def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_at(
     builds: Builds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +341,7 @@ def test_a_compiler_that_does_not_finish_fails_in_its_time(builds: Builds) -> No
 
 
 @pytest.mark.parametrize(
-    "how", ["stop", "crash", *(pytest.param(how, marks=pytest.mark.whole) for how in ("hang", "kill", "exit", "raise"))]
+    "how", ["crash", *(pytest.param(how, marks=pytest.mark.whole) for how in ("stop", "hang", "kill", "exit", "raise"))]
 )
 def test_what_a_compile_wrote_goes_with_its_builder(
     builds: Builds, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -372,6 +373,7 @@ def test_what_a_compile_wrote_goes_with_its_builder(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.whole
 def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
     root = builds.cache.root
     code = (
@@ -428,6 +430,7 @@ def test_a_cache_that_cannot_be_written_is_the_farms_fault_and_says_why(builds: 
     assert "File exists" in reply.reason or "Not a directory" in reply.reason
 
 
+@pytest.mark.whole
 def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:
     stopped = threading.Event()
 

@@ -170,6 +170,7 @@ TRACED = {"Left", "Right", "Reads"}
 UNKNOWN = {"Spawns", "TracesItself"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("file", "old", "new", "concerned"),
     [
@@ -209,6 +210,7 @@ def test_an_edit_concerns_the_bundles_in_which_it_took_part(
     assert bench.lacking() == set()
 
 
+@pytest.mark.whole
 def test_a_file_more_or_less_concerns_all(bench: Bench) -> None:
     more = bench.package / "more.py"
     more.write_text("")
@@ -222,6 +224,7 @@ def test_a_file_more_or_less_concerns_all(bench: Bench) -> None:
     assert bench.lacking() == set()
 
 
+@pytest.mark.whole
 def test_what_was_pruned_is_compiled_again(bench: Bench, tmp_path: Path) -> None:
     layers = bench.package / "layers.py"
     before = layers.read_text()

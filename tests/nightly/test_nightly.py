@@ -304,7 +304,7 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
         assert attempts(home) == ["passed", "passed"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
 def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: FarmHome, number: int) -> None:
     long = "virtual = 1\niterations = 50000"
     write(home, CELL.format(name="long", more=long), CELL.format(name="good", more=SMALL))

@@ -75,6 +75,7 @@ def timed(raw: Sequence[float]) -> list[float]:
     return [*raw[1:4], *raw[5:8]]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["htp", "xnnpack"])
 def test_every_delegated_node_has_the_figures_of_the_inspector(official: Path, name: str) -> None:
     folder = official / name
@@ -111,6 +112,7 @@ def test_every_delegated_node_has_the_figures_of_the_inspector(official: Path, n
         assert cycles.samples == tuple(map(sum, zip(*raws, strict=True)))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["htp", "xnnpack"])
 def test_times_of_the_runtimes_clock_add_up_to_the_inference(official: Path, name: str) -> None:
     folder = official / name
@@ -123,6 +125,7 @@ def test_times_of_the_runtimes_clock_add_up_to_the_inference(official: Path, nam
         assert sum(row.share for row in rows) == pytest.approx(1)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["htp", "xnnpack"])
 def test_a_trace_has_every_execution_and_every_node_inside_of_its_call(official: Path, name: str) -> None:
     blocks = read_etdump((official / name / "etdump.etdp").read_bytes())

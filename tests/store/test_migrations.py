@@ -161,7 +161,7 @@ def _opened_and_killed(address: str, last: int) -> int:
 def test_a_migration_that_is_killed_leaves_the_old_store_and_is_made_up_for(address: str) -> None:
     old = make_old_store(address)
     killed = 0
-    for last in itertools.chain([0], itertools.count(1, 6)):
+    for last in itertools.chain([0], itertools.count(1, 11)):
         code = _opened_and_killed(address, last)
         if code != -signal.SIGKILL:
             break

@@ -138,6 +138,7 @@ def relative(path: Path, start: Path) -> str:
 
 
 class TestWhatAUserCannotDo:
+    @pytest.mark.whole
     def test_make_prune_remove_a_folder_that_is_no_run_of_hers(self, world: World, precious: Path) -> None:
         runs = world.ada.state / "runs"
         own = world.ada.write(runs / "notes.txt", "mine").parent
@@ -170,6 +171,7 @@ class TestWhatAUserCannotDo:
             assert world.farm("prune", *arguments, "--yes").returncode == 0
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
+    @pytest.mark.whole
     @pytest.mark.parametrize("command", ["repro --virtual 1", SCRIPT_OUT, CONFIRM, BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
@@ -182,6 +184,7 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert (precious / "thesis.txt").read_text() == "years of work"
 
+    @pytest.mark.whole
     def test_make_a_night_remove_a_folder(self, world: World, precious: Path) -> None:
         before = [{"key": str(precious), "days": 20 - n, "kind": "hardware"} for n in range(12)]
         world.plant(*before, {"key": "d" * 64, "level": 9, "kind": "hardware"})
@@ -189,6 +192,7 @@ class TestWhatAUserCannotDo:
         assert "1 alert" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
 
+    @pytest.mark.whole
     @pytest.mark.parametrize("command", ["repro", CONFIRM, BISECT])
     def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
         intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
@@ -215,6 +219,7 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
+    @pytest.mark.whole
     def test_have_her_finish_his_run(self, world: World, suite: Path) -> None:
         intent = world.bob.home / "his" / "run"
         world.plant({"id": str(intent), "suite": str(suite), "intent": str(intent), "key": "right"})
@@ -223,6 +228,7 @@ class TestWhatAUserCannotDo:
         assert "is not the id of a run" in done.stderr
         assert not executed(world)
 
+    @pytest.mark.whole
     def test_have_his_intent_executed_in_a_state_folder_that_both_write(self, world: World, suite: Path) -> None:
         state = world.common / "state"
         run_id = "20260101-000000-abcdef"
@@ -234,6 +240,7 @@ class TestWhatAUserCannotDo:
             assert not executed(world)
         assert f"belongs to {world.bob.name}" in done.stderr
 
+    @pytest.mark.whole
     def test_keep_her_from_seeing_a_run_by_a_hash_that_is_none(self, world: World) -> None:
         [run_id] = world.plant({"artifacts": [["../../secret", "etdump"], ["x", "output:output_0_0.raw"]]})
         done = world.farm("report", run_id)
@@ -253,6 +260,7 @@ class TestWhatAUserCannotDo:
         assert done.returncode != 0
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
+    @pytest.mark.whole
     def test_have_her_execute_a_program_from_his_cache(self, world: World) -> None:
         cache = world.common / "cache"
         for part in world.bob.cache.iterdir():
@@ -301,6 +309,7 @@ class TestWhatAUserCanDo:
         assert world.farm("prune", "--keep=90d", "--keep-results=1", "--yes").returncode == 0
         assert not report.parent.exists()
 
+    @pytest.mark.whole
     def test_lease_in_her_name_and_release_what_she_has(self, world: World, tmp_path: Path) -> None:
         with attach(world.ada, tmp_path, ["SM8650"]) as bench:
             ada, bob = ((user, bench.env) for user in (world.ada, world.bob))
