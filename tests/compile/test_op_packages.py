@@ -16,6 +16,7 @@ def packages(lowered: dict[str, Any]) -> dict[str, Any]:
     return dict(lowered["op packages"])
 
 
+@pytest.mark.whole
 def test_a_program_names_a_library_for_each_machine_by_its_content(packages: dict[str, Any]) -> None:
     found = packages["on devices"]
     [hexagon, android, x86] = found["infos"].values()
@@ -31,11 +32,13 @@ def test_a_program_names_a_library_for_each_machine_by_its_content(packages: dic
     assert found["left"] == []
 
 
+@pytest.mark.whole
 def test_a_program_for_another_dsp_is_for_virtual_devices_alone(packages: dict[str, Any]) -> None:
     [x86] = packages["another DSP"]["infos"].values()
     assert x86["platform"] == X86_64
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "says"),
     [

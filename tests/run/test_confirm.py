@@ -60,6 +60,7 @@ def store(planted: Planted, good: str) -> Iterator[Store]:
         yield store
 
 
+@pytest.mark.whole
 def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     planted: Planted, again: str, twice: str, store: Store
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
+@pytest.mark.whole
 def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: str) -> None:
     for arguments, said in (
         (["planted/layer"], "did you mean 'planted/layers'"),
@@ -121,6 +123,7 @@ def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: 
     assert "nobody" in done.stderr or "no attached device" in done.stderr
 
 
+@pytest.mark.whole
 def test_a_side_whose_numbers_are_wrong_has_no_pairs(planted: Planted, good: str, twice: str) -> None:
     plan = planted.home.state / "runs" / twice / "intent.json"
     kept = plan.read_text()
@@ -134,6 +137,7 @@ def test_a_side_whose_numbers_are_wrong_has_no_pairs(planted: Planted, good: str
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+@pytest.mark.whole
 def test_ctrl_c_leaves_nothing(planted: Planted, good: str, twice: str) -> None:
     with planted.home.running("confirm", JOB, "--good", good, "--bad", twice, "--pairs", "1000") as process:
         assert process.stdout is not None
@@ -144,6 +148,7 @@ def test_ctrl_c_leaves_nothing(planted: Planted, good: str, twice: str) -> None:
     assert wait_for_no_process(planted.home) == {}
 
 
+@pytest.mark.whole
 def test_the_first_bad_run_is_found_and_what_changed_with_it(
     planted: Planted, good: str, again: str, twice: str
 ) -> None:

@@ -245,6 +245,7 @@ def test_other_socs_work_the_same_in_one_run_each_on_its_own_devices(home: FarmH
         assert job["attempts"][-1]["device"] == f"virtual-{job['soc']}-0"
 
 
+@pytest.mark.whole
 def test_any_case_runs_on_the_cpu_as_a_baseline(home: FarmHome) -> None:
     # Delegated to XNNPACK, and taken by none of it.
     chosen = ("--suite", "smoke", "--backend", "xnnpack", "--virtual", "1", "-k", "conv2d or layer_norm")
