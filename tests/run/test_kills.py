@@ -26,14 +26,14 @@ VICTIMS = {
     "runner": "--serve",
     "virtual device": "farm.virtual",
 }
-SLOW = ("builder", "runner")
+OFTEN = ("controller", "worker")
 
 
 def how_often(victim: str, moment: int) -> list[pytest.MarkDecorator]:
-    """A moment of every process in the default run, but of those that take ten seconds; two more with -m whole."""
+    """One moment of two processes in the default run, three of all with -m whole."""
     if moment not in (0, 3, 6):
         return [pytest.mark.soak]
-    return [pytest.mark.whole] if moment or victim in SLOW else []
+    return [pytest.mark.whole] if moment or victim not in OFTEN else []
 
 
 MOMENTS = [

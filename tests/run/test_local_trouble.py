@@ -142,6 +142,7 @@ def workers(home: FarmHome) -> list[int]:
     return [pid for pid, command in processes_of(home).items() if WORKER_NAME in command]
 
 
+@pytest.mark.whole
 def test_an_adb_server_that_is_away_for_a_moment_burns_no_jobs(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as pair:
         with pair.running(*RUN, "--iterations", "600", "--json") as process:

@@ -109,6 +109,7 @@ def test_devices_tells_everything_of_each(pair: Attached) -> None:
     assert "now" in text
 
 
+@pytest.mark.whole
 def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> None:
     pair.farm("devices")
     assert pair.farm("device", "name", "virtual-SM8650-0", "desk").returncode == 0
@@ -200,6 +201,7 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
     assert [started_ms for _, started_ms in done if begin_ms <= started_ms <= end_ms] == []
 
 
+@pytest.mark.whole
 def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attached) -> None:
     assert single.farm("lease", "virtual-SM8650-0", user="ann").returncode == 0
     with single.running(*RUN, user="bob") as waiting:
@@ -218,6 +220,7 @@ def run_users(home: FarmHome) -> list[str]:
         return [row[0] for row in connection.execute("select user_name from run")]
 
 
+@pytest.mark.whole
 def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> None:
     with pair.running(*LONG) as process:
         until(lambda: verdicts(pair.home), "a first job")
@@ -249,6 +252,7 @@ def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     assert health["virtual-SM8650-1"] == "healthy"
 
 
+@pytest.mark.whole
 def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(single: Attached) -> None:
     with single.running(*RUN, "-k", "conv2d", "--iterations", "100000") as process:
         folders = single.root(0) / "data/local/tmp/farm"

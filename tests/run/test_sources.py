@@ -103,6 +103,7 @@ def ran(farm_cache: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
     return home, json.loads(done.stdout)
 
 
+@pytest.mark.whole
 def test_every_source_is_executed_and_judged(ran: tuple[FarmHome, dict[str, Any]]) -> None:
     _, view = ran
     ended = {job["case"]: job["attempts"][0] for job in view["jobs"]}
