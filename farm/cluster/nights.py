@@ -120,12 +120,6 @@ class NightStarter:
 
         return tuple(Periodic(f"night-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nights)
 
-    @property
-    def running(self) -> tuple[str, ...]:
-        """The names of the nights that run on this host, sorted."""
-        with self._lock:
-            return tuple(sorted(self._running))
-
     def begin(self, agent: AgentId) -> None:
         """Start nights as `agent` from now on, and go on with those of its former life. Raises StoreError."""
         self._agent = agent
