@@ -161,7 +161,7 @@ class Host:
         return [one for one in self.store.cluster.nights.recent(1000) if one.name == self.night]
 
     def is_over(self) -> bool:
-        """Whether the newest start of the night has an end in the store, which is told of it after its process ended."""
+        """Whether the newest start has an end in the store, which is told of it after its process has ended."""
         return self.starts()[0].state != "running"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -72,6 +73,10 @@ class Tells(torch.nn.Module):
         super().__init__()
         time.sleep(0.5)
         raise ValueError(f"number {number}")
+class TellsPriority(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        raise ValueError(f"niceness {os.nice(0)}")
 left = []
 class Leaves700MB(torch.nn.Module):
     def __init__(self, number):
@@ -166,7 +171,7 @@ def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     exits = [(".ops:Exits", how) for how in ("sys.exit", "os._exit", "exit")]
     names = (".ops:Noisy", ".ops:EatsMemory", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
     requests = [builds.request(name, samples=2) for name in names]
-    on_cpu = (".ops:TwoOut", ".ops:NoDelegate")
+    on_cpu = (".ops:TwoOut", ".ops:NoDelegate", ".ops:TellsPriority")
     requests += [builds.request(name, precision="fp32", backend="xnnpack") for name in on_cpu]
     requests.append(builds.request("torch.nn:ReLU", precision="fp16"))
     requests += [builds.request(name, args=(how,), precision="fp32", backend="xnnpack") for name, how in exits]
@@ -245,6 +250,11 @@ def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[
     assert "nope" in replies[".nope:Nope"].reason
     assert replies["torch.nn:ReLU"].ok
     assert not any(reply.infra for reply in replies.values())
+
+
+def test_what_runs_jobs_goes_before_what_compiles(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
+    _, replies = mixed
+    assert replies[".ops:TellsPriority on the CPU"].reason == f"ValueError: niceness {min(os.nice(0) + 10, 19)}"
 
 
 def test_a_module_that_eats_all_memory_fails_alone(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
