@@ -158,7 +158,11 @@ def _mean(ordered: Sequence[float]) -> float:
     if math.isinf(ordered[0]) or math.isinf(ordered[-1]):
         # fsum refuses infinities of both signs.
         return sum(ordered)
-    return math.fsum(value / len(ordered) for value in ordered)
+    try:
+        return math.fsum(value / len(ordered) for value in ordered)
+    except OverflowError:
+        # All are within rounding of the largest number that there is.
+        return ordered[len(ordered) // 2]
 
 
 def fingerprint_hash(facts: Mapping[str, str]) -> str:

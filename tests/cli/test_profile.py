@@ -12,6 +12,8 @@ from farm_home import FarmHome
 if TYPE_CHECKING:
     import subprocess
 
+pytestmark = pytest.mark.whole
+
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "-k")
 

@@ -93,6 +93,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
 MANY = ("--pairs", "16", "--inferences", "20")
 
 
+@pytest.mark.whole
 def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
     done = planted.home.farm("confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles",
                              "--metric", "sqnr_fp32[0]", *MANY)  # fmt: skip

@@ -177,6 +177,7 @@ def mixed(shared: FarmHome) -> tuple[subprocess.CompletedProcess[str], dict[str,
     return done, json.loads(done.stdout)
 
 
+@pytest.mark.whole
 def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
     mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]],
 ) -> None:
@@ -196,6 +197,7 @@ def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
     assert ended["known"]["known_issue"] == "8 bits do not make 300 dB"
 
 
+@pytest.mark.whole
 def test_the_traceback_of_a_builder_and_both_devices_of_wrong_numbers_are_shown(
     shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
 ) -> None:
@@ -209,6 +211,7 @@ def test_the_traceback_of_a_builder_and_both_devices_of_wrong_numbers_are_shown(
         assert part in shown, part
 
 
+@pytest.mark.whole
 def test_last_failed_runs_those_alone(
     shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
 ) -> None:

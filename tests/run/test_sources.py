@@ -118,6 +118,7 @@ def test_every_source_is_executed_and_judged(ran: tuple[FarmHome, dict[str, Any]
     assert "ready.pte takes float32[4, 8]" in ended["ready_misfit"]["reason"]
 
 
+@pytest.mark.whole
 def test_a_program_for_something_else_is_refused_before_anything_runs(
     ran: tuple[FarmHome, dict[str, Any]], models: Path
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farm.store import values
@@ -31,6 +32,8 @@ def test_statistics_are_those_of_numpy(samples: list[float]) -> None:
 
 
 @given(st.lists(st.floats(), max_size=20))
+@example([sys.float_info.max] * 3)
+@example([-sys.float_info.max] * 3)
 def test_statistics_are_never_nan(samples: list[float]) -> None:
     assert not any(value is not None and math.isnan(value) for value in values.statistics_of(samples).values())
 

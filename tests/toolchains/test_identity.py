@@ -437,6 +437,7 @@ def test_this_process_and_another_find_the_same(monkeypatch: pytest.MonkeyPatch,
     assert own_facts() == inspect(Path(sys.executable))
 
 
+@pytest.mark.whole
 def test_an_edit_of_a_real_checkout_is_another_bundle(
     tmp_path: Path, farm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
