@@ -1,0 +1,266 @@
+"""A device that one command holds for as long as somebody uses it: `farm shell`, `farm adb` and `farm connect`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from farm.cli.output import notice, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.store.leases.rules import Lease
+    from farm.store.store import Store
+    from farm.system.processes import Child, Supervisor
+
+_RENEW_SECONDS = 1.0
+# What a shell gets to end by itself after SIGHUP.
+_HANGUP_SECONDS = 1.0
+_COMMAND = "farm.cli.devices.hold"
+
+
+class CommandWithWords(click.Command):
+    """A command that hands on what stands behind `--`: `words_of` returns it."""
+
+    meaning = "COMMAND..."
+    """What the words are, for the usage line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep what stands behind `--` out of click's sight."""
+        # What follows `--` is for the device, also where no device is named before it.
+        if "--" in args:
+            ctx.meta[_COMMAND] = args[args.index("--") + 1 :]
+            args = args[: args.index("--")]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return what the usage line has, with the words at its end."""
+        return [*super().collect_usage_pieces(ctx), f"[-- {self.meaning}]"]
+
+
+def words_of(context: click.Context) -> list[str]:
+    """Return what stood behind `--`."""
+    words: list[str] = context.meta.get(_COMMAND, [])
+    return words
+
+
+class Held(NamedTuple):
+    """A device that is leased to this process, and what belongs to that."""
+
+    device: Device
+    config: Config
+    supervisor: Supervisor
+    hold: Hold
+
+
+@contextlib.contextmanager
+def device_held(
+    wanted: str | None,
+    *,
+    purpose: str,
+    wait_s: float | None,
+    config_file: Path | None,
+    require: Callable[[Device], object] = lambda _: None,
+) -> Iterator[Held]:
+    """Lease the device that a name or an SoC means, or the only one that is reserved for this user, meanwhile.
+
+    `require` raises for a device that cannot serve: of several, those that can are taken. What former owners left on
+    the device is ended first. Raises UsageError, NoDeviceError, and LeaseLostError by what is run in the body.
+    """
+    from farm.cli.devices.lease import acquire, ended_in_order, find_devices
+    from farm.system.processes import Supervisor
+
+    with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
+        devices = _serving(find_devices(config, store, supervisor, wanted or _my_only(store)), require)
+        ttl_s = config.leases.ttl_s
+        try:
+            lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=ttl_s)
+            found = next(one for one in devices if one.id == lease.device)
+            with Hold(store, lease, ttl_s, found.name or found.id) as hold:
+                _take_over(found)
+                yield Held(found, config, supervisor, hold)
+        finally:
+            # Not only what was returned: a signal may come in between.
+            store.leases.release(_held_here(store))
+
+
+def _my_only(store: Store) -> str:
+    """Return the id of the only device that is reserved for this user. Raises UsageError."""
+    from farm.cli.devices.lease import reserved_by_me
+    from farm.errors import UsageError
+
+    mine = [lease.device for lease in reserved_by_me(store)]
+    if len(mine) != 1:
+        which = f"name one of {', '.join(mine)}" if mine else "name a device or an SoC"
+        raise UsageError(f"{len(mine) or 'no'} devices are reserved for you: {which}")
+    return mine[0]
+
+
+def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> list[Device]:
+    """Return those that `require` accepts. Raises what it says of the first one where there are none."""
+    from farm.errors import FarmError
+
+    serving, refusals = [], []
+    for device in devices:
+        try:
+            require(device)
+            serving.append(device)
+        except FarmError as error:
+            refusals.append(error)
+    if not serving:
+        raise refusals[0]
+    return serving
+
+
+class Hold:
+    """Keeps a lease alive, and ends what runs by it when that is lost."""
+
+    def __init__(self, store: Store, lease: Lease, ttl_s: float, name: str) -> None:
+        """`name` is what the device is called."""
+        self._store, self._lease, self._ttl_s, self._name = store, lease, ttl_s, name
+        self._over = threading.Event()
+        self._gone = threading.Event()
+        self._lost = ""
+        self._child: Child | None = None
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def run(self, supervisor: Supervisor, argv: Sequence[str], env: dict[str, str], what: str = "the shell") -> int:
+        """Run a program in the foreground and return its exit code, 128 + n for signal n.
+
+        `what` is what messages call it. Raises LeaseLostError, once it has ended, where somebody else may use the
+        device.
+        """
+        # Ctrl-C is for what runs on the device. A handler of ours and not SIG_IGN, which the child would inherit.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            self._child = supervisor.spawn(argv, name=what, env=env, foreground=True)
+            if self._lost:
+                self._end()
+            code = self._child.process.wait()
+        finally:
+            self._end()
+            signal.signal(signal.SIGINT, before)
+        self._raise_if_lost(f"{what} was ended")
+        return code if code >= 0 else 128 - code
+
+    def wait(self, what: str) -> None:
+        """Return never: raises LeaseLostError where somebody else may use the device, with `what` became of it."""
+        self._gone.wait()
+        self._raise_if_lost(what)
+
+    def _raise_if_lost(self, what: str) -> None:
+        from farm.errors import LeaseLostError
+
+        if self._lost:
+            raise LeaseLostError(f"{self._name} {self._lost}: {what}")
+
+    def _renew(self) -> None:
+        from farm.errors import StoreError
+
+        renewed = time.monotonic()
+        while not self._over.wait(_RENEW_SECONDS):
+            asked = time.monotonic()
+            # A store that cannot be reached now may be in time.
+            with contextlib.suppress(StoreError):
+                if self._store.leases.renew([self._lease], ttl_s=self._ttl_s).lost:
+                    self._lost = self._whose()
+                else:
+                    renewed = asked
+            if time.monotonic() > renewed + self._ttl_s:
+                self._lost = f"may be somebody else's, as the store did not answer for {self._ttl_s:g} s"
+            if self._lost:
+                self._gone.set()
+                self._end()
+                return
+
+    def _whose(self) -> str:
+        """Return what became of a lease that was lost. Raises StoreError."""
+        now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
+        if now is not None and now.token:
+            return f"was given to {now.user}"
+        if now is not None:
+            return f"is reserved for {now.reserved_for}"
+        return "was given back, and nobody has it"
+
+    def _end(self) -> None:
+        """End it with all that it started. An interactive shell is deaf to SIGTERM, and tells its jobs of SIGHUP."""
+        if self._child is None:
+            return
+        if self._child.process.poll() is None:
+            self._child.process.send_signal(signal.SIGHUP)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.process.wait(_HANGUP_SECONDS)
+        self._child.terminate()
+
+    def __enter__(self) -> Hold:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _take_over(device: Device) -> None:
+    """End what former owners left on a device, and say so where that cannot be: a shell may be what helps."""
+    from farm.devices.connect import open_transport
+    from farm.errors import DeviceError
+    from farm.execution.takeover import take_over
+
+    transport = open_transport(device)
+    try:
+        take_over(transport, "")
+    except DeviceError as error:
+        notice(str(error))
+    finally:
+        transport.close()
+
+
+def _held_here(store: Store) -> list[Lease]:
+    here = (os.getpid(), socket.gethostname())
+    return [lease for lease in store.leases.all() if lease.token and (lease.pid, lease.host) == here]
+
+
+def purpose_of(command: str, words: Sequence[str]) -> str:
+    """Return what a lease for `farm COMMAND -- WORDS` is for, as everybody who shares the store reads it."""
+    from farm.devices.text import clean_text
+
+    # Not the arguments, which may be secrets.
+    return clean_text(shlex.join(["farm", command, *(["--", words[0]] if words else [])]))
+
+
+@contextlib.contextmanager
+def terminal_restored() -> Iterator[None]:
+    """Leave the terminal as it was: a program that is killed cannot."""
+    import termios
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal, group, modes = sys.stdin.fileno(), 0, []
+    with contextlib.suppress(termios.error, OSError):
+        group, modes = os.tcgetpgrp(terminal), termios.tcgetattr(terminal)
+    try:
+        yield
+    finally:
+        if modes:
+            # Whoever is in the background may not do this, unless deaf to the signal.
+            deaf = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            with contextlib.suppress(termios.error, OSError):
+                os.tcsetpgrp(terminal, group)
+                termios.tcsetattr(terminal, termios.TCSANOW, modes)
+            signal.signal(signal.SIGTTOU, deaf)
