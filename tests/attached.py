@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farm_home import FarmHome
+from ordinary_server import ordinary_adb_server
 
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import find_adb, start_adb_server
@@ -75,10 +76,15 @@ class Attached:
 
 
 @contextlib.contextmanager
-def attach(home: FarmHome, folder: Path, socs: list[str], *, build: str = BUILDS[0]) -> Iterator[Attached]:
-    """Boot virtual devices that no run has started."""
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, folder / "adb")
+def attach(
+    home: FarmHome, folder: Path, socs: list[str], *, build: str = BUILDS[0], ordinary: bool = False
+) -> Iterator[Attached]:
+    """Boot virtual devices that no run has started; `ordinary`: behind a server that `adb kill-server` ends."""
+    with contextlib.ExitStack() as stack:
+        # The server outlives the devices, as they are ended without being detached.
+        kept = stack.enter_context(ordinary_adb_server(folder)) if ordinary else None
+        supervisor = stack.enter_context(Supervisor())
+        server = kept or start_adb_server(supervisor, folder / "adb")
         yield Attached(
             home, boot(supervisor, server, socs, folder / "devices", build=build), folder, server, supervisor
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import ordinary_server
+from farm.devices.adb.server import ordinary_server, outdated
 from farm.devices.connect import from_plain
 from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
 from farm.devices.hosts import reach_server
@@ -55,6 +55,8 @@ class Scan(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...]
     unusable: tuple[Unusable, ...]
+    warnings: tuple[str, ...] = ()
+    """What is wrong with an adb server whose devices can be used nevertheless."""
 
 
 class _Found(NamedTuple):
@@ -71,8 +73,9 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
     Tunnels to other hosts are children of `supervisor`. What cannot be reached is an Unusable with the reason. Names,
     labels and expectations of farm.toml are filled in and kept to.
     """
-    asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices)]
-    asked += [lambda host=host: _beyond(host, config.devices, supervisor) for host in config.hosts]  # type: ignore[misc]
+    warnings: list[str] = []
+    asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices, warnings)]
+    asked += [lambda host=host: _beyond(host, config.devices, supervisor, warnings) for host in config.hosts]  # type: ignore[misc]
     asked += [lambda one=one: _alone(one) for one in config.devices if one.ssh or one.local or one.address]  # type: ignore[misc]
     with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(asked))) as pool:
         found = [one for answers in pool.map(lambda ask: ask(), asked) for one in answers]
@@ -86,24 +89,24 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
             seen[device.id] = device
         elif seen[device.id].address != device.address:
             unusable.append(_twin(device, seen[device.id]))
-    return _sorted(seen.values(), unusable)
+    return _sorted(seen.values(), unusable, warnings)
 
 
 def scan(port: int) -> Scan:
     """Ask every device behind the adb server on `port` who it is, all at once. Raises InfraError without a server."""
-    found = [one.device for one in _behind(AdbHost(port), "", ())]
+    found = [one.device for one in _behind(AdbHost(port), "", (), [])]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
     )
 
 
-def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
+def _ordinary(configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
     """Return what the user's own adb server has, with what farm.toml wants attached to it."""
     name = socket.gethostname()
     try:
         server = ordinary_server(start=True)
         problems = _connect(server, server.attached(), configured, name)
-        found = _behind(server, name, configured)
+        found = _behind(server, name, configured, warnings)
     except InfraError as error:
         return [_Found(Unusable("adb", ABSENT, clean_text(str(error)), name))]
     there = {one.adb_name for one in found}
@@ -133,10 +136,12 @@ def _connect(
         return [one for problems in pool.map(connect, configured) for one in problems]
 
 
-def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Supervisor) -> list[_Found]:
+def _beyond(
+    host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Supervisor, warnings: list[str]
+) -> list[_Found]:
     """Return what another machine's adb server has."""
     try:
-        return _behind(reach_server(host, supervisor), host.name, configured)
+        return _behind(reach_server(host, supervisor), host.name, configured, warnings)
     except InfraError as error:
         return [_Found(Unusable(host.name, ABSENT, clean_text(str(error), 400), host.name))]
 
@@ -166,8 +171,13 @@ def _alone(entry: DeviceConfig) -> list[_Found]:
         return [_Found(Unusable(place, ABSENT, _why(error, place), host), entry=entry)]
 
 
-def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig]) -> list[_Found]:
-    """Return what one adb server has. What is out of service, by `configured`, is not asked."""
+def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
+    """Return what one adb server has. What is out of service, by `configured`, is not asked.
+
+    What is wrong with the server itself is added to `warnings`.
+    """
+    if problem := outdated(server):
+        warnings.append(f"{name}: {problem}" if name else problem)
 
     def ask(one: Attached) -> _Found:
         entry = _entry(configured, one.serial, one.adb_name)
@@ -224,5 +234,9 @@ def _why(error: InfraError, place: str) -> str:
     return clean_text(str(error).removeprefix(f"{place}: "), 400)
 
 
-def _sorted(devices: Iterable[Device], unusable: Iterable[Unusable]) -> Scan:
-    return Scan(tuple(sorted(devices, key=lambda one: one.serial)), tuple(sorted(unusable, key=lambda one: one.serial)))
+def _sorted(devices: Iterable[Device], unusable: Iterable[Unusable], warnings: Iterable[str] = ()) -> Scan:
+    return Scan(
+        tuple(sorted(devices, key=lambda one: one.serial)),
+        tuple(sorted(unusable, key=lambda one: one.serial)),
+        tuple(sorted(warnings)),
+    )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import ordinary_server
+from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.ssh.config import ssh_address
 from farm.errors import InfraError
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from farm.config.devices import HostConfig, SshLogin
+    from farm.devices.device import Device
     from farm.system.processes import Child, Supervisor
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0
+_MOST_AT_ONCE = 16
+# An adb server that does not start is not tried again at once.
+_PAUSE_SECONDS = 2.0
 
 
 def reach_server(host: HostConfig, supervisor: Supervisor) -> AdbHost:
@@ -65,6 +76,43 @@ def revive_tunnels(supervisor: Supervisor) -> list[str]:
                 _tunnels[supervisor][host] = again
             lines.append(f"the tunnel to {host.name} had ended with {ending(code)} and was opened again")
     return lines
+
+
+class Servers:
+    """The adb servers that lead to the `devices` of a run, for as long as it has them."""
+
+    def __init__(self, supervisor: Supervisor, devices: Iterable[Device], warnings: Iterable[str] = ()) -> None:
+        """Tunnels are children of `supervisor`. `warnings` are what is to be said of the servers."""
+        self._supervisor, self._warnings = supervisor, list(warnings)
+        addresses = [one.address for one in devices if isinstance(one.address, AdbAddress)]
+        self._port = ordinary_server().port if addresses else 0
+        self._behind = [one for one in addresses if (one.port, one.host) == (self._port, LOOPBACK)]
+        self._next_s = 0.0
+
+    def revive(self) -> list[str]:
+        """Start again what has ended, and return a line for each; the first time also what is to be said of them.
+
+        A server that somebody else has started meanwhile lacks what `adb connect` had attached: the recovery ladder
+        of each device attaches that. Raises InfraError for what does not start.
+        """
+        warnings, self._warnings = self._warnings, []
+        return [*warnings, *revive_tunnels(self._supervisor), *self._revive_ordinary()]
+
+    def _revive_ordinary(self) -> list[str]:
+        if not self._behind or time.monotonic() < self._next_s or AdbHost(self._port).listens():
+            return []
+        self._next_s = time.monotonic() + _PAUSE_SECONDS
+        server = ordinary_server(start=True)
+        places = [one.attached_at for one in self._behind if one.attached_at]
+
+        def attach(place: str) -> None:
+            # A device that is gone as well is for its worker to bring back.
+            with contextlib.suppress(InfraError):
+                server.query(f"host:connect:{place}")
+
+        with ThreadPoolExecutor(max_workers=max(1, min(_MOST_AT_ONCE, len(places)))) as pool:
+            list(pool.map(attach, places))
+        return [f"the adb server on {server.place} had ended and was started again"]
 
 
 def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int = 0) -> _Tunnel:

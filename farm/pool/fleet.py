@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -44,7 +43,7 @@ class Fleet(msgspec.Struct, frozen=True):
     """Others may use them as well: each needs a lease."""
     revive: Callable[[], list[str]] = list
     """Starts again what leads to them and has ended, or they themselves where they are virtual and this process's own;
-    returns a line for each."""
+    returns a line for each, and what else is to be said of what leads to them."""
 
 
 def virtual_fleet(
@@ -93,7 +92,7 @@ def attached_fleet(
     """
     from farm.devices.connect import require_named
     from farm.devices.discovery import scan_all
-    from farm.devices.hosts import revive_tunnels
+    from farm.devices.hosts import Servers
     from farm.store.leases.registry import Seen
 
     require_named(config)
@@ -106,8 +105,8 @@ def attached_fleet(
     if partly:
         names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
-    revive = partial(revive_tunnels, supervisor)
-    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices, mode), leased=True, revive=revive)
+    servers = Servers(supervisor, devices, scan.warnings)
+    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices, mode), leased=True, revive=servers.revive)
     return _with_root(fleet, names, refused)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attached import Attached, attach, until
 from farm_home import FarmHome, wait_for_no_process
+from ordinary_server import kill_server
 
 from farm.virtual.faults import Fault, inject
 
@@ -250,6 +251,26 @@ def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     health = {row["serial"]: row["health"] for row in pair.json("devices")["devices"]}
     assert health["virtual-SM8650-0"] in ("suspect", "quarantined")
     assert health["virtual-SM8650-1"] == "healthy"
+
+
+@pytest.mark.whole
+def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(home: FarmHome, tmp_path: Path) -> None:
+    with attach(home, tmp_path, ["SM8650", "SM8650"], ordinary=True) as pair:
+        with pair.running(*ALL, "--iterations", "400") as process:
+            for jobs in (1, 4):
+                until(lambda: len(verdicts(home)) >= jobs, "a job")  # noqa: B023 - it is called here
+                kill_server(pair.port)
+            out = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, out
+        assert out.count(f"the adb server on port {pair.port} had ended and was started again") == 2, out
+        with sqlite3.connect(home.state / "farm.db") as store:
+            query = "select run_job_id, serial, verdict from attempt join device on device.id = device_id"
+            tried = store.execute(f"{query} order by attempt.id").fetchall()
+        # The last word about each job.
+        assert set({job: verdict for job, _, verdict in tried}.values()) == {"passed"}, out
+        lost = [serial for _, serial, verdict in tried if verdict == "infra"]
+        assert all(lost.count(device.serial) <= 2 for device in pair.devices), out
+        assert set(leases(pair).values()) == {""}
 
 
 @pytest.mark.whole

@@ -25,6 +25,7 @@ SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
 _STATE_SECONDS = 5.0
+_LISTEN_SECONDS = 1.0
 # More are not attached to one machine; a server that lists more is not believed.
 _MOST_DEVICES = 256
 
@@ -147,6 +148,25 @@ class AdbHost:
         except InfraError:
             return False
         return True
+
+    def listens(self) -> bool:
+        """Tell whether something listens there, without a question: a server that hangs does."""
+        try:
+            _AdbConnection(self.host, self.port, _LISTEN_SECONDS).stream.close()
+        except _NoServerError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def version(self) -> int:
+        """Return the server's version: 41 of adb 1.0.41. A client of another one ends the server. Raises InfraError."""
+        answer = self.query("host:version")
+        try:
+            return int(answer, 16)
+        except ValueError:
+            problem = f"what listens on {self.place} is no adb server: its version is {clean_text(answer, 40)!r}"
+            raise InfraError(problem) from None
 
     def environment(self) -> dict[str, str]:
         """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,15 +18,22 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 from farm.errors import InfraError, MissingToolError
+from farm.system.reaper import MARK
 
 if TYPE_CHECKING:
     from farm.system.processes import Child, Supervisor
 
 ORDINARY_PORT = 5037
+WHOLE_OUTPUT = 41
+"""Of this version on, a server hands on all of a large output."""
 
 _START_SECONDS = 20.0
+_RACE_SECONDS = 5.0
+_ASK_SECONDS = 5.0
 # One that has no USB device to scan for is up in a tenth of a second.
 _BACKLOG = 64
+
+_VERSION = re.compile(rb"Android Debug Bridge version 1\.0\.(\d{1,6})")
 
 # Read by adb 36 (main.cpp, client/main.cpp): no mDNS, no phones on USB, no scan for emulators, and no other adb's
 # `kill-server`, which clients of another version send by themselves.
@@ -131,17 +140,76 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
     text = os.environ.get("ANDROID_ADB_SERVER_PORT", str(ORDINARY_PORT))
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise InfraError(f"ANDROID_ADB_SERVER_PORT is {text!r}, expected a port number")
-    port = int(text)
     # The user's own adb first: a client of another version would make the server restart.
-    on_path = shutil.which("adb")
-    adb = Path(on_path) if on_path else find_adb()
-    if start and not AdbHost(port).answers(1.0):
-        command = [str(adb), "-P", str(port), "start-server"]
-        try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_SECONDS, check=True)
-        except (subprocess.SubprocessError, OSError) as error:
+    server = AdbServer(int(text), _candidates()[0])
+    # One that listens and does not answer is not started again: whose it is, nobody knows.
+    if start and not server.listens():
+        _start(server)
+    return server
+
+
+def _start(server: AdbServer) -> None:
+    command = [str(server.adb), "-P", str(server.port), "start-server"]
+    # It stays when whatever started this process ends: see farm.system.reaper.
+    env = {name: value for name, value in os.environ.items() if name != MARK}
+    try:
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_START_SECONDS, check=True
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        # Of two that are started at the same moment one gets the port.
+        if not server.answers(_RACE_SECONDS):
             raise InfraError(f"{' '.join(command)} failed: {error}") from None
-    return AdbServer(port, adb)
+
+
+def suitable_adb(server: AdbHost) -> Path:
+    """Return an adb program of the version of `server`, the user's own first. Raises InfraError where none is.
+
+    A client of another version ends the server, and with it what everybody does behind it.
+    """
+    wanted = server.version()
+    known = {adb: _version_of(adb) for adb in _candidates()}
+    for adb, version in known.items():
+        if version == wanted:
+            return adb
+    there = " and ".join(f"{adb} version {version or 'unknown'}" for adb, version in known.items())
+    raise InfraError(
+        f"the adb server on {server.place} is version {wanted}, and {there}: a client of another version would end the "
+        "server, and with it what everybody does behind it: put the adb that it was started with first on PATH, or, "
+        "once nobody needs it, end it yourself with 'adb kill-server' and try again"
+    )
+
+
+def outdated(server: AdbHost) -> str:
+    """Return why `server` is too old to be relied on, and what to do; empty where it is not. Raises InfraError."""
+    if (version := server.version()) >= WHOLE_OUTPUT:
+        return ""
+    return (
+        f"the adb server on {server.place} is version {version}, which cuts large outputs of devices: once nobody "
+        f"needs it, end it with 'adb kill-server', and start one of version {WHOLE_OUTPUT} or newer (platform-tools 29)"
+    )
+
+
+@functools.cache
+def _version_of(adb: Path) -> int:
+    """Return the version of a client, 0 for a program that does not say."""
+    try:
+        done = subprocess.run(
+            [adb, "version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_SECONDS, check=False
+        )
+    except (subprocess.SubprocessError, OSError):
+        return 0
+    found = _VERSION.search(done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _candidates() -> list[Path]:
+    """Return the adb programs of this machine, the user's own first. Raises MissingToolError where there is none."""
+    on_path = shutil.which("adb")
+    found = [Path(on_path)] if on_path else []
+    with contextlib.suppress(MissingToolError):
+        found.append(find_adb())
+    return list(dict.fromkeys(found)) or [find_adb()]
 
 
 def _adb_on_path(otherwise: str) -> Path:

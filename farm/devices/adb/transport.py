@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.names import adb_target
-from farm.devices.adb.server import ordinary_server
+from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import LOOPBACK
@@ -125,7 +125,7 @@ class AdbTransport(Transport):
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
         """Return `adb shell`: see Transport."""
-        argv = [str(ordinary_server().adb), "-s", adb_target(self.serial), "shell"]
+        argv = [str(suitable_adb(self._host)), "-s", adb_target(self.serial), "shell"]
         # Without a command, adb looks for itself.
         command = [*(["-t"] if terminal else []), shell_command(words, None, None)] if words else []
         return [*argv, *command], {**os.environ, **self._host.environment()}
