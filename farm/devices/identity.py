@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from farm.devices.connect import transport_to
 from farm.devices.device import Device
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _IDENTIFY_SECONDS = 10.0
 _ANSWER_BYTES = 16 * 1024
 
+# What `uname -m` says where programs for aarch64 run.
+_PROCESSORS = frozenset({"aarch64", "arm64"})
 _SOC = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
 # What boards without a number of their own say, many of them the same.
 _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
@@ -45,6 +47,7 @@ if [ -r /proc/device-tree/compatible ]; then
 fi
 if [ -r /etc/os-release ]; then echo "system=$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release | tr -d '"')"; fi
 echo "kernel=$(uname -r)"
+echo "processor=$(uname -m)"
 if [ -n "$storage" ]; then
     (umask 077; mkdir -p -- "$storage") 2>&1 | sed 's/^/storage_error=/'
     if [ -O "$storage" ] && [ -w "$storage" ]; then echo "storage=ok"; fi
@@ -72,6 +75,14 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
             "and /proc/device-tree/compatible has none that farm knows"
         )
         raise DeviceError(serial, problem)
+    kind: Literal["virtual", "hardware"] = "virtual" if properties.get("ro.farm.virtual") == "1" else "hardware"
+    processor = properties.get("processor", "")
+    if kind == "hardware" and processor and processor not in _PROCESSORS:
+        problem = (
+            f"has a processor of another kind: uname -m says {processor!r}, and what farm runs on a device is for "
+            "aarch64; a virtual device says so by ro.farm.virtual=1"
+        )
+        raise DeviceError(serial, problem)
     if storage and properties.get("storage") != "ok":
         why = properties.get("storage_error") or "it is not this user's own, or cannot be written"
         problem = f"farm cannot keep its files in {storage}: {why}; name another folder by 'storage' in farm.toml"
@@ -82,7 +93,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     return Device(
         serial=serial if transport.names_device else serialno or serial,
         soc=soc,
-        kind="virtual" if properties.get("ro.farm.virtual") == "1" else "hardware",
+        kind=kind,
         build=properties.get("ro.build.fingerprint") or clean_text(system),
         address=address,
         product=properties.get("ro.product.model") or properties.get("model", ""),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from farm.devices.recovery import TELL_BOOT
+from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
@@ -26,7 +27,6 @@ _ANSWER_BYTES = 64 * 1024
 
 # What a sensor in a device can show; what is beyond is one that is switched off or counts in another unit.
 _COLDEST, _HOTTEST = -40.0, 125.0
-_MOST_BYTES = 1 << 60
 _MOST_SECONDS = 3e9
 # A clock that was never set starts in 1970.
 _MOST_OFFSET_MS = 100 * 366 * 86_400_000
@@ -35,14 +35,14 @@ _BOOT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
 _BOOT = f'echo "boot=$({TELL_BOOT})"'
-# $1: farm's folder, which need not be there yet.
+# $1: farm's folder, which need not be there yet, $2: what asks for the room of the current folder.
 _COMMON = """
 echo "time=$(date +%s.%N)"
 echo "uid=$(id -u)"
 read -r uptime rest </proc/uptime && echo "uptime=$uptime"
 folder=$1
 while [ -n "$folder" ] && [ ! -d "$folder" ]; do folder=${folder%/*}; done
-echo "free=$(df -kP "$folder/" 2>/dev/null | tail -n 1)"
+(cd "$folder/" && eval "$2") | sed 's/^/free=/'
 for zone in /sys/class/thermal/thermal_zone*/temp; do echo "zone=$(cat "$zone" 2>/dev/null)"; done
 """
 _ANDROID = "dumpsys battery 2>/dev/null | sed 's/^/battery=/'"
@@ -78,7 +78,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> DeviceStatus:
     """Ask a device how it is. Raises DeviceError."""
     script = _BOOT + _COMMON + (_ANDROID if os == "android" else _LINUX)
-    argv = ["sh", "-c", script, "sh", str(transport.storage)]
+    argv = ["sh", "-c", script, "sh", str(transport.storage), TELL_ROOM]
     before_ms = time.time() * 1000
     done = transport.run(argv, timeout_s=STATUS_SECONDS, max_output=_ANSWER_BYTES)
     after_ms = time.time() * 1000
@@ -128,10 +128,13 @@ def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
     values: dict[str, str] = {}
     battery: dict[str, str] = {}
     zones: list[float] = []
+    room: list[str] = []
     for line in lines:
         name, _, value = line.partition("=")
         if name == "zone":
             zones += _zone(value)
+        elif name == "free":
+            room.append(value)
         elif name == "battery":
             key, _, rest = value.partition(":")
             battery.setdefault(key.strip(), rest.strip())
@@ -143,7 +146,7 @@ def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
         root=values.get("uid") == "0",
         battery_percent=percent,
         temperature_c=celsius if celsius is not None else max(zones, default=None),
-        free_bytes=_free_bytes(values.get("free", "")),
+        free_bytes=free_bytes(room),
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
         uptime_s=_number(values.get("uptime", ""), 0, _MOST_SECONDS),
         clock_offset_ms=_offset_ms(values.get("time", ""), now_ms),
@@ -167,13 +170,6 @@ def _zone(text: str) -> list[float]:
         return []
     celsius = value / 1000 if abs(value) >= 1000 else value
     return [celsius] if _COLDEST < celsius <= _HOTTEST else []
-
-
-def _free_bytes(text: str) -> int | None:
-    # Of `df -kP`: file system, size, used, available, share, place.
-    words = text.split()
-    kilobytes = _number(words[3], 0, _MOST_BYTES / 1024) if len(words) >= 6 else None
-    return int(kilobytes) * 1024 if kilobytes is not None else None
 
 
 def _offset_ms(text: str, now_ms: float) -> int | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
 from farm.devices.transport import Link
 from farm.errors import DeviceSpaceError
@@ -52,6 +53,9 @@ _LISTING_BYTES = 64 << 20
 _LEFTOVER_MINUTES = 24 * 60
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+
+# Names go through standard input: devices bound how long a command may be, dropbear by 9,000 bytes, adb by 65,535.
+_REMOVE = "names=$(cat); rm -f -- $names"
 
 # In the root: every object that a link of a session leads to.
 _LINKED = "find run-* -type l -exec readlink {} + 2>/dev/null; true"
@@ -93,7 +97,7 @@ class ContentStore:
             wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
             done = self._shell(
                 shell_script("survey"),
-                [str(self._root), self._incoming.parent.name, str(_LEFTOVER_MINUTES)],
+                [str(self._root), self._incoming.parent.name, str(_LEFTOVER_MINUTES), TELL_ROOM],
                 stdin="".join(f"{name}\n" for name in wanted).encode(),
                 timeout_s=_HASH_SECONDS,
                 cwd=None,
@@ -102,7 +106,7 @@ class ContentStore:
             if done.code != 0 or "objects" not in lines or "hashes" not in lines:
                 raise self._failure("cannot look at its storage", done)
             first, second = lines.index("objects"), lines.index("hashes")
-            self._free = _free_bytes(lines[:first])
+            self._free = free_bytes(lines[:first]) or 0
             self._known = _listed(lines[first + 1 : second])
             self._surveyed = True
             found = _content_by_name(lines[second + 1 :])
@@ -176,12 +180,11 @@ class ContentStore:
             before = {name: _state(path) for name, path in left.items()}
             self._transport.push({self._incoming / name: path for name, path in left.items()})
             sizes = {name: state[0] for name, state in before.items() if _state(left[name]) == state}
-            hashed = [name for name, size in sizes.items() if size <= _HASHED_BYTES]
-            measured = "".join(f"{size} {name}\n" for name, size in sizes.items() if size > _HASHED_BYTES)
+            lines = [f"{'-' if size <= _HASHED_BYTES else size} {name}\n" for name, size in sizes.items()]
             done = self._shell(
                 shell_script("admit"),
-                [str(self._objects), *hashed],
-                stdin=measured.encode(),
+                [str(self._objects)],
+                stdin="".join(lines).encode(),
                 cwd=self._incoming,
                 timeout_s=_HASH_SECONDS,
             )
@@ -233,7 +236,8 @@ class ContentStore:
 
     def _remove(self, names: Sequence[str]) -> None:
         if names:
-            done = self._shell('rm -f -- "$@"', list(names), cwd=self._objects, timeout_s=_SHELL_SECONDS)
+            stdin = "".join(f"{name}\n" for name in names).encode()
+            done = self._shell(_REMOVE, [], stdin=stdin, cwd=self._objects, timeout_s=_SHELL_SECONDS)
             if done.code != 0:
                 raise self._failure("cannot remove old files", done)
             for name in names:
@@ -254,13 +258,6 @@ class ContentStore:
 def _state(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _free_bytes(lines: Sequence[str]) -> int:
-    """Return what `df -kP` calls available; 0 where it says nothing that can be believed."""
-    fields = lines[-1].split() if lines else []
-    # Counted from the end: the name of a file system may hold blanks.
-    return (count_of(fields[-3]) or 0) * 1024 if len(fields) >= 5 else 0
 
 
 def _listed(lines: Iterable[str]) -> dict[str, _Object]:

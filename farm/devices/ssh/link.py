@@ -1,19 +1,20 @@
-"""One SSH connection to a machine, made when it is needed and made anew after it died."""
+"""The SSH connections to a machine, made when they are needed and made anew after they died.
+
+One is enough for all, but for an old dropbear, which gets one for each program that runs at the same time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paramiko
 
-from farm.config.devices import SSH_PORT
 from farm.devices.device import LOOPBACK
+from farm.devices.ssh.login import OPEN_SECONDS, Connection
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
 
@@ -23,20 +24,18 @@ if TYPE_CHECKING:
     from farm.devices.device import SshAddress
 
 _CONNECT_SECONDS = 10.0
-# A small board that is busy takes seconds for its part of the key exchange.
-_AUTH_SECONDS = 20.0
-_OPEN_SECONDS = 15.0
-_KEEPALIVE_SECONDS = 10
-# A connection on which nothing was acknowledged for so long is dead; keep-alives see to it that something is sent.
-_DEAD_MS = 30_000
 _FULL_SECONDS = 0.05
 # To find out whether a device is still there.
 _AGAIN_SECONDS = 5.0
+# A stream whose program has ended is closed by the server within a round trip.
+_CLOSE_SECONDS = 2.0
+_CLOSE_POLL_SECONDS = 0.002
+# A stream that the server closed before it ran anything.
+_MOST_TRIES = 3
 
 # OpenSSH allows 10 (MaxSessions); what is beyond ours ends programs.
 SESSIONS = 8
-
-_SYSTEM_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+_ENDING = 2
 
 # What goes wrong is raised as an error of ours; without a handler, Python prints paramiko's tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -53,19 +52,23 @@ class ForwardRefusedError(DeviceError):
 
 
 class SshLink:
-    """The connection to `address`, for any number of threads. `serial` is whom errors are about."""
+    """The way to `address`, for any number of threads. `serial` is whom errors are about."""
 
     def __init__(self, serial: str, address: SshAddress) -> None:
         self._serial, self._address = serial, address
-        self._clients: list[paramiko.SSHClient] = []
-        """To the machines on the way, and to this one."""
+        self._connections: list[Connection] = []
+        self._resting: list[Connection] = []
+        """Of those that take one program at a time, the ones that have none."""
         self._lock = threading.RLock()
+        self._logging_in = threading.Lock()
+        """One at a time: dropbear has few places for those who have not said yet who they are."""
         self._sessions = threading.BoundedSemaphore(SESSIONS)
+        self._ending = threading.BoundedSemaphore(_ENDING)
         self._in_use = 0
         self._closing = False
 
     def take(self, timeout_s: float) -> None:
-        """Wait until one more program may run over this connection. Raises DeviceTimeoutError."""
+        """Wait until one more program may run over this link. Raises DeviceTimeoutError."""
         if not self._sessions.acquire(timeout=timeout_s):
             problem = f"{SESSIONS} programs run over its connection already, and none ended in {timeout_s:g} s"
             raise DeviceTimeoutError(self._serial, problem)
@@ -78,27 +81,27 @@ class SshLink:
         with self._lock:
             self._in_use -= 1
             if self._closing and not self._in_use:
-                self._drop()
+                self._drop_all()
         self._sessions.release()
 
     def execute(
         self,
         command: bytes,
         *,
-        timeout_s: float = _OPEN_SECONDS,
+        timeout_s: float = OPEN_SECONDS,
         connect_s: float = _CONNECT_SECONDS,
         argv: Sequence[str] = (),
     ) -> paramiko.Channel:
         """Have the login shell there run `command` and return its streams; it is started once. Raises DeviceError.
 
-        `connect_s` is for reaching the machine, when the connection has to be made.
+        `connect_s` is for reaching the machine, when a connection has to be made. To be ended by `release`.
         """
         return self._begin(
             lambda channel: channel.exec_command(command), "runs no programs", timeout_s, connect_s, argv
         )
 
-    def sftp(self, *, timeout_s: float = _OPEN_SECONDS) -> paramiko.Channel:
-        """Return a stream to the machine's SFTP server. Raises DeviceError."""
+    def sftp(self, *, timeout_s: float = OPEN_SECONDS) -> paramiko.Channel:
+        """Return a stream to the machine's SFTP server, to be ended by `release`. Raises DeviceError."""
         return self._begin(
             lambda channel: channel.invoke_subsystem("sftp"),
             "has no SFTP: install openssh-sftp-server there, and name it in sshd_config as 'Subsystem sftp'",
@@ -107,7 +110,7 @@ class SshLink:
             ("sftp",),
         )
 
-    def forward(self, host: str, port: int, *, timeout_s: float = _OPEN_SECONDS) -> paramiko.Channel:
+    def forward(self, host: str, port: int, *, timeout_s: float = OPEN_SECONDS) -> paramiko.Channel:
         """Return a stream to `host`:`port` as the machine sees it.
 
         Raises ForwardRefusedError when sshd is there and does not connect, DeviceError otherwise.
@@ -121,31 +124,61 @@ class SshLink:
                 problem = f"sshd does not connect: {clean_text(error.text)}"
                 raise ForwardRefusedError(self._serial, problem, argv=argv) from None
 
-        return self._open(connect, timeout_s, _CONNECT_SECONDS, argv)
+        return self._open(connect, timeout_s, _CONNECT_SECONDS, argv, runs_program=False)
 
-    def blame(self, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
+    def run_ending(self, command: bytes, stdin: bytes, timeout_s: float) -> None:
+        """Run what ends programs: there is always room for it. Raises DeviceError, OSError and what paramiko does."""
+        with self._ending:
+            channel = self.execute(command, timeout_s=timeout_s, connect_s=timeout_s)
+            try:
+                channel.settimeout(timeout_s)
+                channel.sendall(stdin)
+                channel.status_event.wait(timeout_s)
+            finally:
+                self.release(channel)
+
+    def release(self, channel: paramiko.Channel) -> None:
+        """End a stream of a program. Where its connection takes one at a time, the next one may have it."""
+        connection = self._of(channel)
+        if connection is None or not connection.is_single:
+            end(channel)
+        elif _is_closed_there(channel):
+            with self._lock:
+                self._resting.append(connection)
+        else:
+            self._drop(connection)
+
+    def blame(
+        self, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
+    ) -> DeviceError:
         """Return the error for a stream that broke: DeviceGoneError when the machine does not answer any more."""
         try:
             self._doubt()
-            self._connected(_AGAIN_SECONDS)
+            connection, _ = self._connection(_AGAIN_SECONDS, runs_program=True)
+            if connection.is_single:
+                with self._lock:
+                    self._resting.append(connection)
         except DeviceError as error:
             why = str(error).removeprefix(f"{self._serial}: ")
-            return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, stderr=stderr)
-        return DeviceError(self._serial, problem, argv=argv, stderr=stderr)
+            return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, code=code, stderr=stderr)
+        return DeviceError(self._serial, problem, argv=argv, code=code, stderr=stderr)
 
     def _doubt(self) -> None:
-        """Drop a connection on which nothing is answered, where the kernel sees only the first machine on the way."""
+        """Drop connections on which nothing may be answered: the kernel sees only the first machine on the way."""
         with self._lock:
-            transport = self._clients[-1].get_transport() if self._clients and self._address.jumps else None
-            if transport is None or not transport.is_active():
+            # What has a program shows by itself whether it lives.
+            for connection in [*self._resting]:
+                self._drop(connection)
+            shared = next((one for one in self._connections if not one.is_single), None)
+            if shared is None or not self._address.jumps or not shared.is_active:
                 return
             try:
-                end(transport.open_session(timeout=_AGAIN_SECONDS))
+                end(shared.transport.open_session(timeout=_AGAIN_SECONDS))
             except paramiko.ChannelException:
                 # That is an answer.
                 return
             except (paramiko.SSHException, EOFError, OSError):
-                self._drop()
+                self._drop_all()
 
     def close(self) -> None:
         """Hang up, at once or when the last program is over. May be called again, and so may every other method."""
@@ -153,7 +186,7 @@ class SshLink:
             if self._in_use:
                 self._closing = True
             else:
-                self._drop()
+                self._drop_all()
 
     def _begin(
         self,
@@ -163,31 +196,41 @@ class SshLink:
         connect_s: float,
         argv: Sequence[str],
     ) -> paramiko.Channel:
-        channel = self._open(lambda transport: transport.open_session(timeout=timeout_s), timeout_s, connect_s, argv)
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            end(channel)
-
-        # The answer to the next request is waited for without end.
-        timer = threading.Timer(timeout_s, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            begin(channel)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            end(channel)
-            transport = channel.get_transport()
-            if transport.is_active() and not late.is_set():
-                raise DeviceError(self._serial, f"its SSH server {refused}", argv=argv) from None
-            raise self._unopened(transport, error, timeout_s, argv) from None
-        except BaseException:
-            end(channel)
-            raise
-        finally:
-            timer.cancel()
-        return channel
+        for left in reversed(range(_MOST_TRIES)):
+            channel = self._open(
+                lambda transport: transport.open_session(timeout=timeout_s),
+                timeout_s,
+                connect_s,
+                argv,
+                runs_program=True,
+            )
+            late = threading.Event()
+            # The answer to the next request is waited for without end.
+            timer = threading.Timer(timeout_s, _give_up, (channel, late))
+            timer.daemon = True
+            timer.start()
+            try:
+                begin(channel)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                # paramiko closes it as well when the request is refused.
+                closed_there, transport, connection = channel.eof_received, channel.get_transport(), self._of(channel)
+                self.release(channel)
+                if late.is_set() or not transport.is_active():
+                    raise self._unopened(transport, error, timeout_s, argv) from None
+                if not closed_there:
+                    raise DeviceError(self._serial, f"its SSH server {refused}", argv=argv) from None
+                # It reads no request of a stream that it has closed, so that nothing was started.
+                if not left or connection is None or not connection.is_single:
+                    problem = "its SSH server closes streams before anything runs in them: is there a newer one for it?"
+                    raise DeviceError(self._serial, problem, argv=argv) from None
+            except BaseException:
+                self.release(channel)
+                raise
+            else:
+                return channel
+            finally:
+                timer.cancel()
+        raise AssertionError
 
     def _open(
         self,
@@ -195,14 +238,19 @@ class SshLink:
         timeout_s: float,
         connect_s: float,
         argv: Sequence[str],
+        *,
+        runs_program: bool,
     ) -> paramiko.Channel:
         deadline = time.monotonic() + timeout_s
         again = False
         while True:
-            transport, made = self._connected(connect_s)
+            connection, made = self._connection(connect_s, runs_program=runs_program)
+            transport = connection.transport
             try:
                 return opening(transport)
             except (paramiko.SSHException, EOFError, OSError) as error:
+                if connection.is_single and runs_program:
+                    self._drop(connection)
                 # sshd counts a session until all of it has ended, which is after we hung up.
                 if _is_refused(error):
                     if time.monotonic() >= deadline:
@@ -223,147 +271,60 @@ class SshLink:
             return DeviceTimeoutError(self._serial, problem, argv=argv)
         return self.blame(f"the connection broke: {reason}", argv=argv)
 
-    def _connected(self, timeout_s: float) -> tuple[paramiko.Transport, bool]:
-        """Return the connection, and whether it was made just now."""
+    def _connection(self, timeout_s: float, *, runs_program: bool) -> tuple[Connection, bool]:
+        """Return a connection, and whether it was made just now. With `runs_program` it may have one more program.
+
+        One that takes one program at a time is the caller's until it is in `_resting` again, or dropped.
+        """
+        if connection := self._find(runs_program=runs_program):
+            return connection, False
+        with self._logging_in:
+            if connection := self._find(runs_program=runs_program):
+                return connection, False
+            connection = Connection(self._serial, self._address, timeout_s)
+            with self._lock:
+                self._connections.append(connection)
+                if connection.is_single and not runs_program:
+                    self._resting.append(connection)
+            return connection, True
+
+    def _find(self, *, runs_program: bool) -> Connection | None:
         with self._lock:
-            transport = self._clients[-1].get_transport() if self._clients else None
-            if transport is not None and transport.is_active():
-                return transport, False
-            self._drop()
-            self._clients = self._connect(timeout_s)
-            transport = self._clients[-1].get_transport()
-            if transport is None:
-                raise DeviceGoneError(self._serial, "the connection ended as soon as it was made")
-            return transport, True
+            for dead in [one for one in self._connections if not one.is_active]:
+                self._drop(dead)
+            if not runs_program:
+                return next(iter(self._connections), None)
+            shared = next((one for one in self._connections if not one.is_single), None)
+            return shared or (self._resting.pop() if self._resting else None)
 
-    def _drop(self) -> None:
-        clients, self._clients, self._closing = self._clients, [], False
-        for client in reversed(clients):
-            client.close()
+    def _of(self, channel: paramiko.Channel) -> Connection | None:
+        with self._lock:
+            return next((one for one in self._connections if one.transport is channel.get_transport()), None)
 
-    def _connect(self, timeout_s: float) -> list[paramiko.SSHClient]:
-        """Return the connections to every machine on the way and to this one, each through the one before."""
-        clients: list[paramiko.SSHClient] = []
-        try:
-            for hop in (*self._address.jumps, self._address):
-                stream = self._pass(clients[-1], hop, timeout_s) if clients else self._reach(hop, timeout_s)
-                clients.append(self._log_in(hop, stream))
-        except BaseException:
-            for client in reversed(clients):
-                client.close()
-            raise
-        return clients
+    def _drop(self, connection: Connection) -> None:
+        with self._lock:
+            for those in (self._connections, self._resting):
+                with contextlib.suppress(ValueError):
+                    those.remove(connection)
+        connection.close()
 
-    def _at(self, hop: SshAddress, problem: str) -> str:
-        """Return a problem with the machine on the way that has it."""
-        return problem if hop is self._address else f"on the way, at {hop.place}: {problem}"
-
-    def _log_in(self, hop: SshAddress, stream: socket.socket | paramiko.Channel) -> paramiko.SSHClient:
-        client = paramiko.SSHClient()
-        client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        # Known hosts have a port only beside a name, never beside an alias.
-        name, port = (hop.host_key_alias, SSH_PORT) if hop.host_key_alias else (hop.host, hop.port)
-        try:
-            if hop.key_file and not Path(hop.key_file).is_file():
-                problem = f"there is no key file {hop.key_file}: see key_file in farm.toml"
-                raise DeviceError(self._serial, self._at(hop, problem))
-            self._load_known_hosts(hop, client)
-            client.connect(
-                name,
-                port,
-                hop.user,
-                sock=stream,
-                key_filename=_keys(hop) or None,  # type: ignore[arg-type] # its stubs know of one alone
-                look_for_keys=not hop.key_file and not hop.identity_files,
-                timeout=_AUTH_SECONDS,
-                banner_timeout=_AUTH_SECONDS,
-                auth_timeout=_AUTH_SECONDS,
-                channel_timeout=_OPEN_SECONDS,
-            )
-            transport = client.get_transport()
-            if transport is not None:
-                transport.set_keepalive(_KEEPALIVE_SECONDS)
-        except BaseException as error:
-            client.close()
-            stream.close()
-            if not isinstance(error, (paramiko.SSHException, EOFError, OSError)):
-                raise
-            raise self._refusal(hop, error) from None
-        return client
-
-    def _reach(self, hop: SshAddress, timeout_s: float) -> socket.socket:
-        host, port = hop.host, hop.port
-        try:
-            stream = socket.create_connection((host, port), timeout=timeout_s)
-        except TimeoutError:
-            problem = f"{host} cannot be reached: no answer in {timeout_s:g} s"
-            raise DeviceGoneError(self._serial, self._at(hop, problem)) from None
-        except OSError as error:
-            reason = error.strerror or str(error)
-            problem = f"no SSH server can be reached at {host}, port {port}: {reason}"
-            raise DeviceGoneError(self._serial, self._at(hop, problem)) from None
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
-        return stream
-
-    def _pass(self, before: paramiko.SSHClient, hop: SshAddress, timeout_s: float) -> paramiko.Channel:
-        """Return a stream to `hop` through the machine before it."""
-        transport = before.get_transport()
-        try:
-            if transport is None:
-                raise EOFError
-            return transport.open_channel("direct-tcpip", (hop.host, hop.port), (LOOPBACK, 0), timeout=timeout_s)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            reason = clean_text(error.text if isinstance(error, paramiko.ChannelException) else str(error))
-            problem = f"no SSH server can be reached at {hop.host}, port {hop.port}, from the machine before it"
-            raise DeviceGoneError(self._serial, f"{problem}: {reason or 'it hung up'}") from None
-
-    def _load_known_hosts(self, hop: SshAddress, client: paramiko.SSHClient) -> None:
-        for file in _known_hosts(hop):
-            with contextlib.suppress(FileNotFoundError):
-                client.load_system_host_keys(str(file))
-
-    def _refusal(self, hop: SshAddress, error: Exception) -> DeviceError:
-        host = hop.host_key_alias or hop.host
-        name = host if hop.port == SSH_PORT or hop.host_key_alias else f"[{host}]:{hop.port}"
-        reason = clean_text(str(error)) or "it hung up"
-        if problem := _remedy(hop, name, error, reason):
-            return DeviceError(self._serial, self._at(hop, problem))
-        return DeviceGoneError(self._serial, self._at(hop, f"no SSH connection to {name}: {reason}"))
+    def _drop_all(self) -> None:
+        self._closing = False
+        for connection in [*self._connections]:
+            self._drop(connection)
 
 
-def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
-    """Return why a machine that answers does not let us in, and what to do; empty where it is something else."""
-    file = _known_hosts(hop)[0]
-    if isinstance(error, paramiko.BadHostKeyException):
-        return (
-            f"its host key is not the one that {file} has for {name}: somebody may be in between. Only if it was "
-            f"set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key"
-        )
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return f"the key {hop.key_file or 'of this user'} has a passphrase: unlock it with ssh-add"
-    # paramiko has no type for an account without any key.
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in reason:
-        tried = f"the key {hop.key_file}" if hop.key_file else "the keys of this user and its agent"
-        return f"it does not let {hop.user} in with {tried}: add the public key to its authorized_keys"
-    if "not found in known_hosts" in reason:
-        return (
-            f"its host key is not in {file}: run 'ssh-keyscan -p {hop.port} {hop.host}', compare the "
-            "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line"
-        )
-    return ""
+def _give_up(channel: paramiko.Channel, late: threading.Event) -> None:
+    late.set()
+    end(channel)
 
 
-def _keys(hop: SshAddress) -> list[str]:
-    """Return the private keys to try; of those in `~/.ssh/config` many need not be there."""
-    return [hop.key_file] if hop.key_file else [one for one in hop.identity_files if Path(one).is_file()]
-
-
-def _known_hosts(hop: SshAddress) -> list[Path]:
-    if hop.known_hosts:
-        return [Path(hop.known_hosts)]
-    return [Path(one) for one in hop.known_hosts_files] or [Path.home() / ".ssh/known_hosts", _SYSTEM_HOSTS]
+def _is_closed_there(channel: paramiko.Channel) -> bool:
+    """Wait until the server has closed a stream, and tell whether it did: before, its program may not have ended."""
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while not channel.closed and time.monotonic() < deadline:
+        time.sleep(_CLOSE_POLL_SECONDS)
+    return channel.closed and bool(channel.eof_received) and channel.get_transport().is_active()
 
 
 def _is_refused(error: Exception) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import shlex
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from farm.devices.ssh.link import end
+from farm.devices.marks import END_MARKED, export_mark, new_mark
 from farm.devices.transport import COMMAND_BYTES, TAIL_BYTES, Output, Process
 from farm.errors import DeviceError
 
@@ -30,22 +29,22 @@ _READ_BYTES = 256 * 1024
 _SEND_POLL_SECONDS = 0.01
 _KILL_SECONDS = 5.0
 
+# dropbear takes 9,000 bytes of a command.
+_LINE_BYTES = 8000
+
 # The shell stays and waits, so that a signal becomes 128 + n as everywhere: paramiko tells no exit signals. What it
 # says itself of a program's death is nobody's output.
-_WRAPPER = "exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; export FARM_SESSION={mark}; {command}){stdin}; exit $?"
+_WRAPPER = "exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; {mark}; {command}){stdin}; exit $?"
 
-# Standard input: the mark. Ends every process that has it in its environment, or in its command line before it has an
-# environment of its own; a second look after the first, as one that was just forked shows neither.
-_KILL = """
-read -r mark || exit 1
-quiet=0 round=0
-while [ $quiet -lt 2 ] && [ $round -lt 50 ]; do
-    round=$((round + 1))
-    found=$(echo "$mark" | grep -l -s -F -f - /proc/[0-9]*/environ /proc/[0-9]*/cmdline)
-    if [ -z "$found" ]; then quiet=$((quiet + 1)); sleep 0.05; continue; fi
-    quiet=1
-    for path in $found; do path=${path#/proc/}; kill -KILL "${path%%/*}"; done 2>/dev/null
+# What is too long for a command is the first lines of standard input: a shell reads a line, and not a byte more.
+_READ_COMMAND = """{mark}; left={lines} script=
+while [ "$left" -gt 0 ]; do
+    IFS= read -r line || exit 1
+    script="$script$line
+"
+    left=$((left - 1))
 done
+eval "$script"
 """
 
 
@@ -62,14 +61,17 @@ class SshProcess(Process):
         """
         super().__init__()
         self._link, self._serial, self._argv = link, serial, argv
-        self._mark = secrets.token_hex(12)
+        self._mark = new_mark()
         self._closed = False
         self._tail = b""
         self._has_stdin = stdin
-        script = _WRAPPER.format(mark=self._mark, command=command, stdin="" if stdin else " </dev/null")
-        line = os.fsencode(f"exec sh -c {shlex.quote(script)}")
+        script = _WRAPPER.format(mark=export_mark(self._mark), command=command, stdin="" if stdin else " </dev/null")
+        line, first = _sh(script), b""
         if len(line) > COMMAND_BYTES:
             raise DeviceError(serial, f"a command may have at most {COMMAND_BYTES} bytes when quoted", argv=argv)
+        if len(line) > _LINE_BYTES:
+            first = os.fsencode(f"{script}\n")
+            line = _sh(_READ_COMMAND.format(mark=export_mark(self._mark), lines=first.count(b"\n")))
         link.take(timeout_s)
         try:
             self._channel = link.execute(line, timeout_s=timeout_s, argv=argv)
@@ -78,6 +80,8 @@ class SshProcess(Process):
             raise
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
+        if first:
+            self.send(first)
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""
@@ -114,7 +118,7 @@ class SshProcess(Process):
                 with contextlib.suppress(DeviceError, OSError, EOFError, paramiko.SSHException):
                     self._kill()
         finally:
-            end(self._channel)
+            self._link.release(self._channel)
             self._link.give_back()
 
     def _send(self) -> None:
@@ -144,12 +148,9 @@ class SshProcess(Process):
         raise self._link.blame("the connection ended before the program did", argv=self._argv, stderr=stderr)
 
     def _kill(self) -> None:
-        channel = self._link.execute(
-            os.fsencode(f"exec sh -c {shlex.quote(_KILL)}"), timeout_s=_KILL_SECONDS, connect_s=_KILL_SECONDS
-        )
-        try:
-            channel.settimeout(_KILL_SECONDS)
-            channel.sendall(f"{self._mark}\n".encode())
-            channel.status_event.wait(_KILL_SECONDS)
-        finally:
-            end(channel)
+        self._link.run_ending(_sh(END_MARKED), f"{self._mark}\n".encode(), _KILL_SECONDS)
+
+
+def _sh(script: str) -> bytes:
+    """Return what has any login shell run a script for a POSIX shell."""
+    return os.fsencode(f"exec sh -c {shlex.quote(script)}")

@@ -5,6 +5,7 @@ Version 3, as OpenSSH speaks it: https://datatracker.ietf.org/doc/html/draft-iet
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +38,6 @@ from paramiko.sftp import (
 )
 
 from farm.devices import min_throughput
-from farm.devices.ssh.link import end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
@@ -55,6 +55,8 @@ WINDOW = 64
 """Requests on their way before an answer is waited for: with full ones, what SSH lets be on its way of a stream."""
 
 _VERSION = 3
+# What the exit code of a server that has ended takes.
+_STATUS_SECONDS = 1.0
 # OpenSSH's own limit for a packet.
 _PACKET_BYTES = 256 * 1024
 _RECEIVE_BYTES = 256 * 1024
@@ -115,7 +117,7 @@ class SftpStream:
             try:
                 self._greet()
             except BaseException:
-                end(self._channel)
+                link.release(self._channel)
                 raise
         except BaseException:
             link.give_back()
@@ -123,7 +125,10 @@ class SftpStream:
 
     def close(self) -> None:
         """Hang up. To be called once."""
-        end(self._channel)
+        # The server over there ends by itself when there is nothing more to read.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+        self._link.release(self._channel)
         self._link.give_back()
 
     def stat(self, path: bytes) -> int:
@@ -253,13 +258,23 @@ class SftpStream:
 
     def _moved(self, size: int) -> None:
         if not size:
-            raise self._link.blame("its SFTP server ended while files moved")
+            raise self._ended()
         self._throughput.moved(size)
 
     def _broken(self, error: Exception) -> DeviceError:
         if isinstance(error, TimeoutError):
             return self._throughput.stalled()
         return self._link.blame(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
+
+    def _ended(self) -> DeviceError:
+        if self._number:
+            return self._link.blame("its SFTP server ended while files moved")
+        channel = self._channel
+        channel.status_event.wait(_STATUS_SECONDS)
+        stderr = clean_text(channel.recv_stderr(_PACKET_BYTES)) if channel.recv_stderr_ready() else ""
+        code = channel.exit_status if channel.exit_status >= 0 else None
+        problem = "its SFTP server ended at once: install openssh-sftp-server there"
+        return self._link.blame(problem, argv=("sftp",), code=code, stderr=stderr)
 
     def _nonsense(self, problem: str) -> DeviceError:
         return DeviceError(self._serial, f"its SFTP server cannot be understood: {problem}")

@@ -25,15 +25,22 @@ if TYPE_CHECKING:
 
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0
-# Of sshd, the login shell's parent, which lives as long as the connection. sshd gives a program without a terminal a
-# session of its own and ends nothing of it: what watches is no child of the program, and has none of its streams.
+# Of the SSH server, the login shell's parent, which lives as long as the connection. It ends no program without a
+# terminal: what watches is no child of the program, and has none of its streams. sshd gives each a process group;
+# dropbear has one for itself and all programs of a connection, and this connection has no other.
 _WATCH = """
 ( (
     trap '' HUP
-    while [ -d "/proc/$PPID" ] && [ -d "/proc/$$" ]; do sleep 1; done
-    kill -s HUP -- "-$$"
+    read -r stat <"/proc/$$/stat"
+    set -- ${stat##*) }
+    case $3 in
+        "$$") while [ -d "/proc/$PPID" ] && [ -d "/proc/$$" ]; do sleep 1; done ;;
+        "$PPID") while [ -d "/proc/$PPID" ]; do sleep 1; done ;;
+        *) exit ;;
+    esac
+    kill -s HUP -- "-$3"
     sleep 1
-    kill -s KILL -- "-$$"
+    kill -s KILL -- "-$3"
 ) </dev/null >/dev/null 2>&1 & )
 """
 _LOGIN_SHELL = 'exec "${SHELL:-sh}" -l'

@@ -72,7 +72,7 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
             stderr = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
             raise InfraError(f"'adb start-server' there failed with exit code {channel.exit_status}: {stderr}")
     finally:
-        end(channel)
+        link.release(channel)
     if not _answers(link, host, port):
         raise InfraError(f"an adb server was started there, and none answers on port {port}: does sshd forward ports?")
 

@@ -1,0 +1,172 @@
+"""A small board on loopback: a real dropbear in a folder where every tool is busybox's, with an SoC. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ssh_server import alive, descendants, name_of
+
+from farm.devices.device import SshAddress
+from farm.system.processes import Child, Supervisor
+
+SECONDS = 20.0
+# Read before the tests take farm's variables out of the environment.
+REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
+
+_SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_GETPROP = """#!/bin/sh
+case $1 in
+    ro.soc.model) echo {soc} ;;
+    ro.serialno) echo {serial} ;;
+    ro.farm.virtual) echo {virtual} ;;
+esac
+"""
+# What is mounted is gone with the last process in the folder.
+_BEGIN = """
+set -e
+mount --make-rprivate /
+mount --bind /usr/lib "$1/usr/lib"
+mount --bind /usr/lib64 "$1/usr/lib64"
+mount --rbind /dev "$1/dev"
+mount -t proc proc "$1/proc"
+if [ -n "$2" ]; then mount -t tmpfs none "$1$2"; fi
+root=$1; shift 2
+exec chroot "$root" "$@"
+"""
+
+
+def need(program: str, package: str) -> Path:
+    """Return where a program is, or skip the test; where parts are required, fail it."""
+    found = shutil.which(program, path=_SBIN)
+    if found is None:
+        if REQUIRED:
+            pytest.fail(f"FARM_REQUIRE_PARTS=1 and there is no {program}: install {package}")
+        pytest.skip(f"there is no {program}: install {package}")
+    return Path(found)
+
+
+class DropbearServer:
+    """Listens from `start` on; its port stays the same. `root` is the board's root folder.
+
+    `dropbear` is the command of another one than Debian's. It runs in the folder, with this machine's `/usr/lib`, from
+    which `sftp` takes OpenSSH's SFTP server where it is False.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        root: Path,
+        soc: str = "QCS9100",
+        serial: str = "board-8",
+        *,
+        dropbear: tuple[str, ...] = (),
+        virtual: bool = True,
+        sftp: bool = True,
+    ) -> None:
+        busybox, program, key_maker = (
+            need(*one)
+            for one in (
+                ("busybox", "busybox-static"),
+                ("dropbear", "dropbear-bin"),
+                ("dropbearkey", "dropbear-bin"),
+            )
+        )
+        if os.geteuid():
+            pytest.skip("only root can have a root folder of its own")
+        self._supervisor, self._child = supervisor, None
+        self.root, self.serial = root, serial
+        for folder in ("bin", "etc", "root/.ssh", "dev", "proc", "tmp", "var/tmp", "usr/lib", "usr/lib64", "run"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for link, target in (("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "bin")):
+            (root / link).symlink_to(target)
+        for link in ("usr/bin", "usr/sbin"):
+            (root / link).symlink_to("../bin")
+        shutil.copy(busybox, root / "bin/busybox")
+        for applet in subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split():
+            with contextlib.suppress(FileExistsError):
+                (root / "bin" / applet).symlink_to("busybox")
+        shutil.copy(program, root / "bin/dropbear")
+        self.write("bin/getprop", _GETPROP.format(soc=soc, serial=serial, virtual=int(virtual)), mode=0o755)
+        self.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
+        self.write("etc/group", "root:x:0:\n")
+        self.key = root / "user_key"
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "user", "-f", str(self.key)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        shutil.copy(f"{self.key}.pub", root / "root/.ssh/authorized_keys")
+        for folder in ("root", "root/.ssh"):
+            (root / folder).chmod(0o700)
+        made = subprocess.run(
+            [key_maker, "-t", "ed25519", "-f", root / "host_key"], check=True, capture_output=True, text=True
+        )
+        host_key = next(line for line in made.stdout.splitlines() if line.startswith("ssh-ed25519 "))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.known_hosts = root / "known_hosts"
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
+        self._without = "" if sftp else "/usr/lib/openssh"
+        self._dropbear = dropbear or ("/bin/dropbear",)
+
+    @property
+    def address(self) -> SshAddress:
+        """Where it is; farm's folder is the usual one."""
+        return SshAddress("127.0.0.1", "root", self.port, str(self.key), str(self.known_hosts))
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    def start(self) -> DropbearServer:
+        listen = ["-F", "-E", "-s", "-r", "/host_key", "-P", "/run/dropbear.pid", "-p", f"127.0.0.1:{self.port}"]
+        self._child = self._supervisor.spawn(
+            ["unshare", "-m", "sh", "-c", _BEGIN, "sh", str(self.root), self._without, *self._dropbear, *listen],
+            name="dropbear",
+            env={"PATH": f"{os.defpath}:/usr/sbin:/sbin"},
+            stderr=self.root / "dropbear.log",
+        )
+        deadline = time.monotonic() + SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            assert self._child.process.poll() is None, self._child.log_tail()
+            assert time.monotonic() < deadline, "dropbear does not listen"
+            time.sleep(0.01)
+
+    def connections(self) -> list[int]:
+        """Return the processes that serve a connection each."""
+        return [pid for pid in descendants(self.child.pid) if name_of(pid).strip() in {"dropbear", "ld-linux-x86-64"}]
+
+    def stop(self) -> None:
+        """End it with every connection. What they started stays, as on a machine whose network was cut."""
+        connections = self.connections()
+        self.child.terminate()
+        for pid in connections:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def left(self) -> list[str]:
+        """Return the programs that still run in its folder, but dropbear's: what nobody ended."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                inside = folder.name.isdigit() and os.readlink(folder / "root") == str(self.root)
+                if inside and "dropbear" not in name_of(int(folder.name)) and alive(int(folder.name)):
+                    found.append(shlex.join((folder / "cmdline").read_bytes().decode().split("\0")[:-1]))
+        return found
+
+    def write(self, name: str, text: str, mode: int = 0o644) -> None:
+        """Write a file of the board."""
+        path = self.root / name
+        path.write_text(text)
+        path.chmod(mode)
