@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.room import TELL_ROOM, free_bytes
-from farm.devices.text import clean_text
+from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
-from farm.errors import DeviceSpaceError
+from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.liveness import DamagedError, StagingError
 from farm.execution.shell import shell_script
 from farm.system.text import count_of
@@ -251,8 +251,10 @@ class ContentStore:
             ["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=timeout_s, max_output=_LISTING_BYTES
         )
 
-    def _failure(self, problem: str, done: Completed) -> StagingError:
-        return StagingError(self._transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+    def _failure(self, problem: str, done: Completed) -> DeviceError:
+        stderr = clean_text(done.stderr)
+        kind = DeviceSpaceError if says_full(stderr) else StagingError
+        return kind(self._transport.serial, problem, code=done.code, stderr=stderr)
 
 
 def _state(path: Path) -> tuple[int, int]:

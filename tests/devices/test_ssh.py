@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from networks import Relay
 from ssh_server import SshServer, alive, descendants
 
 from farm.devices.ssh.link import SESSIONS
@@ -322,3 +324,21 @@ def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:
             os.kill(pid, signal.SIGCONT)
     assert transport.run(["true"], timeout_s=SECONDS).code == 0
     transport.close()
+
+
+def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.devices.ssh.alive.ASK_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.ssh.alive.DEAD_SECONDS", 2.0)
+    monkeypatch.setattr("farm.devices.ssh.link._AGAIN_SECONDS", 0.5)
+    with contextlib.closing(Relay(server.port)) as line:
+        server.known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{line.port} "))
+        transport = SshTransport("board", msgspec.structs.replace(server.address, port=line.port))
+        # As long as the other end answers, a program may say nothing for as long as it wants to.
+        assert transport.run(["sleep", "4"], timeout_s=SECONDS).code == 0
+        process = transport.start(["sleep", "600"])
+        line.cut()
+        with pytest.raises(DeviceGoneError, match="the connection ended before the program did, and now: no SSH"):
+            process.receive(SECONDS)
+        line.mend()
+        process.close()
+        transport.close()

@@ -12,6 +12,7 @@ import paramiko
 
 from farm.config.devices import SSH_PORT
 from farm.devices.device import LOOPBACK
+from farm.devices.ssh.alive import HeardStream, keep_alive
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceGoneError
 
@@ -23,7 +24,6 @@ OPEN_SECONDS = 15.0
 
 # A small board that is busy takes seconds for its part of the key exchange.
 _AUTH_SECONDS = 20.0
-_KEEPALIVE_SECONDS = 10
 # A connection on which nothing was acknowledged for so long is dead; keep-alives see to it that something is sent.
 _DEAD_MS = 30_000
 
@@ -44,7 +44,7 @@ class Connection:
         try:
             for hop in (*address.jumps, address):
                 stream = self._pass(self._clients[-1], hop, timeout_s) if self._clients else self._reach(hop, timeout_s)
-                self._clients.append(self._log_in(hop, stream))
+                self._clients.append(self._log_in(hop, stream, timeout_s))
             transport = self._clients[-1].get_transport()
             if transport is None:
                 raise DeviceGoneError(serial, "the connection ended as soon as it was made")
@@ -69,8 +69,10 @@ class Connection:
         """Return a problem with the machine on the way that has it."""
         return problem if hop is self._address else f"on the way, at {hop.place}: {problem}"
 
-    def _log_in(self, hop: SshAddress, stream: socket.socket | paramiko.Channel) -> paramiko.SSHClient:
-        client = paramiko.SSHClient()
+    def _log_in(
+        self, hop: SshAddress, stream: socket.socket | paramiko.Channel, timeout_s: float
+    ) -> paramiko.SSHClient:
+        client, heard = paramiko.SSHClient(), HeardStream(stream)
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         # Known hosts have a port only beside a name, never beside an alias.
         name, port = (hop.host_key_alias, SSH_PORT) if hop.host_key_alias else (hop.host, hop.port)
@@ -85,17 +87,18 @@ class Connection:
                 name,
                 port,
                 hop.user,
-                sock=stream,
+                sock=heard,  # type: ignore[arg-type] # nor that paramiko takes whatever has a socket's methods
                 key_filename=_keys(hop) or None,  # type: ignore[arg-type] # its stubs know of one alone
                 look_for_keys=not hop.key_file and not hop.identity_files,
                 timeout=_AUTH_SECONDS,
-                banner_timeout=_AUTH_SECONDS,
+                # A forward accepts in the place of a machine that is not there, and says nothing.
+                banner_timeout=2 * timeout_s,
                 auth_timeout=_AUTH_SECONDS,
                 channel_timeout=OPEN_SECONDS,
             )
             transport = client.get_transport()
             if transport is not None:
-                transport.set_keepalive(_KEEPALIVE_SECONDS)
+                keep_alive(transport, heard)
         except BaseException as error:
             client.close()
             stream.close()
