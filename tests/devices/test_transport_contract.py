@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from dropbear_server import DropbearServer
 from ssh_server import SshServer, alive
 
 from farm.devices.adb.transport import AdbTransport
@@ -70,6 +71,14 @@ def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def dropbear_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DropbearServer]:
+    with Supervisor() as supervisor:
+        server = DropbearServer(supervisor, tmp_path_factory.mktemp("dropbear") / "board").start()
+        yield server
+        server.stop()
+
+
 def container(storage: str) -> Device:
     """Follow the recipe of docs/devices.md and return a device of the kind that it makes, entered by `env`."""
     text = (Path(__file__).parents[2] / "docs/devices.md").read_text()
@@ -79,7 +88,10 @@ def container(storage: str) -> Device:
     return Device("board-2", "SM8650", "hardware", "", module.ContainerAddress(("env",), storage), "", "linux")
 
 
-@pytest.fixture(scope="module", params=["adb", "ssh", "local", "recipe"])
+@pytest.fixture(
+    scope="module",
+    params=["adb", "ssh", pytest.param("dropbear", marks=pytest.mark.whole), "local", "recipe"],
+)
 def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Way:
     if request.param == "adb":
         bench: Bench = request.getfixturevalue("bench")
@@ -87,6 +99,9 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "ssh":
         server: SshServer = request.getfixturevalue("ssh_server")
         return Way("ssh", lambda: SshTransport("board-1", server.address))
+    if request.param == "dropbear":
+        board: DropbearServer = request.getfixturevalue("dropbear_server")
+        return Way("dropbear", lambda: SshTransport("board-8", board.address), str(board.root))
     storage = str(tmp_path_factory.mktemp("local") / "storage")
     if request.param == "recipe":
         return Way("recipe", lambda: open_transport(container(storage)))
