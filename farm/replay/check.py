@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 16
 _LOOK_SECONDS = 0.1
-# A free device is given within a moment.
-_GRACE_SECONDS = 5.0
+# A free device is given within a moment, but on a machine that is busy.
+_GRACE_SECONDS = 15.0
 
 
 class CheckOutcome(StrEnum):

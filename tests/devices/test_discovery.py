@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from processors import of_an_arm
 
 from farm.devices.adb.host import parse_listing
 from farm.devices.connect import from_plain
@@ -44,7 +45,8 @@ def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Pat
         b"ro.soc.model=sm8750-ab\n"
         b"ro.build.fingerprint=\x1b[31mred\x07\xff\xe2\x80\xae" + b"x" * 5000 + b"\nro.product.model=<script>\n"
     )
-    device = identify("virtual-SM8750-0", AdbAddress(bench.server.port))
+    with of_an_arm(bench.root / "virtual-SM8750-0/system/bin"):
+        device = identify("virtual-SM8750-0", AdbAddress(bench.server.port))
     assert device.soc == "SM8750"
     assert device.kind == "hardware"
     assert len(device.build) == 200

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from processors import of_an_arm
 from ssh_server import SshServer
 
 from farm.config.settings import load_config
@@ -163,7 +164,8 @@ def test_this_machine_is_a_device_only_when_it_says_which(
     # The same board by another way is not a second device; only of virtual ones each machine has its own.
     board.tree.set_property("ro.farm.virtual", "0")
     try:
-        both = look(f"{toml}[[device]]\n{login(board)}")
+        with of_an_arm(board.tools):
+            both = look(f"{toml}[[device]]\n{login(board)}")
     finally:
         board.tree.set_property("ro.farm.virtual", "1")
     assert [one.serial for one in both.devices if one.soc == "QCS9100"] == ["board-7"]

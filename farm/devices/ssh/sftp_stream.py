@@ -264,6 +264,9 @@ class SftpStream:
     def _broken(self, error: Exception) -> DeviceError:
         if isinstance(error, TimeoutError):
             return self._throughput.stalled()
+        if not self._number and self._channel.exit_status >= 0:
+            # Its end was there before the greeting was sent.
+            return self._ended()
         return self._link.blame(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
 
     def _ended(self) -> DeviceError:
