@@ -37,6 +37,8 @@ _COMMANDS = {
     "lease": ("devices.lease", "Reserve a device for yourself."),
     "release": ("devices.lease", "Give a device back."),
     "shell": ("devices.shell", "Open a shell on a device."),
+    "adb": ("devices.adb", "Run your own adb on a device."),
+    "connect": ("devices.connect", "Bring a device under your own adb: scrcpy, Android Studio, scripts."),
     "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
     "report": ("looking.report", "Write and show the report of a run."),
     "show": ("looking.show", "Show all there is of a job: attempts, logs, numbers, how to run it again."),

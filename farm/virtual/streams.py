@@ -17,6 +17,7 @@ from farm.virtual.wire import (
     CNXN,
     MAX_PAYLOAD,
     OKAY,
+    OLDEST_VERSION,
     OPEN,
     VERSION,
     WRTE,
@@ -45,11 +46,14 @@ class StreamClosedError(Exception):
 class Stream:
     """One stream to the host."""
 
-    def __init__(self, link: PacketLink, number: int, peer: int) -> None:
+    def __init__(self, connection: HostConnection, link: PacketLink, number: int, peer: int = 0) -> None:
+        """`peer` is what the host calls it, 0 for one that it has not accepted yet."""
+        self.connection = connection
+        """Of which it is one."""
         self._link, self._number, self.peer = link, number, peer
         self._received: deque[bytearray] = deque()
         self._changed = asyncio.Event()
-        self._may_write = True
+        self._may_write = peer != 0
         self._closed = asyncio.Event()
 
     async def read(self) -> bytearray | None:
@@ -94,15 +98,23 @@ class Stream:
         self._received.append(data)
         self._changed.set()
 
-    def acknowledge(self) -> None:
-        """The host has taken what was written."""
+    def acknowledge(self, peer: int) -> None:
+        """The host has taken what was written, or accepted the stream, which it calls `peer`."""
+        self.peer = peer
         self._may_write = True
         self._changed.set()
 
     def hang_up(self) -> None:
-        """The host has closed."""
+        """There will be no more of it: the connection is gone."""
         self._closed.set()
         self._changed.set()
+
+    async def closed_by_host(self) -> None:
+        """Answer, as adbd does at once; what came before is still to be read. Once it is closed here, there is none."""
+        if not self._closed.is_set():
+            self.hang_up()
+            if self.peer:
+                await self._link.write(CLSE, self._number, self.peer)
 
     async def finish(self) -> None:
         """Tell the host that the service is done, once it has taken everything."""
@@ -158,12 +170,14 @@ class HostConnection:
     def trust(self) -> None:
         """Let in the adb server, if it was kept out: its user has accepted it."""
         if self._asked and not self._online:
-            self._start(self._welcome())
+            self.start(self._welcome())
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Do something that is cancelled when the connection ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _welcome(self) -> None:
         self._online = True
@@ -171,8 +185,9 @@ class HostConnection:
 
     async def _handle(self, packet: Packet) -> None:
         if packet.command == CNXN:
-            if packet.arg0 < VERSION:
+            if packet.arg0 < OLDEST_VERSION:
                 raise ProtocolError("the adb server is too old")
+            self._link.sums = packet.arg0 < VERSION
             self._link.max_payload = max(1, min(packet.arg1, MAX_PAYLOAD))
             self._asked = True
             if self._trusts():
@@ -185,14 +200,28 @@ class HostConnection:
         elif packet.command == OPEN and self._online:
             await self._open(packet)
         elif stream := self._streams.get(packet.arg1):
-            if stream.peer != packet.arg0 and packet.command != CLSE:
+            if packet.command == CLSE:
+                await stream.closed_by_host()
+            elif stream.peer not in {packet.arg0, 0}:
                 raise ProtocolError("a packet for a stream of another")
-            if packet.command == WRTE:
+            elif packet.command == WRTE:
                 stream.deliver(packet.payload)
             elif packet.command == OKAY:
-                stream.acknowledge()
-            elif packet.command == CLSE:
-                stream.hang_up()
+                stream.acknowledge(packet.arg0)
+
+    async def call(self, name: str, service: Service) -> None:
+        """Open a stream to the host's service `name`, and have `service` use it until it ends.
+
+        A host that refuses closes it at once.
+        """
+        number, stream = self._new_stream(0)
+        await self._link.write(OPEN, number, 0, name.encode(errors="surrogateescape") + b"\0")
+        await self._run(number, stream, service)
+
+    def _new_stream(self, peer: int) -> tuple[int, Stream]:
+        self._last += 1
+        stream = self._streams[self._last] = Stream(self, self._link, self._last, peer)
+        return self._last, stream
 
     async def _open(self, packet: Packet) -> None:
         name = bytes(packet.payload[:_MOST_SERVICE_BYTES]).rstrip(b"\0").decode(errors="surrogateescape")
@@ -200,11 +229,9 @@ class HostConnection:
         if service is None or len(self._streams) >= _MOST_STREAMS or not packet.arg0:
             await self._link.write(CLSE, 0, packet.arg0)
             return
-        self._last += 1
-        number = self._last
-        stream = self._streams[number] = Stream(self._link, number, packet.arg0)
+        number, stream = self._new_stream(packet.arg0)
         await self._link.write(OKAY, number, packet.arg0)
-        self._start(self._run(number, stream, service))
+        self.start(self._run(number, stream, service))
 
     async def _run(self, number: int, stream: Stream, service: Service) -> None:
         try:

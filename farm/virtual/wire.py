@@ -11,8 +11,9 @@ import socket
 import struct
 from typing import NamedTuple
 
-# From this version on (2017) nobody computes or checks the payload's checksum.
+# From this version on (2017) nobody computes the payload's checksum; with a peer of the one before, both ends do.
 VERSION = 0x01000001
+OLDEST_VERSION = 0x01000000
 MAX_PAYLOAD = 1 << 20
 
 _HEADER = struct.Struct("<6I")
@@ -79,6 +80,9 @@ class PacketLink:
         self._header = bytearray(_HEADER.size)
         self.max_payload = MAX_PAYLOAD
         """Of what is written; the peer may lower it when it connects."""
+        self.sums = True
+        """Whether packets carry their checksum: until the peer has said of which version it is. Nobody checks those
+        that come, adbd neither."""
 
     async def read(self) -> Packet | None:
         """Return the next packet, None when the peer is gone. Raises ProtocolError."""
@@ -96,7 +100,8 @@ class PacketLink:
 
     async def write(self, command: int, arg0: int, arg1: int, payload: bytes | memoryview = b"") -> None:
         """Send one packet. Raises OSError when the peer is gone."""
-        header = _HEADER.pack(command, arg0, arg1, len(payload), 0, command ^ 0xFFFFFFFF)
+        checksum = sum(payload) & 0xFFFFFFFF if self.sums else 0
+        header = _HEADER.pack(command, arg0, arg1, len(payload), checksum, command ^ 0xFFFFFFFF)
         await self._writing.acquire()
         try:
             if self._throttle.busy:

@@ -62,6 +62,8 @@ class Held(NamedTuple):
     """A device that is leased to this process, and what belongs to that."""
 
     device: Device
+    name: str
+    """What messages call it, which every command takes."""
     config: Config
     supervisor: Supervisor
     hold: Hold
@@ -90,9 +92,10 @@ def device_held(
         try:
             lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=ttl_s)
             found = next(one for one in devices if one.id == lease.device)
-            with Hold(store, lease, ttl_s, found.name or found.id) as hold:
+            name = found.name or found.id
+            with Hold(store, lease, ttl_s, name) as hold:
                 _take_over(found)
-                yield Held(found, config, supervisor, hold)
+                yield Held(found, name, config, supervisor, hold)
         finally:
             # Not only what was returned: a signal may come in between.
             store.leases.release(_held_here(store))

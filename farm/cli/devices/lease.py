@@ -135,6 +135,8 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
         after = f"; {lease.user} uses it still, for {lease.purpose!r}"
     elif lease.token and lease.purpose.startswith("farm shell"):
         after = f"; the shell of {lease.user} is being ended"
+    elif lease.token and lease.purpose.startswith(("farm adb", "farm connect")):
+        after = f"; {lease.purpose!r} of {lease.user} is being ended"
     elif lease.token:
         after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
     echo(clean_text(f"{name} is given back{after}", 400))

@@ -11,7 +11,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from farm.devices.adb.names import VIRTUAL_PREFIX, adb_target, network_address
+from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -251,7 +251,10 @@ class AdbHost:
 
 
 def parse_listing(listing: str) -> list[Attached]:
-    """Return what the answer to `host:devices-l` lists; a virtual device's serial is its product. Pure."""
+    """Return what the answer to `host:devices-l` lists; a virtual device's serial is its product. Pure.
+
+    What `farm connect` attached is left out: a second user would have the device by that name.
+    """
     attached = []
     for line in listing.splitlines()[:_MOST_DEVICES]:
         name, _, rest = line.partition(" ")
@@ -259,6 +262,8 @@ def parse_listing(listing: str) -> list[Attached]:
         # The one state of two words, followed by an explanation.
         state = "no permissions" if rest.startswith("no permissions") else clean_text(rest.split(" ")[0])
         product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
+        if product == RELAYED_PRODUCT:
+            continue
         is_virtual = product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product)
         attached.append(Attached(clean_text(product if is_virtual else name), state, clean_text(name)))
     return attached

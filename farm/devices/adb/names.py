@@ -7,6 +7,9 @@ import re
 # The name that a virtual device has as serial and as product.
 VIRTUAL_PREFIX = "virtual-"
 
+# The product that `farm connect` gives a device of another adb server: it is looked for there, and not once more here.
+RELAYED_PRODUCT = "farm-connect"
+
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 

@@ -1,0 +1,138 @@
+"""`farm connect`: a leased device under the user's own adb, until the lease ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.devices.adb import adb_address, environment_with, is_elsewhere
+from farm.cli.devices.hold import CommandWithWords, device_held, purpose_of, terminal_restored, words_of
+from farm.cli.options import config_option, duration
+from farm.cli.output import echo
+from farm.errors import InfraError
+from farm.report.terminal.layout import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.cli.devices.hold import Held
+    from farm.devices.adb.server import AdbServer
+
+_LOOK_SECONDS = 1.0
+_READY_SECONDS = 30.0
+# What a lost lease means, where the device hangs on the user's own server and where it was brought there.
+_AFTER = {True: "it stays on your adb server, and is not yours to use", False: "it was detached from your adb"}
+
+
+@click.command("connect", cls=CommandWithWords)
+@click.argument("device", required=False, metavar="[DEVICE|SOC]")
+@click.option(
+    "--wait", "wait_s", metavar="TIME", callback=duration, help="Wait so long for the device, when another has it."
+)
+@config_option
+@click.pass_context
+def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
+    """Bring a device under your own adb, until Ctrl-C or as long as COMMAND runs.
+
+    \b
+    farm connect pixel                     then adb, scrcpy, Android Studio ...
+    farm connect pixel -- ./gradlew connectedCheck
+    farm connect pixel -- sh -c 'python script.py --device $ANDROID_SERIAL'
+
+    Nobody else uses the device meanwhile. It may hang on another machine or
+    another adb server: your own adb server sees it, alone, as 127.0.0.1:PORT.
+    COMMAND finds it by ANDROID_SERIAL, and its exit code is handed on. When
+    the lease is lost, the device is detached and the exit code is 4.
+    """
+    from farm.devices.adb.server import ordinary_server
+
+    words = words_of(context)
+    with (
+        terminal_restored(),
+        device_held(
+            device, purpose=purpose_of("connect", words), wait_s=wait_s, config_file=config_file, require=adb_address
+        ) as held,
+    ):
+        server = ordinary_server(start=True)
+        try:
+            with _under(server, held) as name:
+                if words:
+                    env = environment_with({**server.environment(), "ANDROID_SERIAL": name})
+                    return held.hold.run(held.supervisor, words, env, words[0])
+                _show(held, name)
+                held.hold.wait(_AFTER[_hangs_on(server, held)])
+        except KeyboardInterrupt:
+            echo(f"{held.name} is given back", err=True)
+    return 0
+
+
+def _show(held: Held, name: str) -> None:
+    device = held.device
+    echo(f"{held.name} ({device.soc}, {device.kind}) is under your adb as {name}, until Ctrl-C")
+    hints = [
+        (f"adb -s {name} shell", "or any command of adb"),
+        (f"scrcpy -s {name}", "Android Studio lists the device by itself"),
+        (f"export ANDROID_SERIAL={name}", "for scripts that call adb; ExecuTorch's take --device"),
+    ]
+    for line in columns(hints, indent="  "):
+        echo(line)
+
+
+@contextlib.contextmanager
+def _under(server: AdbServer, held: Held) -> Iterator[str]:
+    """Have the device on the user's own adb server meanwhile, and yield what that calls it. Raises InfraError."""
+    from farm.devices.adb.host import AdbHost
+    from farm.devices.adb.names import adb_target
+    from farm.virtual.relay import Relay
+
+    device, address = held.device, adb_address(held.device)
+    if _hangs_on(server, held):
+        yield address.attached_at or adb_target(device.serial)
+        return
+    there = AdbHost(address.port, address.host)
+    reverse = not is_elsewhere(held.config, device)
+    with Relay(there, device.serial, model=device.product or device.soc, reverse=reverse) as relay:
+        if not relay.wait_ready(_READY_SECONDS):
+            raise InfraError(f"{held.name} does not answer any more: 'farm devices' shows the state of every device")
+        name = server.connect(server.host, relay.port)
+        over = threading.Event()
+        keeper = threading.Thread(target=_keep, args=(server, name, held, over), name="keeper", daemon=True)
+        keeper.start()
+        try:
+            yield name
+        finally:
+            over.set()
+            keeper.join()
+            with contextlib.suppress(InfraError):
+                # Where the server is gone, the device is as well.
+                server.query(f"host:disconnect:{name}")
+
+
+def _hangs_on(server: AdbServer, held: Held) -> bool:
+    """Return whether the device is on the user's own adb server anyway."""
+    address = adb_address(held.device)
+    return (address.port, address.host) == (server.port, server.host)
+
+
+def _keep(server: AdbServer, name: str, held: Held, over: threading.Event) -> None:
+    """Attach it again after a reboot, a tunnel that broke, or an end of the user's adb server, which they start."""
+    from farm.devices.hosts import revive_tunnels
+
+    while not over.wait(_LOOK_SECONDS):
+        with contextlib.suppress(InfraError):
+            revive_tunnels(held.supervisor)
+            if not _is_attached(server, name):
+                server.query(f"host:connect:{name}")
+
+
+def _is_attached(server: AdbServer, name: str) -> bool:
+    """Return whether the server has the device. Raises InfraError without a server."""
+    server.query("host:version")
+    try:
+        return server.query(f"host-serial:{name}:get-state") == "device"
+    except InfraError:
+        return False

@@ -1,0 +1,374 @@
+"""`farm adb` and `farm connect`: a leased device of another adb server under the user's own adb, and not after it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from ssh_server import SshServer
+
+from farm.cli.devices.adb import refusal
+from farm.devices.adb.host import parse_listing
+from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.store.leases.rules import Priority
+from farm.store.store import Store, open_store
+from farm.system.processes import Supervisor
+from farm.virtual.boot import boot
+from farm.virtual.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+SERIAL = "virtual-SM8650-0"
+NAME = f"{SERIAL}@attic"
+SECONDS = 60.0
+
+
+class TwoServers:
+    """The user's own adb server, with nothing attached, and one far away, with a virtual device."""
+
+    def __init__(self, supervisor: Supervisor, root: Path) -> None:
+        self.root = root
+        self.own, self.far = (start_adb_server(supervisor, root / name) for name in ("own", "far"))
+        boot(supervisor, self.far, ["SM8650"], root)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What `farm` and other programs find the user's own server by; the other variable would win over it."""
+        return {**self.own.environment(), "ADB_SERVER_SOCKET": "tcp:127.0.0.1:1"}
+
+    def adb(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Call adb as the user does, with their own server."""
+        env = {**os.environ, **self.own.environment()}
+        command = [str(find_adb()), *words]
+        return subprocess.run(command, env=env, input=stdin, capture_output=True, timeout=SECONDS, check=False)
+
+    def listed(self) -> list[str]:
+        return [line.split("\t")[0] for line in self.own.query("host:devices").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoServers]:
+    with Supervisor() as supervisor:
+        yield TwoServers(supervisor, tmp_path_factory.mktemp("servers"))
+
+
+@pytest.fixture
+def attic(home: FarmHome, servers: TwoServers) -> FarmHome:
+    """A home whose farm.toml names the far server."""
+    toml = f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{servers.far.port}"\n'
+    (home.cwd / "farm.toml").write_text(toml)
+    return home
+
+
+@pytest.fixture
+def store(home: FarmHome) -> Iterator[Store]:
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as opened:
+        yield opened
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Connected:
+    """`farm connect` that stays, as a user has it in a terminal."""
+
+    def __init__(self, home: FarmHome, servers: TwoServers, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "farm.cli.main", "connect", *words],
+            env={**home.env, **servers.env},
+            cwd=home.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        assert " is under your adb as " in self.line, self.process.communicate()
+        self.name = self.line.split(" as ")[1].split(",")[0]
+
+    def __enter__(self) -> Connected:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
+        """Return its exit code and what it said of it."""
+        if number is not None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "say what adb is to do"),
+        (["-s", "other", "shell"], "leave -s out"),
+        (["-P5038", "shell"], "leave -P5038 out"),
+        (["kill-server"], "on which other devices hang as well"),
+        (["wait-for-device", "kill-server"], "on which other devices hang as well"),
+        (["disconnect"], "for other devices"),
+        (["reconnect", "offline"], "for other devices"),
+        (["forward", "--remove-all"], "name one with forward --remove"),
+        (["shell", "-s", "kill-server"], ""),
+        (["wait-for-device", "shell"], ""),
+        (["wait-for-device"], ""),
+        (["--version"], ""),
+        (["reconnect"], ""),
+    ],
+)
+def test_adb_is_for_the_one_device(words: list[str], why: str) -> None:
+    assert refusal(words).startswith(why) if not why else why in refusal(words)
+    assert bool(refusal(words)) == bool(why)
+
+
+def test_a_relayed_device_is_in_no_list_of_farm() -> None:
+    relayed = "127.0.0.1:4711        device product:farm-connect model:Pixel device:Pixel transport_id:3"
+    assert [one.serial for one in parse_listing(f"{relayed}\nR5CT device product:x model:Y transport_id:1\n")] == [
+        "R5CT"
+    ]
+
+
+def test_adb_runs_on_the_leased_device_and_its_output_and_exit_code_are_handed_on(
+    attic: FarmHome, servers: TwoServers, store: Store
+) -> None:
+    script = "getprop ro.soc.model; cat; echo bad >&2; exit 7"
+    done = attic.farm("adb", NAME, "--", "shell", script, env=servers.env, stdin="in\n")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "SM8650\nin\n", "bad\n")
+    assert store.leases.all() == []
+    assert servers.listed() == []
+
+
+@pytest.mark.whole
+def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
+    attic: FarmHome, servers: TwoServers, store: Store
+) -> None:
+    def refused(*words: str, code: int = 2) -> str:
+        done = attic.farm(*words, env=servers.env)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert "unknown device or SoC 'nobody'" in refused("connect", "nobody")
+    token = store.leases.request(
+        [NAME], count=1, user="bob", host="desk", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
+    )
+    assert store.leases.poll(token, ttl_s=60)
+    for command in (("adb", NAME, "--", "shell"), ("connect", NAME)):
+        said = refused(*command, code=4)
+        assert f"{NAME} is used by bob since " in said
+        assert "wait for it with --wait 10m" in said
+    assert "no devices are reserved for you" in refused("connect")
+
+
+@pytest.mark.whole
+def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoServers, tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        board = SshServer(supervisor, tmp_path / "board", "QCS9100", "board-7").start()
+        address = board.address
+        (home.cwd / "farm.toml").write_text(
+            f"[[device]]\nssh = '{address.user}@{address.host}:{address.port}'\nstorage = '{address.storage}'\n"
+            f"key_file = '{address.key_file}'\nknown_hosts = '{address.known_hosts}'\n"
+        )
+        for command in (("adb", "board-7", "--", "shell"), ("connect", "board-7"), ("connect", "QCS9100")):
+            done = home.farm(*command, env=servers.env)
+            assert done.returncode == 2
+            assert "board-7@127.0.0.1 hangs on no adb server" in done.stderr
+            assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
+        board.stop()
+
+
+def test_the_users_own_adb_has_the_device_until_ctrl_c(
+    attic: FarmHome, servers: TwoServers, store: Store, tmp_path: Path
+) -> None:
+    data = os.urandom(3 << 20)
+    (tmp_path / "file").write_bytes(data)
+    with Connected(attic, servers, NAME) as connected:
+        assert servers.listed() == [connected.name]
+        shell = servers.adb("shell", "cat; echo bad >&2; exit 7", stdin=data)
+        assert (shell.returncode, shell.stdout, shell.stderr) == (7, data, b"bad\n")
+        for words in (
+            ("push", str(tmp_path / "file"), "/data/local/tmp/f"),
+            ("pull", "/data/local/tmp/f", str(tmp_path / "back")),
+        ):
+            moved = servers.adb("-s", connected.name, *(str(tmp_path / one) if one == "back" else one for one in words))
+            assert moved.returncode == 0, moved.stderr
+        assert (tmp_path / "back").read_bytes() == data
+        (lease,) = store.leases.all()
+        assert (lease.pid, lease.purpose) == (connected.process.pid, "farm connect")
+        # It is there once, where it hangs: nobody gets it by its other name.
+        found = json.loads(attic.farm("devices", "--json", env=servers.env).stdout)
+        assert [one["serial"] for one in found["devices"]] == [SERIAL]
+        assert connected.end(signal.SIGINT) == (0, f"{NAME} is given back\n")
+    assert servers.listed() == []
+    assert store.leases.all() == []
+
+
+@pytest.mark.whole
+def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers: TwoServers, store: Store) -> None:
+    with Connected(attic, servers, NAME) as connected:
+        (lease,) = store.leases.all()
+        with subprocess.Popen(
+            [str(find_adb()), "-s", connected.name, "shell", "echo up; sleep 600"],
+            env={**os.environ, **servers.own.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        ) as shell:
+            assert shell.stdout is not None
+            assert shell.stdout.readline() == b"up\n"
+            done = attic.farm("release", NAME, "--force", env=servers.env)
+            assert done.stdout == f"{NAME} is given back; 'farm connect' of {lease.user} is being ended\n"
+            code, errors = connected.end()
+            assert shell.wait(timeout=SECONDS) != 0
+    assert (code, servers.listed()) == (4, [])
+    assert errors == f"farm: {NAME} was given back, and nobody has it: it was detached from your adb\n"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_nobody_reaches_the_device_any_more(
+    attic: FarmHome, servers: TwoServers, number: signal.Signals
+) -> None:
+    with Connected(attic, servers, NAME) as connected:
+        code, _ = connected.end(number)
+        assert code == (143 if number == signal.SIGTERM else -number)
+        if number == signal.SIGTERM:
+            assert servers.listed() == []
+        until(lambda: servers.adb("-s", connected.name, "shell", "true").returncode != 0)
+        servers.adb("disconnect", connected.name)
+
+
+@pytest.mark.whole
+def test_it_is_attached_again_after_a_reboot_root_and_a_disconnect(attic: FarmHome, servers: TwoServers) -> None:
+    def answers() -> bool:
+        return servers.adb("-s", connected.name, "shell", "true").returncode == 0
+
+    def boot_id() -> bytes:
+        return servers.adb("-s", connected.name, "shell", "cat /proc/sys/kernel/random/boot_id").stdout
+
+    with Connected(attic, servers, NAME) as connected:
+        before = boot_id()
+        assert servers.adb("-s", connected.name, "root").stdout == b"restarting adbd as root\n"
+        until(lambda: servers.adb("-s", connected.name, "shell", "id -u").stdout == b"0\n")
+        assert servers.adb("-s", connected.name, "reboot").returncode == 0
+        until(lambda: answers() and boot_id() not in (before, b""))
+        servers.adb("disconnect")
+        until(answers)
+        assert connected.end(signal.SIGINT)[0] == 0
+    assert servers.listed() == []
+
+
+@pytest.mark.whole
+def test_a_command_has_the_device_and_hands_on_its_exit_code(
+    attic: FarmHome, servers: TwoServers, store: Store
+) -> None:
+    script = f'"{find_adb()}" shell getprop ro.soc.model; echo "$ANDROID_SERIAL"; exit 9'
+    done = attic.farm("connect", "SM8650", "--", "sh", "-c", script, env=servers.env)
+    model, name = done.stdout.split()
+    assert (done.returncode, model, name.split(":")[0]) == (9, "SM8650", "127.0.0.1"), done.stderr
+    done = attic.farm("connect", NAME, "--", "no-such-program", env=servers.env)
+    assert (done.returncode, "there is no no-such-program" in done.stderr) == (2, True), done.stderr
+    assert store.leases.all() == []
+    assert servers.listed() == []
+
+
+@pytest.mark.whole
+def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
+    home: FarmHome, servers: TwoServers, tmp_path: Path
+) -> None:
+    with Supervisor() as supervisor:
+        board = SshServer(supervisor, tmp_path / "sshd").start()
+        (home.cwd / "farm.toml").write_text(
+            f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{servers.far.port}"\n'
+            f'ssh = "{getpass.getuser()}@127.0.0.1:{board.port}"\n'
+            f'key_file = "{board.folder}/user_key"\nknown_hosts = "{board.known_hosts}"\n'
+        )
+        done = home.farm("adb", NAME, "--", "shell", "exit 5", env=servers.env)
+        assert done.returncode == 5, done.stderr
+        done = home.farm("adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env)
+        assert done.returncode == 2
+        assert f"forward would open a port on attic, where the adb server of {NAME} runs" in done.stderr
+        assert f"'farm connect {NAME}'" in done.stderr
+        with Connected(home, servers, NAME) as connected:
+            assert servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6
+            # It would end at a port of the other machine.
+            assert servers.adb("-s", connected.name, "reverse", "tcp:7007", "tcp:7008").returncode != 0
+            board.stop()
+            board.start()
+            until(lambda: servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6)
+            assert connected.end(signal.SIGINT)[0] == 0
+        board.stop()
+    assert servers.listed() == []
+
+
+@pytest.mark.whole
+def test_a_device_of_the_users_own_server_is_held_and_called_what_adb_calls_it(
+    home: FarmHome, servers: TwoServers
+) -> None:
+    own = {"ANDROID_ADB_SERVER_PORT": str(servers.far.port)}
+    script = f'"{find_adb()}" shell getprop ro.soc.model'
+    done = home.farm("connect", SERIAL, "--", "sh", "-c", script, env=own)
+    assert (done.returncode, done.stdout) == (0, "SM8650\n"), done.stderr
+    assert len(servers.far.attached()) == 1
+
+
+def packet(connection: socket.socket, command: bytes, first: int = 0, second: int = 0, payload: bytes = b"") -> None:
+    number = int.from_bytes(command, "little")
+    header = (number, first, second, len(payload), sum(payload), number ^ 0xFFFFFFFF)
+    connection.sendall(struct.pack("<6I", *header) + payload)
+
+
+def answer(connection: socket.socket) -> tuple[bytes, bytes]:
+    header = connection.recv(24, socket.MSG_WAITALL)
+    size = struct.unpack("<6I", header)[3]
+    return header[:4], connection.recv(size, socket.MSG_WAITALL) if size else b""
+
+
+@pytest.mark.parametrize("service", [b"host:version\0", b"host-serial:x:kill\0", b"reverse:list-forward\0"])
+def test_no_stream_is_a_request_to_the_other_server(servers: TwoServers, service: bytes) -> None:
+    """Behind the choice of a device a server takes `host:kill` as ever: it must not get there."""
+    with Relay(servers.far, SERIAL, model="a b;c=d", reverse=False) as relay:
+        assert relay.wait_ready(SECONDS)
+        with socket.create_connection(("127.0.0.1", relay.port), timeout=SECONDS) as connection:
+            packet(connection, b"CNXN", 0x01000001, 1 << 20, b"host::features=shell_v2\0")
+            command, banner = answer(connection)
+            assert command == b"CNXN"
+            assert b"ro.product.name=farm-connect;ro.product.model=a_b_c_d;" in banner
+            assert b"shell_v2" in banner
+            assert b"delayed_ack" not in banner
+            packet(connection, b"OPEN", 1, 0, service)
+            assert answer(connection)[0] == b"CLSE"
+            packet(connection, b"OPEN", 2, 0, b"shell:echo hi\0")
+            assert answer(connection)[0] == b"OKAY"
+            assert answer(connection) == (b"WRTE", b"hi\n")
+
+
+def test_a_relay_of_a_device_that_is_gone_says_so(servers: TwoServers) -> None:
+    with Relay(servers.far, "R5CT", model="x", reverse=False) as relay:
+        assert not relay.wait_ready(0.5)
+        with socket.create_connection(("127.0.0.1", relay.port), timeout=SECONDS) as connection:
+            assert connection.recv(1) == b""
+    with Relay(AdbServer(1, find_adb()), "R5CT", model="x", reverse=False) as relay:
+        assert not relay.wait_ready(0.1)
