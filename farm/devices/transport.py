@@ -13,7 +13,7 @@ from farm.errors import DeviceError, DeviceTimeoutError, UsageError
 from farm.system.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path, PurePosixPath
 
 # A runner's log and a listing are far below; above it a program has gone mad, or somebody wants a file: pull it.
@@ -26,6 +26,8 @@ TAIL_BYTES = 400
 _START_SECONDS = 30.0
 # A phone's adbd is back, as root, within two or three seconds.
 _ROOT_SECONDS = 60.0
+# After so long without a word of a program the device is asked whether it is there: see Transport.demand.
+SILENCE_SECONDS = 30.0
 # For what a device answers at once, in a line or two.
 ASK_SECONDS = 10.0
 ANSWER_BYTES = 4096
@@ -50,6 +52,9 @@ class Output(NamedTuple):
     stderr: bytes
     code: int | None
     """Set once it has ended and everything it wrote was handed out: 128 + n for signal n."""
+
+
+_NOTHING = Output(b"", b"", None)
 
 
 class Process(abc.ABC):
@@ -167,7 +172,9 @@ class Transport(abc.ABC):
         """
         process = self.spawn(argv, self._command(argv, cwd, env), timeout_s, stdin=bool(stdin))
         try:
-            return communicate(process, self.serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
+            return communicate(
+                process, self.serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output, demand=self.demand
+            )
         finally:
             process.close()
 
@@ -192,6 +199,12 @@ class Transport(abc.ABC):
     def server_answers(self) -> bool:
         """Tell whether the server that leads to the device answers; where there is none, that it does."""
         return True
+
+    def demand(self) -> None:  # noqa: B027
+        """Raise DeviceError where the device does not answer any more: for kinds whose streams do not end by that.
+
+        What runs there says nothing for a while; the connection may be cut behind a machine that acknowledges.
+        """
 
     def user_id(self) -> int:
         """Return the user that commands run as, 0 for root."""
@@ -244,13 +257,21 @@ class Transport(abc.ABC):
 
 
 def communicate(
-    process: Process, serial: str, argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_output: int
+    process: Process,
+    serial: str,
+    argv: Sequence[str],
+    *,
+    stdin: bytes,
+    timeout_s: float,
+    max_output: int,
+    demand: Callable[[], None] = lambda: None,
 ) -> Completed:
     """Send all of standard input, take in the output and return the result; the caller closes `process`.
 
-    Raises DeviceTimeoutError when the time is over, DeviceError when the output is too large or the connection breaks.
+    `demand`, which raises DeviceError for a device that is gone, is called in every long silence. Raises
+    DeviceTimeoutError when the time is over, DeviceError when the output is too large or the connection breaks.
     """
-    started = time.monotonic()
+    started = heard = time.monotonic()
     process.send(stdin)
     process.close_stdin()
     pieces: list[Output] = []
@@ -260,7 +281,12 @@ def communicate(
         if left <= 0:
             problem = f"did not finish in {timeout_s:g} s and was ended"
             raise DeviceTimeoutError(serial, problem, argv=argv, stderr=tail.decode(errors="replace"))
-        pieces.append(process.receive(left))
+        pieces.append(process.receive(min(left, max(0.0, heard + SILENCE_SECONDS - time.monotonic()))))
+        if pieces[-1] != _NOTHING:
+            heard = time.monotonic()
+        elif time.monotonic() >= heard + SILENCE_SECONDS:
+            demand()
+            heard = time.monotonic()
         size += len(pieces[-1].stdout) + len(pieces[-1].stderr)
         tail = (tail + pieces[-1].stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
         if size > max_output:

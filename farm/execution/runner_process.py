@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.text import clean_text
+from farm.devices.transport import SILENCE_SECONDS
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ STDERR_BYTES = 64 * 1024
 _ANSWER_BYTES = 16 << 20
 # A job's last words are in another pipe than its answer, and both are on their way.
 _LAST_WORDS_SECONDS = 0.5
-# A runner is silent while a job runs. After so long the device is asked whether it is still there: a connection that is
-# dead may not say so, and a short job is not disturbed.
-SILENCE_SECONDS = 30.0
 # What is broken off need not end sooner.
 _SLICE_SECONDS = 1.0
 

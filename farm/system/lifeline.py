@@ -25,6 +25,11 @@ class Lifeline:
         self.child_end, self._our_end = os.pipe()
         _lifelines.add(self)
 
+    @property
+    def our_end(self) -> int:
+        """What poll(2) shows with an error once nobody has the child's end any more; -1 when it is closed."""
+        return self._our_end
+
     def tie(self, pid: int, *, group: bool) -> None:
         """Have the child that inherited `child_end`, or its whole process group, killed when this process is gone.
 

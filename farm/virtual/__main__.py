@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -74,7 +75,10 @@ def main() -> int:
         properties = device_properties(soc, serial, __version__, arguments.build)
         if is_running(arguments.root):
             raise ValueError(f"another virtual device runs in {arguments.root}")
-        asyncio.run(_serve(DeviceTree(arguments.root, properties), arguments, serial))
+        tree = DeviceTree(arguments.root, properties)
+        # As adbd's, in a folder that nobody else gets into.
+        os.umask(0)
+        asyncio.run(_serve(tree, arguments, serial))
     except (FarmError, OSError, ValueError, OverflowError) as error:
         sys.stderr.write(f"python -m farm.virtual: {error}\n")
         return 2

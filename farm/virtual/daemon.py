@@ -11,7 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from farm.system.peer import accept_own_async, pause_after
+from farm.virtual.command import Commands
 from farm.virtual.faults import Fault, control_address
+from farm.virtual.forward import Reverse, carry, connect, is_socket
 from farm.virtual.injection import Injection
 from farm.virtual.shell import serve_shell
 from farm.virtual.streams import HostConnection
@@ -33,6 +35,9 @@ _BACKLOG = 16
 _CONTROL_BACKLOG = 4
 # A phone needs a minute; nobody wants to wait for one that is made up.
 _REBOOT_SECONDS = 1.0
+# `adb reboot MODE`: what a virtual device has not. Any other is a reason for an ordinary start, as on Android.
+_NO_MODES = {"bootloader", "recovery", "sideload", "sideload-auto-reboot", "fastboot", "edl", "download"}
+_TCP_PORT_PROPERTY = "service.adb.tcp.port"
 
 
 class Port:
@@ -137,6 +142,11 @@ class Daemon:
         self._throttle = LinkThrottle()
         self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
         """What goes wrong with it."""
+        self._commands = Commands(tree)
+        self._reverse = Reverse()
+        self._next_port: Port | None = None
+        self._restarting = False
+        self._reason = "reboot"
         self._leaving: asyncio.Future[Any] | None = None
         self._absence = 0.0
         self._rebooting = False
@@ -149,34 +159,61 @@ class Daemon:
         try:
             while True:
                 with listener:
-                    self._accepting = asyncio.create_task(self._accept(listener))
-                    await asyncio.wait([self._accepting])
-                leaving = self._leaving
-                if leaving is None:
-                    # It broke down.
-                    return await self._accepting
-                await self._away(leaving)
+                    await self._serve_until_gone(listener)
+                await self._end_all()
+                if self._next_port is not None:
+                    port.close()
+                    port, self._next_port = self._next_port, None
+                elif (leaving := self._leaving) is not None:
+                    await self._away(leaving)
                 listener = await port.listen_again()
         finally:
+            port.close()
             for task in (control, *self._connections, *filter(None, [self._accepting])):
                 task.cancel()
             await asyncio.gather(control, *self._connections, return_exceptions=True)
+            await self._commands.end()
+
+    async def _serve_until_gone(self, listener: socket.socket) -> None:
+        """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
+        while True:
+            self._accepting = asyncio.create_task(self._accept(listener))
+            await asyncio.wait([self._accepting])
+            restarting, self._restarting = self._restarting, False
+            if self._leaving is not None or self._next_port is not None:
+                return
+            if not restarting:
+                # It broke down.
+                await self._accepting
+            # Who connects meanwhile waits.
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        """Hang up on everybody, and kill what runs."""
+        await self._hang_up()
+        await self._commands.end()
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             accepted = await accept_own_async(listener)
-            connection = HostConnection(
-                PacketLink(accepted, self._throttle), self._banner, FEATURES, self._find, self._trusts
-            )
+            connection = self._connect(accepted)
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection
             task.add_done_callback(self._connections.pop)
 
+    def _connect(self, accepted: socket.socket) -> HostConnection:
+        """Return what serves a connection of an adb server."""
+        link = PacketLink(accepted, self._throttle)
+        return HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
+
+    def _begin_life(self, reason: str) -> None:
+        """Do what a reboot does to the device."""
+        self._tree.begin_life(reason)
+
     async def _away(self, leaving: asyncio.Future[Any]) -> None:
-        """Hang up on everybody, and return when the device is back."""
-        await self._hang_up()
+        """Return when the device is back."""
         if self._rebooting:
-            self._tree.begin_life()
+            self._begin_life(self._reason)
         leaving.set_result(None)
         try:
             async with asyncio.timeout(self._absence or None):
@@ -197,9 +234,10 @@ class Daemon:
             connection.reset_on_close()
         return self._hang_up()
 
-    def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
+    def leave(self, seconds: float, *, reboot: bool, reason: str = "reboot") -> asyncio.Future[Any]:
         """Go away: see FaultyMachine."""
         if self._leaving is None:
+            self._reason = reason
             self._leaving = asyncio.get_running_loop().create_future()
             self._back.clear()
             self._absence, self._rebooting = seconds or (_REBOOT_SECONDS if reboot else 0.0), reboot
@@ -220,15 +258,30 @@ class Daemon:
         return not self.faults.unauthorized
 
     def _find(self, name: str) -> Service | None:
-        if name == "sync:":
-            return self._sync
-        if name in ("root:", "unroot:"):
-            return partial(self._switch_root, wanted=name == "root:")
-        if name == "reboot:":
-            return self._reboot
+        kind, _, rest = name.partition(":")
+        if is_socket(name):
+            return partial(self._forward, name=name)
         if name.startswith(("shell:", "shell,", "exec:")):
-            return partial(serve_shell, tree=self._tree, faults=self.faults, service=name)
-        return None
+            return partial(serve_shell, commands=self._commands, faults=self.faults, service=name)
+        if kind == "reverse":
+            return self._reverse.find(rest)
+        if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
+            return None
+        services: dict[str, Service] = {
+            "sync": self._sync,
+            "root": partial(self._switch_root, wanted=True),
+            "unroot": partial(self._switch_root, wanted=False),
+            "reboot": partial(self._reboot, mode=rest),
+            "remount": self._remount,
+            "tcpip": partial(self._listen_at, number=rest),
+        }
+        return services.get(kind)
+
+    def _restart(self) -> None:
+        """Begin anew, as adbd does: every connection is cut, and what ran is killed. Only once a stream is finished."""
+        self._restarting = True
+        if self._accepting is not None:
+            self._accepting.cancel()
 
     async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
         answer, restarts = _switched_root(self._tree.properties, wanted=wanted)
@@ -237,11 +290,42 @@ class Daemon:
         if restarts:
             # Together, so that no command of before says what only those after may.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
-            self._hang_up()
+            self._tree.log("adbd", answer)
+            self._restart()
 
-    async def _reboot(self, stream: Stream) -> None:
+    async def _reboot(self, stream: Stream, mode: str) -> None:
+        if mode in _NO_MODES:
+            await stream.write(f"reboot ({mode}) failed\n".encode())
+            return
         await stream.finish()
-        self.leave(0.0, reboot=True)
+        self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
+
+    async def _remount(self, stream: Stream) -> None:
+        is_root = self._tree.properties[ROOT_PROPERTY] == "1"
+        # Whoever may write at all, may write in /system: here it is a folder as any other.
+        said = "remount succeeded\n" if is_root else 'Not running as root. Try "adb root" first.\nremount failed\n'
+        await stream.write(said.encode())
+
+    async def _listen_at(self, stream: Stream, number: str) -> None:
+        """Move to another port of loopback."""
+        try:
+            moved = Port(int(number))
+        except OSError as error:
+            await stream.write(f"invalid port {number}: {error.strerror}\n".encode())
+            return
+        await stream.write(f"restarting in TCP mode port: {number}\n".encode())
+        await stream.finish()
+        self._tree.set_property(_TCP_PORT_PROPERTY, number)
+        self._next_port = moved
+        self._restart()
+
+    async def _forward(self, stream: Stream, name: str) -> None:
+        try:
+            connection = await connect(name, self._tree)
+        except OSError:
+            # The end of the stream says so.
+            return
+        await carry(stream, connection)
 
     async def _sync(self, stream: Stream) -> None:
         await SyncSession(stream, self._tree, self.faults).serve()

@@ -45,7 +45,7 @@ class FaultyMachine(Protocol):
     """What a fault can do to the device itself."""
 
     def reset(self) -> asyncio.Future[Any]:
-        """Reset every connection; the result is there when that is done, with all that was started for them."""
+        """Reset every connection; the result is there when that is done. What runs on the device is told, and lives."""
 
     def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
         """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
@@ -121,6 +121,10 @@ class Injection:
         if fault is not None:
             self._note(fault, operation, subject)
         return fault
+
+    def strike_file(self, operation: str, path: bytes) -> Fault | None:
+        """Return the fault that an operation on a file of the device meets, which is noted."""
+        return self.strike(operation, path.decode(errors="surrogateescape")) if self.armed else None
 
     async def hit(self, fault: Fault) -> None:
         """Let a fault of the link, or a condition, strike in the middle of an operation.
@@ -289,3 +293,4 @@ class Injection:
         line = {"kind": str(fault.kind), "operation": operation, "subject": subject[:200], "time": time.time()}
         with self._log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._tree.log("farm", f"fault {fault.kind} strikes: {operation}")

@@ -9,22 +9,21 @@ import signal
 import struct
 from typing import TYPE_CHECKING
 
-from farm.virtual.command import Command
 from farm.virtual.faults import CONDITIONS, LINK_KINDS, FaultKind
 from farm.virtual.streams import StreamClosedError
 from farm.virtual.wire import MAX_PAYLOAD, ProtocolError
 
 if TYPE_CHECKING:
+    from farm.virtual.command import Command, Commands
     from farm.virtual.faults import Fault
     from farm.virtual.injection import Injection
     from farm.virtual.streams import Stream
-    from farm.virtual.tree import DeviceTree
 
 # Shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte that says what it is, and a length.
 _FRAME = struct.Struct("<BI")
 _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
 
-# `adb exec-in` hangs up when it has sent everything: how long the command may take to work it off.
+# `adb exec-in` hangs up when it has sent everything: how long the command may take to read it.
 _DRAIN_SECONDS = 5.0
 
 # How a runner that takes jobs is called, and what is in its answer to one: docs/native_runner.md.
@@ -34,8 +33,12 @@ _ANSWER = b'"job"'
 _ENDLESS_BYTES = 64 * 1024
 
 
-async def serve_shell(stream: Stream, tree: DeviceTree, faults: Injection, service: str) -> None:
-    """Run `shell[,v2][,TERM=...][,pty|,raw]:COMMAND` or `exec:COMMAND` until it ends or the host hangs up."""
+async def serve_shell(stream: Stream, commands: Commands, faults: Injection, service: str) -> None:
+    """Run `shell[,v2][,TERM=...][,pty|,raw]:COMMAND` or `exec:COMMAND` until it ends or the host hangs up.
+
+    Then it gets SIGHUP where frames are spoken, else only the end of its streams, as from adbd: shell_service.cpp of
+    AOSP's packages/modules/adb.
+    """
     head, _, text = service.partition(":")
     kind, *options = head.split(",")
     framed = "v2" in options
@@ -45,9 +48,8 @@ async def serve_shell(stream: Stream, tree: DeviceTree, faults: Injection, servi
         fault = None
     wants_terminal = "pty" in options or (kind == "shell" and not text and "raw" not in options)
     terminal = next((option.removeprefix("TERM=") for option in options if option.startswith("TERM=")), "")
-    command = Command(
+    command = commands.start(
         text.encode(errors="surrogateescape"),
-        tree,
         separate_stderr=framed,
         terminal=terminal if wants_terminal else None,
     )
@@ -65,12 +67,11 @@ async def serve_shell(stream: Stream, tree: DeviceTree, faults: Injection, servi
             with contextlib.suppress(TimeoutError, StreamClosedError):
                 async with asyncio.timeout(_DRAIN_SECONDS):
                     await feeder
-                    await command.wait()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        command.end()
+        command.hang_up(tell=framed)
 
 
 class _PlainSession:
@@ -82,7 +83,6 @@ class _PlainSession:
     async def pump_output(self) -> None:
         while data := await self._output.read(self._command.stdout):
             await self._stream.write(data)
-        await self._output.wait()
 
     async def feed_input(self) -> None:
         while (data := await self._stream.read()) is not None:

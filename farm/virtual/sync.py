@@ -1,7 +1,7 @@
 """The device's end of adb's sync protocol: stat, list, upload and download, and the faults that strike them."""
 
 # Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH118
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from farm.devices.adb.sync_protocol import (
     STAT_V2,
     DataFrames,
 )
-from farm.virtual.faults import CONDITIONS, FaultKind
+from farm.virtual.faults import FaultKind
 from farm.virtual.streams import StreamClosedError
 from farm.virtual.tools import IMPOSSIBLE_NAMES
+from farm.virtual.upload import Upload, changed
 from farm.virtual.wire import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from typing import BinaryIO
 
     from farm.virtual.faults import Fault
     from farm.virtual.injection import Injection
@@ -49,6 +49,7 @@ class SyncSession:
         self._in = memoryview(b"")
         self._out = bytearray()
         self._frames = DataFrames()
+        self._failed = False
 
     async def serve(self) -> None:
         """Answer requests until the host has no more."""
@@ -67,9 +68,12 @@ class SyncSession:
                 if kind == b"QUIT":
                     break
                 if kind not in handlers or size > PATH_BYTES:
-                    await self._fail("unknown request" if kind not in handlers else "path too long")
+                    await self._fail(f"unknown command {kind.hex()}" if kind not in handlers else "path too long")
                     break
                 await handlers[kind](await self._exactly(size))
+                if self._failed:
+                    # As adbd, which speaks to nobody any more once a file could not be sent or received.
+                    break
         await self._flush()
 
     async def _stat_v1(self, path: bytes) -> None:
@@ -102,7 +106,7 @@ class SyncSession:
 
     async def _list(self, path: bytes, pack: Callable[[os.stat_result, int], bytes]) -> None:
         batch = bytearray()
-        fault = _fault_of(self._faults, "list", path)
+        fault = self._faults.strike_file("list", path)
         if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
             await self._list_endlessly(pack)
         elif fault is not None:
@@ -130,8 +134,11 @@ class SyncSession:
             number += 1000
 
     async def _send(self, argument: bytes) -> None:
-        path, _, mode = argument.rpartition(b",")
-        upload = Upload(self._tree, self._faults, path, int(mode) if mode.isdigit() else 0o644)
+        path, comma, mode = argument.rpartition(b",")
+        if not comma:
+            await self._fail("missing , in ID_SEND_V1")
+            return
+        upload = Upload(self._tree, self._faults, path, _number(mode))
         try:
             # After a failure the host still sends the rest, and reads the answer only then.
             while (message := await self._message())[0] == b"DATA":
@@ -154,10 +161,13 @@ class SyncSession:
             await self._fail(f"open failed: {error.strerror}")
             return
         try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                await self._fail("open failed: not a regular file")
+            mode = os.fstat(number).st_mode
+            if not stat.S_ISREG(mode):
+                # adbd opens a folder and cannot read it; for a pipe it waits, perhaps for ever.
+                what = f"read failed: {os.strerror(errno.EISDIR)}" if stat.S_ISDIR(mode) else "not a regular file"
+                await self._fail(what)
                 return
-            if fault := _fault_of(self._faults, "pull", path):
+            if fault := self._faults.strike_file("pull", path):
                 async for piece in _download(number, fault, self._faults):
                     await self._reply(MESSAGE.pack(b"DATA", len(piece)) + piece)
                     await self._flush()
@@ -184,6 +194,7 @@ class SyncSession:
             await self._stream.write(data)
 
     async def _fail(self, problem: str) -> None:
+        self._failed = True
         reason = problem.encode()
         await self._reply(MESSAGE.pack(b"FAIL", len(reason)) + reason)
 
@@ -220,102 +231,6 @@ def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
     return (0, found.st_dev, found.st_ino, found.st_mode, found.st_nlink, *owner, found.st_size, *times)
 
 
-class Upload:
-    """A file that grows beside the others until it is whole, and then takes its place."""
-
-    def __init__(self, tree: DeviceTree, faults: Injection, path: bytes, mode: int) -> None:
-        self._tree, self._faults, self._path, self._mode = tree, faults, path, mode
-        self._upload = tree.new_upload()
-        self._file: BinaryIO | None = None
-        self._fault = _fault_of(faults, "link" if stat.S_ISLNK(mode) else "push", path)
-        self._left = self._fault.after_bytes if self._fault is not None and self._fault.kind not in CONDITIONS else 0
-        self.problem = ""
-        """What went wrong with the file system, in one line; the rest of the file is then for nothing."""
-        try:
-            self._file = open(self._upload, "xb")  # noqa: SIM115 - closed by close
-        except OSError as error:
-            self.problem = _reason(error)
-
-    async def add(self, piece: memoryview) -> None:
-        """Take what came next. Raises StreamClosedError to hang up."""
-        if self._fault is not None:
-            before, piece = piece[: self._left], piece[self._left :]
-            self._store(before)
-            self._left -= len(before)
-            if not piece:
-                return
-            piece = await self._meet(self._fault, piece)
-        self._store(piece)
-
-    async def finish(self, modified: int) -> None:
-        """Let it take its place, unless there is a `problem`. Raises StreamClosedError to hang up."""
-        if self._fault is not None:
-            self._store(await self._meet(self._fault, memoryview(b"")))
-        if self._file is not None and not self.problem:
-            self.problem = _problem(self._file.close) or _problem(self._publish, modified)
-
-    def close(self) -> None:
-        """Leave nothing of it behind but what took its place."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._upload)
-        if self._faults.free_bytes is not None:
-            self._faults.tell_space()
-
-    def _store(self, piece: memoryview) -> None:
-        if self._faults.free_bytes is not None and not self._faults.use_space(len(piece)):
-            self.problem = self.problem or f"write failed: {os.strerror(errno.ENOSPC)}"
-        if self._file is not None and not self.problem:
-            self.problem = _problem(self._file.write, piece)
-
-    async def _meet(self, fault: Fault, piece: memoryview) -> memoryview:
-        """Let the fault strike in front of `piece`, and return what arrives of that."""
-        self._fault = None
-        kind = FaultKind(fault.kind)
-        if kind is FaultKind.DROP_PUSH:
-            raise StreamClosedError
-        if kind is FaultKind.CORRUPT_PUSH:
-            return memoryview(_changed(piece or self._last_byte()))
-        if kind is FaultKind.REBOOT and self._file is not None:
-            # What had come is on the storage of a phone by then.
-            self._file.close()
-            _problem(self._publish, 0)
-        await self._faults.hit(fault)
-        return piece
-
-    def _last_byte(self) -> bytes:
-        """Return the last byte that was stored, to be stored anew; an empty file has one too many after this."""
-        if self._file is None or not self._file.tell():
-            return b"\0"
-        self._file.seek(-1, os.SEEK_END)
-        with open(self._upload, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read()
-
-    def _publish(self, modified: int) -> None:
-        """Let what is there take its place. Raises OSError."""
-        tree, upload = self._tree, self._upload
-        if stat.S_ISLNK(self._mode):
-            with open(upload, "rb") as file:
-                link = file.read(PATH_BYTES).rstrip(b"\0")
-            real = tree.resolve(os.path.join(os.path.dirname(self._path), link))
-            os.unlink(upload)
-            os.symlink(real if link.startswith(b"/") else link, upload)
-        else:
-            os.chmod(upload, self._mode & 0o777)
-            # Times are shown with the skew of the clock, and this one is the host's.
-            modified = max(0, modified - self._faults.skew_s)
-            os.utime(upload, (modified, modified))
-        place = tree.resolve(self._path, follow=False)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        # As adbd does. Some file systems write a whole file out when it takes the place of another.
-        with contextlib.suppress(OSError):
-            os.unlink(place)
-        os.rename(upload, place)
-
-
 async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterator[bytes]:
     """Yield the pieces of the open file `number` as they leave the device. Raises StreamClosedError to hang up.
 
@@ -329,32 +244,16 @@ async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterat
     if kind is FaultKind.DROP_PULL:
         raise StreamClosedError
     if kind is FaultKind.CORRUPT_PULL:
-        yield _changed(os.read(number, 1) or b"\0")
+        yield changed(os.read(number, 1) or b"\0")
     else:
         await faults.hit(fault)
     while data := os.read(number, DATA_BYTES):
         yield data
 
 
-def _changed(data: bytes | memoryview) -> bytes:
-    changed = bytearray(data)
-    changed[0] ^= 1
-    return bytes(changed)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or type(error).__name__
-
-
-def _problem(step: Callable[..., object], *arguments: object) -> str:
-    """Do a step and return what went wrong with the file system, in one line; empty when nothing did."""
+def _number(text: bytes) -> int:
+    """Return a number as strtoul has it, of any base; 0 for what is none."""
     try:
-        step(*arguments)
-    except OSError as error:
-        return _reason(error)
-    return ""
-
-
-def _fault_of(faults: Injection, operation: str, path: bytes) -> Fault | None:
-    """Return the fault that an operation on a file meets."""
-    return faults.strike(operation, path.decode(errors="surrogateescape")) if faults.armed else None
+        return int(text, 0)
+    except ValueError:
+        return int(text, 8) if text.isdigit() else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 
 _GETPROP = """#!/bin/sh
 # getprop, as on Android: all properties, or the one that is named, or its default.
@@ -65,7 +67,27 @@ VIRTUAL_USER=root exec /bin/sh -c "$2"
 SU = {"rooted-by-su": _SU_OF_AOSP, "rooted-by-magisk": _SU_OF_MAGISK}
 """What is /system/bin/su, by the build that has it."""
 
-TOOLS = {"getprop": _GETPROP, "id": _ID, "dumpsys": _DUMPSYS}
+LOGCAT = "data/misc/logd/logcat"
+"""What the device's log has, a line each in the form `threadtime`."""
+
+_PROGRAM = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("logcat.py"))])
+_LOGCAT = f"""#!/bin/sh
+# logcat, as on Android, of one buffer.
+exec {_PROGRAM} "${{0%/system/bin/logcat}}/{LOGCAT}" "$@"
+"""
+
+_LOG = f"""#!/bin/sh
+# log, as on Android: -t TAG, -p PRIORITY, and words.
+tag=log priority=I
+while getopts t:p: option; do
+    case $option in t) tag=$OPTARG ;; p) priority=$(printf %.1s "$OPTARG" | tr a-z A-Z) ;; *) exit 1 ;; esac
+done
+shift $((OPTIND - 1))
+printf '%s %5d %5d %s %-8s: %s\\n' "$(date '+%m-%d %H:%M:%S.%3N')" $$ $$ "$priority" "$tag" "$*" \\
+    >>"${{0%/system/bin/log}}/{LOGCAT}"
+"""
+
+TOOLS = {"getprop": _GETPROP, "id": _ID, "dumpsys": _DUMPSYS, "logcat": _LOGCAT, "log": _LOG}
 """Scripts that are always in /system/bin."""
 
 _DF = """#!/bin/sh

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from farm.virtual.tools import (
     FAULTY_TOOLS,
     HEALTHY_CELSIUS,
     HEALTHY_LEVEL,
+    LOGCAT,
     SU,
     THERMAL,
     TOOLS,
@@ -51,6 +53,9 @@ _BUILD_PROPERTY = "farm.build"
 BOOT_ID_PROPERTY = "farm.boot_id"
 """Where `getprop` says which start of the device this is: its /proc is this machine's."""
 
+REASON_PROPERTY = "sys.boot.reason"
+"""Where `getprop` says why the device started last."""
+
 
 class DeviceTree:
     """Paths of a device as paths of this machine. Every path is bytes: a name may be any bytes but NUL and /."""
@@ -58,6 +63,8 @@ class DeviceTree:
     def __init__(self, root: Path, properties: Mapping[str, str]) -> None:
         """Make the folders and the properties; files of an earlier life stay. Raises ValueError for a bad `root`."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # What is pushed may be written by everybody, as on a phone: here nobody else gets to it.
+        root.chmod(0o700)
         path = str(root.resolve())
         if not _SAFE_ROOT.fullmatch(path):
             raise ValueError(
@@ -89,12 +96,24 @@ class DeviceTree:
             self.properties[name] = value
         self.write("system/build.prop", "".join(f"{key}={text}\n" for key, text in self.properties.items()))
 
-    def begin_life(self) -> None:
-        """Let the device be one that has just started: another boot id."""
+    def begin_life(self, reason: str = "reboot") -> None:
+        """Let the device be one that has just started, and say why: another boot id, an empty log."""
         random = os.urandom(16).hex()
         boot_id = "-".join((random[:8], random[8:12], random[12:16], random[16:20], random[20:]))
         self.write(BOOT_ID, f"{boot_id}\n")
         self.set_property(BOOT_ID_PROPERTY, boot_id)
+        self.set_property(REASON_PROPERTY, reason)
+        self.write(LOGCAT, "")
+        self.log("boot", f"the device has started: {reason}")
+
+    def log(self, tag: str, message: str) -> None:
+        """Let `logcat` say something of the device itself."""
+        now = time.time() + int(self.properties.get("farm.clock_skew_s", "0"))
+        moment = time.strftime("%m-%d %H:%M:%S", time.localtime(now))
+        text = " ".join(message.split())
+        line = f"{moment}.{int(now * 1000) % 1000:03d} {os.getpid():5d} {os.getpid():5d} I {tag:<8}: {text}\n"
+        with Path(os.fsdecode(self.root), LOGCAT).open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(line)
 
     def set_body(self, level: int, celsius: int) -> None:
         """Let the battery have `level` percent, and it and the processor be so warm."""

@@ -5,14 +5,16 @@ import os
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from networks import Relay
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import find_adb, ordinary_server, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import InfraError
+from farm.errors import DeviceTimeoutError, InfraError
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
@@ -92,6 +94,28 @@ def test_a_device_is_attached_by_an_ipv6_address(tmp_path: Path) -> None:
         assert AdbTransport(device.serial, server.port).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
         host.query(f"host:disconnect:[::1]:{port}")
         carrier.join(20)
+
+
+def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.devices.transport.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.adb.transport.ASK_SECONDS", 1.0)
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
+        near = server.network_address(device.serial)
+        server.query(f"host:disconnect:{near}")
+        with contextlib.closing(Relay(int(near.split(":")[1]))) as line, ThreadPoolExecutor(1) as pool:
+            server.connect("127.0.0.1", line.port)
+            transport = AdbTransport(device.serial, server.port)
+            # As long as the device answers, a program may say nothing for as long as it wants to.
+            assert transport.run(["sleep", "2"], timeout_s=20).code == 0
+            running = pool.submit(lambda: transport.run(["sleep", "600"], timeout_s=600))
+            with pytest.raises(TimeoutError):
+                running.result(1)
+            line.cut()
+            with pytest.raises(DeviceTimeoutError, match="did not open a stream in 1 s: is it hanging"):
+                running.result(30)
+            line.mend()
 
 
 def test_the_ordinary_server_is_where_adb_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

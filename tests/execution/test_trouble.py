@@ -152,6 +152,7 @@ def test_a_hang_counts_only_when_the_device_answers(
 ) -> None:
     monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
     monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 2.0)
+    monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     short = RunnerOptions(timeout_s=1)
     assert ending(run(b"hang", options=short)) == ("", "", True, True)
     assert run(b"good").error == ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
 import pty
 import select
+import signal
 import stat
 import subprocess
 import time
@@ -83,7 +85,7 @@ def test_nothing_of_this_machines_environment_is_seen(device: Attached, monkeypa
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     names = {line.partition("=")[0] for line in device.adb("shell", "env").stdout.decode().splitlines()}
     allowed = {"PATH", "HOME", "TMPDIR", "ANDROID_DATA", "ANDROID_ROOT", "LANG", "PWD", "OLDPWD", "FARM_PROCESS", "_"}
-    assert names <= allowed | {"SHLVL"}
+    assert names <= allowed | {"SHLVL", "VIRTUAL_LIFE"}
 
 
 def test_only_whole_device_paths_are_mapped(device: Attached) -> None:
@@ -140,23 +142,76 @@ def test_a_terminal(device: Attached) -> None:
     assert b"/dev/pts/" in said
 
 
-def test_a_command_ends_with_its_stream(device: Attached) -> None:
-    script = "echo $$; sleep 600 & echo $!; wait"
+@pytest.mark.parametrize("way", ["shell", "exec-out"])
+def test_hanging_up_tells_one_process_and_what_it_started_lives_on(device: Attached, way: str) -> None:
+    """As on a phone: adbd sends SIGHUP to the command alone, and to nobody where it only has its output."""
+    script = "echo $$; sleep 600 & echo $!; setsid sleep 600 & echo $!; wait"
     with subprocess.Popen(
-        device.command("shell", script), env=device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        device.command(way, script), env=device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as shell:
         assert shell.stdout is not None
-        pids = [int(shell.stdout.readline()) for _ in range(2)]
-        assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+        command, *children = (int(shell.stdout.readline()) for _ in range(3))
+        shell.kill()
+    try:
+        deadline = time.monotonic() + 20
+        while way == "shell" and os.path.exists(f"/proc/{command}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert all(os.path.exists(f"/proc/{pid}") for pid in children)
+        assert os.path.exists(f"/proc/{command}") == (way != "shell")
+    finally:
+        for pid in (command, *children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_writes_to_nobody_ends(device: Attached) -> None:
+    with subprocess.Popen(
+        device.command("exec-out", "echo $$; exec yes"), env=device.environment, stdout=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
         shell.kill()
     deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+    while os.path.exists(f"/proc/{pid}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
+def test_files_have_the_rights_that_adbd_gives_them(device: Attached, tmp_path: Path) -> None:
+    for mode in (0o600, 0o755, 0o744, 0o444):
+        source = tmp_path / f"{mode:o}"
+        source.write_bytes(b"x")
+        source.chmod(mode)
+        device.adb("push", source, f"/data/local/tmp/rights/deep/{mode:o}")
+    device.adb("shell", "mkdir /data/local/tmp/rights/made; touch /data/local/tmp/rights/written")
+    folder = device.root / "data/local/tmp/rights"
+    modes = {str(path.relative_to(folder)): f"{path.stat().st_mode & 0o777:o}" for path in folder.rglob("*")}
+    expected = {"deep/600": "666", "deep/755": "777", "deep/744": "777", "deep/444": "444"}
+    assert modes == {**expected, "deep": "775", "made": "777", "written": "666"}
+    assert device.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_cannot_be_a_file_is_refused_in_adbds_words(device: Attached, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("new")
+    for place, words in (
+        # adb pushes into the folder, as it looks first; and there is one of the file's name.
+        ("folder.txt", "couldn't create file: Is a directory"),
+        ("no-such-folder/", "couldn't create file: Is a directory"),
+        ("plain/below", "Not a directory"),
+    ):
+        (device.root / "data/local/tmp/folder.txt/file").mkdir(parents=True, exist_ok=True)
+        (device.root / "data/local/tmp/plain").write_text("old")
+        done = device.adb("push", tmp_path / "file", f"/data/local/tmp/{place}", check=False)
+        assert (done.returncode, words in (done.stdout + done.stderr).decode()) == (1, True), (place, done)
+    assert not (device.root / "data/local/tmp/no-such-folder").exists()
+    assert (device.root / "data/local/tmp/plain").read_text() == "old"
+
+
 def test_services_that_it_does_not_have_are_refused(device: Attached) -> None:
-    assert device.adb("remount", check=False).returncode != 0
+    for words in (["usb"], ["disable-verity"], ["tcpip", "0"], ["jdwp"]):
+        assert device.adb(*words, check=False).returncode != 0
     assert device.adb("get-state").stdout == b"device\n"
 
 

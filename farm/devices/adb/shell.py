@@ -17,7 +17,7 @@ from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from farm.devices.adb.host import AdbHost
 
@@ -32,9 +32,17 @@ _READ_BYTES = 256 * 1024
 class ShellProcess(Process):
     """One program on a device, from its start to its exit code: see Process. Owns the stream."""
 
-    def __init__(self, stream: socket.socket, host: AdbHost, serial: str, argv: Sequence[str]) -> None:
+    def __init__(
+        self,
+        stream: socket.socket,
+        host: AdbHost,
+        serial: str,
+        argv: Sequence[str],
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """`end` ends on the device what is left of a program that has not ended when it is hung up on."""
         super().__init__()
-        self._stream, self._host, self._serial, self._argv = stream, host, serial, argv
+        self._stream, self._host, self._serial, self._argv, self._end = stream, host, serial, argv, end
         stream.setblocking(False)
         self._poll = select.poll()
         self._received = bytearray()
@@ -71,7 +79,11 @@ class ShellProcess(Process):
 
     def close(self) -> None:
         """See Process."""
+        # First: also where this process is killed meanwhile, adbd tells the program.
         self._stream.close()
+        end, self._end = self._end, None
+        if end is not None and self._code is None:
+            end()
 
     def _send(self) -> None:
         try:

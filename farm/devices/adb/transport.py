@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import LOOPBACK
+from farm.devices.marks import END_MARKED, export_mark, new_mark
 from farm.devices.text import clean_text, says_full
-from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, shell_command
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, communicate, shell_command
 from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ STORAGE = PurePosixPath("/data/local/tmp/farm")
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
+# How long a device that does not answer may hold up whoever hangs up on a program.
+_END_SECONDS = 5.0
 
 # What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
 _RESTARTING = "restarting"
@@ -74,8 +78,21 @@ class AdbTransport(Transport):
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> ShellProcess:
         """Start a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""
         del stdin
-        stream = self._host.open(self.serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv)
-        return ShellProcess(stream, self._host, self.serial, argv)
+        mark = new_mark()
+        marked = f"{export_mark(mark)}; {command}"
+        stream = self._host.open(self.serial, f"shell,v2,raw:{marked}", timeout_s=timeout_s, argv=argv)
+        return ShellProcess(stream, self._host, self.serial, argv, partial(self._end_marked, mark))
+
+    def _end_marked(self, mark: str) -> None:
+        """End what a program has started that is hung up on; adbd tells the program alone. Never raises."""
+        argv = [*(self.elevation or ("sh", "-c")), END_MARKED]
+        words = mark.encode() + b"\n"
+        with contextlib.suppress(DeviceError):
+            service = f"shell,v2,raw:{shell_command(argv, None, None)}"
+            stream = self._host.open(self.serial, service, timeout_s=_END_SECONDS)
+            ending = ShellProcess(stream, self._host, self.serial, argv)
+            with contextlib.closing(ending):
+                communicate(ending, self.serial, argv, stdin=words, timeout_s=_END_SECONDS, max_output=ANSWER_BYTES)
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport."""
@@ -137,6 +154,10 @@ class AdbTransport(Transport):
     def server_answers(self) -> bool:
         """Tell whether the adb server answers."""
         return self._host.answers()
+
+    def demand(self) -> None:
+        """Open a stream: see Transport. An adb server takes a device for there whose network only acknowledges."""
+        self._host.open(self.serial, "shell,v2,raw:exit", timeout_s=ASK_SECONDS).close()
 
     def become_root(self, timeout_s: float) -> None:
         """Have adbd start anew as root, as `adb root` does: the device goes away and comes back. Else by its `su`.
