@@ -16,6 +16,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ from farm.device_run.thermometer import Thermometer
 from farm.devices.connect import open_transport
 from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
-from farm.errors import DeviceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
+from farm.errors import DeviceError, DeviceSpaceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -156,6 +157,8 @@ class DeviceRun:
         self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
         self.canary_latency_ns: tuple[float, ...] = ()
         """Of every inference of the canary, when it ran last."""
+        self.is_full = False
+        """When the canary was due last, the device had no room for it."""
         self._executing = threading.Lock()
         # One thread: the cable is one, and what is staged first is needed first.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
@@ -207,6 +210,7 @@ class DeviceRun:
 
         What it leaves is in the local `folder`. Raises LocalError.
         """
+        self.is_full = False
         try:
             self._get_root()
             if self._canary is None:
@@ -219,7 +223,9 @@ class DeviceRun:
         except LocalError:
             raise
         except FarmError as error:
+            self.is_full = isinstance(error, DeviceSpaceError)
             return str(error)
+        self.is_full = attempt.cause is Cause.SPACE
         self.canary_latency_ns = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
         return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
 
@@ -334,12 +340,12 @@ class DeviceRun:
             with self._executing:
                 self._session.end_process()
 
-    def end_session(self) -> None:
-        """Remove from the device what is there; the next use begins a new session."""
+    def end_session(self, *, free: bool = False) -> None:
+        """Remove from the device what is there, with `free` also what is kept; the next use begins a new session."""
         session, self._session = self._session, None
         if session is not None:
             # After what is being staged, which may use it.
-            self._in_stager(session.close).result()
+            self._in_stager(partial(session.close, free=free)).result()
 
     def close(self) -> None:
         """Leave the device for good."""

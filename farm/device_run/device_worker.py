@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from farm.bundles.bundle import load_bundle
@@ -11,7 +12,7 @@ from farm.bundles.cache import BundleCache
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.devices.health import Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.health import FULL, Event, Health, HealthMark, is_doubtful, next_health
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from farm.request.plan import PlannedJob, RunPlan
     from farm.results.blame import Tried
 
+# A person removes files in minutes.
+_ROOM_POLL_SECONDS = 2.0
+_FULL = "its storage is full, which is for whoever filled it to mend"
 # As many as the rule of farm.devices.health looks at, and more.
 _MARKS = 20
 
@@ -128,7 +132,11 @@ class DeviceWorker:
         self._outvoted = max(self._outvoted, outvoted)
         if self.given_up:
             return self._reason
-        problem = recover(self.device, works=self._probe, log=self._log_step, stop=self._stop).problem
+        problem = recover(
+            self.device, works=self._probe, log=self._log_step, stop=self._stop, hopeless=lambda: self.run.is_full
+        ).problem
+        if self.run.is_full:
+            problem = self._await_room(problem)
         if problem and self._stop():
             return problem
         if problem:
@@ -138,6 +146,17 @@ class DeviceWorker:
             self._mark(Event.CANARY_OK)
             self._doubt = False
         return problem
+
+    def _await_room(self, problem: str) -> str:
+        """Wait until somebody has removed files from the device, for as long as for room on this machine.
+
+        Returns why its canary does not pass, empty when it does.
+        """
+        deadline = time.monotonic() + self._plan.health.disk_wait_s
+        while self.run.is_full and not self._stop() and time.monotonic() < deadline:
+            time.sleep(_ROOM_POLL_SECONDS)
+            problem = self._probe()
+        return f"{_FULL}: {problem}" if self.run.is_full else problem
 
     def close(self) -> None:
         """Leave the device as it was found."""
@@ -183,11 +202,14 @@ class DeviceWorker:
         """Return what is wrong with the device, empty when nothing is."""
         problem = self.run.probe(self._plan.folder / "raw" / f"canary-{self.device.serial}")
         if problem:
-            self.run.end_session()
+            # Of a full device all goes that is ours: somebody needs the room.
+            self.run.end_session(free=self.run.is_full)
         return problem
 
     def _cause_of_silence(self) -> str:
-        """Return the cause of a failure that is not the device's: without its adb server it cannot be reached."""
+        """Return the cause of a failure that is not the device's: its adb server is gone, or others' files fill it."""
+        if self.run.is_full:
+            return FULL
         return "" if self.run.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def _mark(self, event: Event, reason: str = "", cause: str = "") -> None:

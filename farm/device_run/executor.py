@@ -75,6 +75,9 @@ class Executor:
             if following is not None and self.is_built(following):
                 self._staged[following.job.id] = self._stage(following)
             execution = running.result()
+            if following is not None and execution.is_broken:
+                # It was staged while the device, or what leads to it, was in trouble.
+                self._staged.pop(following.job.id, None)
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except NeedsDeviceError:
@@ -208,6 +211,11 @@ class _JobExecution(NamedTuple):
     def process_ended(self) -> bool:
         """Whether the runner ended with it."""
         return self.raw is not None and self.raw.process_ended
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the device, or what leads to it, did not do its part."""
+        return self.raw is None or bool(self.raw.error)
 
     @property
     def has_answer(self) -> bool:

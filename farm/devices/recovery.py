@@ -88,15 +88,15 @@ def recover(
     log: Callable[[StepResult], None] = lambda _: None,
     timeout_s: float = STEP_SECONDS[Step.REBOOT],
     stop: Callable[[], bool] = lambda: False,
-    start_server: Callable[[], None] | None = None,
     works: Callable[[], str] = lambda: "",
+    hopeless: Callable[[], bool] = lambda: False,
 ) -> Recovery:
     """Take one step after the other, up to `max_step`, until `device` answers and is who it was; never raises for it.
 
     Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is given to `log`.
     The last, a power cycle, is for a device that has a command for it, which has a time limit of its own.
-    `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
-    is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
+    `works` returns what is still wrong with a device that answers, empty when nothing is; it is asked up to three times
+    after each step. Where it has found what no step mends, `hopeless` says so, and no other is taken.
     """
     steps: list[StepResult] = []
     with contextlib.closing(open_transport(device)) as transport:
@@ -106,12 +106,16 @@ def recover(
             if stop():
                 return Recovery(tuple(steps), "stopped before it answered")
             started = time.monotonic()
-            attempt = _StepAttempt(device, transport, start_server, min(timeout_s, STEP_SECONDS[step]), stop)
-            problem = attempt.take(step) or attempt.check(works)
+            attempt = _StepAttempt(device, transport, min(timeout_s, STEP_SECONDS[step]), stop)
+            problem = attempt.take(step)
+            is_last = step is ladder[-1]
+            if not problem:
+                problem = attempt.check(works, hopeless)
+                is_last = is_last or hopeless()
             steps.append(StepResult(step, problem, time.monotonic() - started, attempt.output))
             log(steps[-1])
             # Who is not ours to use is not ours to reboot.
-            if not problem or step is ladder[-1] or (attempt.is_other and step is not Step.RECONNECT):
+            if not problem or is_last or (attempt.is_other and step is not Step.RECONNECT):
                 return Recovery(tuple(steps), problem)
     raise AssertionError(max_step)
 
@@ -122,7 +126,6 @@ class _StepAttempt:
 
     device: Device
     transport: Transport
-    start_server: Callable[[], None] | None
     seconds: float
     """As long as it may take."""
     stop: Callable[[], bool]
@@ -139,9 +142,9 @@ class _StepAttempt:
         before = ""
         try:
             if step is Step.RECONNECT:
-                self._do(self.transport.reconnect)
+                self.transport.reconnect()
             elif step is Step.RESTART:
-                self._do(self.transport.restart)
+                self.transport.restart()
             elif step is Step.POWER:
                 return self._cycle_power()
             elif self.transport.no_reboot:
@@ -150,7 +153,7 @@ class _StepAttempt:
                 # What answers at an address may be another one by now, or none of ours.
                 _check_identity(self.device)
                 before, _ = self._state()
-                self._do(self.transport.reboot)
+                self.transport.reboot()
         except InfraError as error:
             # One that cannot be reached may be starting by itself, and come back nevertheless.
             if step is Step.REBOOT:
@@ -179,17 +182,17 @@ class _StepAttempt:
         # The command has had a time of its own.
         self.deadline = time.monotonic() + self.seconds
         with contextlib.suppress(InfraError):
-            self._do(self.transport.reconnect)
+            self.transport.reconnect()
         return self._wait()
 
-    def check(self, works: Callable[[], str]) -> str:
+    def check(self, works: Callable[[], str], hopeless: Callable[[], bool]) -> str:
         """Return what is wrong with a device that answers, after some tries.
 
         What ailed it may strike once more before it is over: a stronger step would not change that.
         """
         problem = works()
         for pause_s in _WORK_PAUSES_S:
-            if not problem or self._is_over():
+            if not problem or hopeless() or self._is_over():
                 break
             end = time.monotonic() + pause_s
             while time.monotonic() < end and not self._is_over():
@@ -220,19 +223,9 @@ class _StepAttempt:
                 return problem
             time.sleep(_POLL_SECONDS)
             try:
-                self._do(self.transport.nudge)
+                self.transport.nudge()
             except InfraError as error:
                 problem = _reason(self.device, error)
-
-    def _do(self, action: Callable[[], None]) -> None:
-        """Do something that goes through the device's server, which is started where none answers."""
-        try:
-            action()
-        except InfraError:
-            if self.start_server is None or self.transport.server_answers():
-                raise
-            self.start_server()
-            action()
 
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""

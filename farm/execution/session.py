@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.devices.recovery import TELL_BOOT
+from farm.devices.text import says_full
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.execution.flags import options_for, program_and_profile, seconds_of, session_flags
@@ -230,13 +231,18 @@ class DeviceSession:
         self._done.append(folder)
         return done
 
-    def close(self) -> None:
-        """End the runner and remove what this session made on the device. A device that does not answer keeps it."""
+    def close(self, *, free: bool = False) -> None:
+        """End the runner and remove what this session made on the device. A device that does not answer keeps it.
+
+        With `free` every object goes that no other session uses: somebody needs the room.
+        """
         self._hang_up()
         is_lost = self._last is not None and self._last.cause == "gone"
         try:
             with self._staging:
                 self._remove([self._folder], timeout_s=_LOST_SECONDS if is_lost else _SHELL_SECONDS)
+                if free:
+                    self._objects.free(keep=())
         except DeviceError:
             return
         finally:
@@ -367,7 +373,8 @@ class DeviceSession:
         done = self._transport.run(argv, timeout_s=timeout_s)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
-            raise StagingError(self.serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+            kind = DeviceSpaceError if says_full(stderr) else StagingError
+            raise kind(self.serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
         return done
 
 

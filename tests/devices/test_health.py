@@ -48,6 +48,16 @@ def test_what_is_no_devices_fault_changes_nothing(cause: str) -> None:
     assert after(GONE, GONE, mark)[0] is Health.SUSPECT
 
 
+def test_a_storage_that_somebody_else_has_filled_asks_for_a_canary_and_never_for_quarantine() -> None:
+    full = HealthMark(Event.INFRA, "space", "no room")
+    state, reason = after(*[full] * (FAILURES_IN_A_ROW + 1))
+    assert (state, reason) == (Health.SUSPECT, "its storage is full: (space) no room")
+    canary, gave_up = HealthMark(Event.CANARY_FAILED, "space", "no room"), HealthMark(Event.GAVE_UP, "space", "no room")
+    assert after(canary, RECOVERED, canary, gave_up)[0] is Health.SUSPECT
+    assert after(canary, gave_up, OK)[0] is Health.HEALTHY
+    assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), full)[0] is Health.SUSPECT, "it brings none nearer to it"
+
+
 @pytest.mark.parametrize("cause", sorted(OPEN_CAUSES))
 def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_canary(cause: str) -> None:
     state, reason = after(*[HealthMark(Event.INFRA, cause, "s/c")] * 9)

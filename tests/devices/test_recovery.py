@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -178,17 +179,26 @@ def serve(supervisor: Supervisor, folder: Path, port: int) -> AdbServer:
         return AdbServer(listener.getsockname()[1], adb, folder, child)
 
 
-def test_a_server_that_died_is_started_again(tmp_path: Path) -> None:
+def test_a_device_is_back_as_soon_as_somebody_has_started_its_server_again(tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         server = serve(supervisor, tmp_path, 0)
         [device] = boot(supervisor, server, ["SM8650"], tmp_path)
         server.stop()
         lost = recover(device, timeout_s=0.5, max_step=Step.RECONNECT)
         assert "no adb server listens" in lost.problem
-        started: list[AdbServer] = []
-        recovery = recover(device, start_server=lambda: started.append(serve(supervisor, tmp_path, server.port)))
+        timer = threading.Timer(0.5, serve, (supervisor, tmp_path, server.port))
+        timer.start()
+        recovery = recover(device)
+        timer.join()
         assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
-        assert len(started) == 1
+
+
+def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Patient) -> None:
+    before = patient.boot_id()
+    recovery = recover(patient.device, works=lambda: "its storage is full", hopeless=lambda: True)
+    assert words(recovery.steps) == [(Step.RECONNECT, False)]
+    assert recovery.problem == "its storage is full"
+    assert patient.boot_id() == before
 
 
 def test_this_machine_is_not_rebooted(tmp_path: Path) -> None:

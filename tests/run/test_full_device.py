@@ -1,0 +1,99 @@
+"""A device whose storage somebody else has filled: it waits, and is neither rebooted nor put into quarantine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from attached import Attached, attach
+
+from farm.devices.connect import open_transport
+from farm.devices.recovery import TELL_BOOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system for the device"),
+]
+
+RUN = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "smoke", "-k", "add")
+# The runtime's objects take some 10 MiB of it.
+SIZE_MIB, LEFT_MIB = 160, 4
+
+
+@pytest.fixture
+def small(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
+    """A virtual device that is on a small file system, as it is attached."""
+    disk = tmp_path / "bench"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "farm-test", disk], check=True)
+    try:
+        with attach(home, disk, ["SM8650"]) as attached:
+            yield attached
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def boot_id(small: Attached) -> bytes:
+    transport = open_transport(small.devices[0])
+    try:
+        return transport.run(["sh", "-c", TELL_BOOT], timeout_s=20).stdout
+    finally:
+        transport.close()
+
+
+def fill(small: Attached) -> Path:
+    """Leave room for a few MiB, as somebody does who keeps models beside farm's folder."""
+    film = small.root(0) / "data/local/tmp/somebodys.film"
+    free = os.statvfs(small.folder)
+    with film.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (LEFT_MIB << 20))
+    return film
+
+
+def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(small: Attached) -> None:
+    assert small.farm(*RUN, timeout_s=300).returncode == 0
+    objects = small.root(0) / "data/local/tmp/farm/objects"
+    assert list(objects.iterdir())
+    before = boot_id(small)
+    for path in objects.iterdir():
+        # A job has to push where there is no room, as a new one has.
+        path.unlink()
+    film = fill(small)
+    (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 3.0\n")
+    done = small.farm(*RUN, timeout_s=300)
+    assert done.returncode == 4, done.stderr
+    assert "its storage is full, which is for whoever filled it to mend" in done.stderr
+    assert "reboot" not in done.stderr
+    assert boot_id(small) == before
+    [row] = small.json("devices")["devices"]
+    assert row["health"] == "suspect"
+    assert "its storage is full" in row["health_reason"]
+    assert film.exists()
+    assert list(objects.iterdir()) == []
+    assert not any("reboot" in event["reason"] for event in small.json("device", "show", row["serial"])["events"])
+
+
+def test_it_goes_on_as_soon_as_there_is_room_again(small: Attached) -> None:
+    film = fill(small)
+
+    def remove() -> None:
+        time.sleep(8)
+        film.unlink()
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    done = small.farm(*RUN, timeout_s=300)
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    [row] = small.json("devices")["devices"]
+    assert row["health"] == "healthy"
