@@ -1,0 +1,130 @@
+"""A board that boots, with an old dropbear and busybox on it: jobs, and what befalls boards while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.devices.connect import open_transport
+from farm.devices.identity import identify
+from farm.devices.recovery import Step, recover
+from farm.devices.ssh.transport import SshTransport
+from farm.devices.status import read_status
+from farm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from booted_board import Board
+    from farm_home import FarmHome
+
+    from farm.devices.device import Device
+
+SMOKE = ("run", "--soc", "QCS9100", "--suite", "smoke", "--backend", "xnnpack", "--json")
+SMOKE_JOBS = 8
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def device(board: Board) -> Device:
+    return identify("board", board.address)
+
+
+@contextlib.contextmanager
+def shell(board: Board) -> Iterator[Callable[[str], str]]:
+    """What a script prints on the board; it has to succeed."""
+    transport = SshTransport("board", board.address)
+
+    def run(script: str) -> str:
+        done = transport.run(["sh", "-c", script], timeout_s=60)
+        assert done.code == 0, done
+        return done.stdout.decode().strip()
+
+    with contextlib.closing(transport):
+        yield run
+
+
+def boot_id(board: Board) -> str:
+    with shell(board) as run:
+        return run("cat /proc/sys/kernel/random/boot_id")
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def decided(view: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the verdicts of every job, attempt by attempt."""
+    return {job["id"]: [attempt["verdict"] for attempt in job["attempts"]] for job in view["jobs"]}
+
+
+def test_it_is_who_its_device_tree_says(board: Board, device: Device) -> None:
+    assert (device.soc, device.os, device.kind) == ("QCS9100", "linux", "hardware")
+    assert device.product == "Qualcomm QCS9100 Ride, emulated"
+    assert device.build.startswith("A board of busybox and dropbear 6.")
+    transport = open_transport(device)
+    with contextlib.closing(transport):
+        status = read_status(transport, os="linux")
+    assert status.root
+    assert status.boot_id == boot_id(board)
+    assert status.free_bytes is not None
+    assert 100 << 20 < status.free_bytes < 200 << 20
+
+
+def test_smoke_passes_on_it(board_home: FarmHome) -> None:
+    done = board_home.farm(*SMOKE, timeout_s=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    view = json.loads(done.stdout)
+    assert list(decided(view).values()) == [["passed"]] * SMOKE_JOBS
+
+
+def test_a_program_that_is_stopped_leaves_nothing_on_it(board: Board) -> None:
+    transport = SshTransport("board", board.address)
+    with contextlib.closing(transport), shell(board) as run:
+        process = transport.start(["sh", "-c", "echo begun; sleep 4321 & sleep 4322"])
+        until(lambda: b"begun" in process.receive(1).stdout)
+        assert "sleep 432" in run("ps")
+        process.close()
+        assert "sleep 432" not in run("ps")
+
+
+def test_pressing_reset_ends_what_runs_and_one_step_brings_it_back(board: Board, device: Device) -> None:
+    before, start = boot_id(board), board.starts
+    transport = SshTransport("board", board.address)
+    with contextlib.closing(transport):
+        process = transport.start(["sleep", "600"])
+        board.reset()
+        with pytest.raises(DeviceError), contextlib.closing(process):
+            until(lambda: process.receive(1).code is not None)
+    board.wait(start + 1)
+    recovery = recover(device)
+    assert [(step.step, step.problem) for step in recovery.steps] == [(Step.RECONNECT, "")]
+    assert boot_id(board) != before
+
+
+def test_the_ladder_reboots_it_where_nothing_milder_helps(board: Board, device: Device) -> None:
+    with shell(board) as run:
+        run("mount -o remount,ro /var/tmp")
+
+    def works() -> str:
+        transport = open_transport(device)
+        with contextlib.closing(transport):
+            try:
+                transport.push({transport.storage / "file": b"x"})
+            except DeviceError as error:
+                return str(error)
+        return ""
+
+    before = boot_id(board)
+    recovery = recover(device, works=works)
+    steps = [(step.step, bool(step.problem)) for step in recovery.steps]
+    assert steps == [(Step.RECONNECT, True), (Step.RESTART, True), (Step.REBOOT, False)], recovery
+    assert boot_id(board) != before
