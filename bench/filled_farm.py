@@ -23,6 +23,7 @@ from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
 from sqlalchemy import create_engine
 
 from farm.cluster.divide import divide
+from farm.cluster.terms import PROTOCOL
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.cluster.records import AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
@@ -168,7 +169,7 @@ class Filled:
                 host = self._night.host_of[name]
                 hosts.setdefault(host, []).append(AgentDevice(name, name, farm.soc, KIND, OS, device.labels))
         for host, devices in sorted(hosts.items()):
-            facts = AgentFacts(host=host, pid=1, version="bench", protocol=1, devices=tuple(devices))
+            facts = AgentFacts(host=host, pid=1, version="bench", protocol=PROTOCOL, devices=tuple(devices))
             self._agents[host] = self._store.cluster.register(host, facts, TTL_S, user="farm")
 
     def _chosen(self) -> Iterator[tuple[Run, dict[str, int]]]:
@@ -190,6 +191,7 @@ class Filled:
             priority=run.priority,
             purpose="farm run",
             terms=b"{}",
+            protocol=PROTOCOL,
             labels=run.labels,
         )
         built = [Build(key, "built", ARCHIVE, 1) for key in sorted({one.key for one in work} - self._built)]

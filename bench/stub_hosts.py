@@ -269,7 +269,14 @@ class StubHosts:
             runtimes=runtimes,
             canaries=self.canaries,
         )
-        order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="bench", terms=encode_terms(terms))
+        order = NewOrder(
+            run_id=run_id,
+            user=user,
+            priority=priority,
+            purpose="bench",
+            terms=encode_terms(terms),
+            protocol=PROTOCOL,
+        )
         store.cluster.submit(order, shards, (), self.built, jobs=jobs)
         store.messages.wake({f"soc:{soc}": MESSAGES for soc in socs})
 

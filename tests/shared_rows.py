@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.cluster.terms import PROTOCOL
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
 from farm.store.leases.rules import Priority
@@ -52,8 +53,8 @@ def submit(
 ) -> str:
     """Submit a run of shards, and return its id."""
     run_id = store.begin_run(RunRecord("farm run", user, "bench", {"executorch": "1.5.1"}))
-    facts: dict[str, object] = {"user": user, "priority": priority, "purpose": "farm run", "terms": b"{}", **changes}
-    order = NewOrder(run_id=run_id, **facts)  # type: ignore[arg-type]
+    usual = {"user": user, "priority": priority, "purpose": "farm run", "terms": b"{}", "protocol": PROTOCOL}
+    order = NewOrder(run_id=run_id, **{**usual, **changes})  # type: ignore[arg-type]
     jobs = {one.job.id: one.job for part in parts for one in part.jobs}
     store.cluster.submit(order, parts, builds, jobs=list(jobs.values()))
     return run_id
@@ -65,7 +66,7 @@ def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> Age
         AgentDevice(f"{host}-{n}", f"serial-{host}-{n}", soc, "virtual", "android", name=f"{host}.{n}")
         for n in range(devices)
     )
-    said = AgentFacts(host=host, pid=1, version="1", protocol=1, devices=there)
+    said = AgentFacts(host=host, pid=1, version="1", protocol=PROTOCOL, devices=there)
     return msgspec.structs.replace(said, **changes)
 
 

@@ -12,7 +12,7 @@ from farm.bundles.cache import BundleCache
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.devices.health import FULL, Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.health import FULL, RECOVERY, Event, Health, HealthMark, is_doubtful, next_health
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -228,7 +228,7 @@ class DeviceWorker:
         result = f"{step.step}: {step.problem or 'it answers again'}"
         if step.output:
             result += f"; the command printed: {step.output}"
-        self._record(self.device.id, "recovery", self._health, result)
+        self._record(self.device.id, RECOVERY, self._health, result)
 
     def _record(self, device: str, event: str, state: Health, reason: str, latency_ns: tuple[float, ...] = ()) -> None:
         """Record an event of a device that others use as well."""

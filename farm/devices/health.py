@@ -52,6 +52,9 @@ class HealthMark(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+RECOVERY = "recovery"
+"""The event that is one step of the recovery ladder: it is kept, and says nothing of the device's health by itself."""
+
 # Causes of failures that are no device's fault.
 BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile", "disk", "local"})
 # Room that somebody else's files take is not the device's fault either, nor does any step bring it back; but no job

@@ -12,6 +12,7 @@ from agent_hosts import SMOKE, AgentHosts, agent_hosts
 from chaos_store import PostgresStore, postgres_cluster
 from farm_home import FarmHome
 
+from farm.cluster.terms import PROTOCOL
 from farm.results.attempt import Verdict
 from farm.virtual.faults import Fault, FaultKind
 
@@ -205,7 +206,10 @@ def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(hosts: A
     elsewhere = hosts.farm("right", "agent", "--name", "left")
     assert elsewhere.returncode == 2
     assert "--name" in elsewhere.stderr
-    hosts.rows("update agent set facts = replace(facts, '\"protocol\":1', '\"protocol\":7') returning name")
+    ours, theirs = f'"protocol":{PROTOCOL}', f'"protocol":{PROTOCOL + 1}'
+    changed = "update agent set facts = replace(facts, %s, %s) where position(%s in facts) > 0 returning name"
+    newer_rows = hosts.rows(changed, ours, theirs, ours)
+    assert newer_rows == [("left",)]
     newer = hosts.farm("right", "agent", "--name", "right")
     assert newer.returncode == 2
     assert "update farm on this host" in newer.stderr

@@ -16,6 +16,7 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.cluster.agent.build_task import RefusedBuildError, job_here, require_inside
 from farm.cluster.files.suite_archive import upload_sources
+from farm.cluster.terms import PROTOCOL
 from farm.cluster.toolchain_id import toolchain_id
 from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
@@ -200,7 +201,9 @@ def _with_key(farm: BuildFarm, job: Job, key: str) -> str:
     source = upload_sources(farm.objects, [job])[job.id]
     task = NewBuild(key, toolchain_id(versions, "xnnpack"), job, versions, source)
     run_id = farm.store.begin_run(RunRecord("test", "ada", "laptop", {}))
-    order = NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="test", terms=b"{}")
+    order = NewOrder(
+        run_id=run_id, user="ada", priority=Priority.PERSON, purpose="test", terms=b"{}", protocol=PROTOCOL
+    )
     farm.store.cluster.submit(order, [NewShard("SM8650", (ShardJob(job, key),), 1.0, 0)], [task], jobs=[job])
     return key
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
 
+from farm.cluster.terms import PROTOCOL
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
@@ -149,8 +150,9 @@ def test_a_run_that_is_resumed_goes_on(store: Store) -> None:
     store.cluster.cancel(run_id, "ada")
     assert store.cluster.end_if_over(run_id)
     store.finish_run(run_id, 130)
+    order = NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="", terms=b"", protocol=PROTOCOL)
     with pytest.raises(StoreError, match="submitted before"):
-        store.cluster.submit(NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="", terms=b""), [])
+        store.cluster.submit(order, [])
 
     store.cluster.add(run_id, shards(2, first=2), jobs=[job(n) for n in range(2, 6)])
 
@@ -231,9 +233,9 @@ def test_a_drained_agent_gets_nothing_new(store: Store) -> None:
 def test_an_agent_of_another_protocol_is_told_what_to_do(store: Store) -> None:
     agent(store)
     with pytest.raises(AgentRefusedError, match="update farm there"):
-        store.cluster.register("h2", facts("h2", protocol=2), TTL_S, user="farm")
+        store.cluster.register("h2", facts("h2", protocol=PROTOCOL + 1), TTL_S, user="farm")
     with pytest.raises(AgentRefusedError, match="update farm on this host"):
-        store.cluster.register("h3", facts("h3", protocol=0), TTL_S, user="farm")
+        store.cluster.register("h3", facts("h3", protocol=PROTOCOL - 1), TTL_S, user="farm")
 
 
 def test_a_shared_farm_needs_postgresql(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
     """After that nothing begins; None for no end."""
     budget_s: float | None = None
     """So long from now, on the database's clock, in place of `until_ms`."""
-    protocol: int = 1
+    protocol: int
     """Of its terms: agents with another one do not get it."""
 
 

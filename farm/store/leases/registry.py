@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import func, or_, select, update
 
 from farm.devices.device import Device
-from farm.devices.health import Event, Health
+from farm.devices.health import RECOVERY, Event, Health
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
 from farm.errors import LeaseLostError, UnknownNameError, UsageError
@@ -181,6 +181,8 @@ class Registry:
     def record_health(self, event: HealthEvent) -> None:
         """Record what happened to a device, and its health from then on; it need not be known yet.
 
+        A step of a recovery changes neither its health nor the reason of that.
+
         One in quarantine stays there until a person releases it, whatever others find out about it.
         """
         key = _key(event.device)
@@ -197,7 +199,8 @@ class Registry:
             before = connection.scalar(select(schema.device_state.c.health).where(schema.device_state.c.id == key))
             if before == Health.QUARANTINED and event.event != Event.RELEASED:
                 row["state"] = before
-            else:
+            elif event.event != RECOVERY:
+                # What a step of a recovery came to is no reason for a state.
                 _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
             time_ms = event.time_ms or self._clock(connection)
             connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
