@@ -101,6 +101,8 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     assert f"{FIRST} (SM8650, virtual) is yours until " in said
     assert f"farm shell {FIRST}" in said
     assert f"farm release {FIRST}" in said
+    # By what the user's own adb finds it, and where.
+    assert re.search(rf"farm connect {FIRST} +your own adb on it: \S+, port \d+\n", said)
 
     said = bob.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is reserved for ada until " in said

@@ -72,6 +72,7 @@ def lease_command(
     hints = [
         (f"farm shell {name}", "a shell on it"),
         (f"farm run --soc {device.soc} ...", "uses it, as all your commands may"),
+        *_adb_hint(device, name),
         (f"farm release {name}", "gives it back"),
     ]
     lines = [
@@ -80,6 +81,18 @@ def lease_command(
     ]
     answer = {"device": device, "id": device.id, "user": user, "until_ms": until_ms}
     show(answer, lines, as_json=as_json)
+
+
+def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
+    """Return how the user's own adb gets to a device, with adb's name of it and its server; nothing without adb."""
+    from farm.devices.adb.names import adb_target
+    from farm.devices.device import LOOPBACK, AdbAddress
+
+    address = device.address
+    if not isinstance(address, AdbAddress):
+        return []
+    place = f"port {address.port}" if address.host == LOOPBACK else f"{address.host}:{address.port}"
+    return [(f"farm connect {name}", f"your own adb on it: {address.attached_at or adb_target(device.serial)}, {place}")]
 
 
 @click.command("release")

@@ -1,0 +1,71 @@
+"""The runner's sources under the compiler of Android's NDK: clang takes each of them without a warning.
+
+For Android itself where bionic's and libc++'s headers are: FARM_ANDROID_SYSROOT names the folder that has them below
+`usr/include`, as an NDK does in toolchains/llvm/prebuilt/*/sysroot. Linking wants the whole NDK: docs/runtime.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+SYSROOT = os.environ.get("FARM_ANDROID_SYSROOT", "")
+REQUIRED = os.environ.get("FARM_REQUIRE_CROSS") == "1"
+SOURCES = Path(__file__).parents[2] / "native_runner/src"
+EXECUTORCH = Path((importlib.util.find_spec("executorch").submodule_search_locations or [""])[0])  # type: ignore[union-attr]
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Wold-style-cast")
+# Of the oldest API level that the farm's phones have, and of a new one.
+LEVELS = (24, 30, 35)
+
+pytestmark = pytest.mark.whole
+
+
+def clang() -> str:
+    found = next((path for name in ("clang++-16", "clang++") if (path := shutil.which(name))), None)
+    if found is None:
+        if REQUIRED or SYSROOT:
+            pytest.fail("there is no clang++: install clang-16")
+        pytest.skip("there is no clang++: install clang-16")
+    return found
+
+
+def complaints(target: str, *flags: str) -> list[str]:
+    """Return what clang prints of each source that it does not take silently."""
+    compiler = clang()
+    includes = [EXECUTORCH / "include", EXECUTORCH / "include/executorch/runtime/core/portable_type/c10"]
+    shared = [
+        compiler, f"--target={target}", "-fsyntax-only", "-std=c++17", "-Werror", *WARNINGS, *flags,
+        '-DFARM_RUNNER_VERSION="0"', '-DFARM_EXECUTORCH_VERSION="0"', "-DET_EVENT_TRACER_ENABLED",
+        "-DC10_USING_CUSTOM_GENERATED_MACROS", *(word for path in includes for word in ("-isystem", str(path))),
+    ]  # fmt: skip
+
+    def check(source: Path) -> str:
+        done = subprocess.run([*shared, source], capture_output=True, text=True, check=False, timeout=300)
+        return "" if done.returncode == 0 and not done.stderr else f"{source.name}: {done.stderr[:2000]}"
+
+    sources = sorted(SOURCES.glob("*.cpp"))
+    assert len(sources) >= 25
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return [said for said in threads.map(check, sources) if said]
+
+
+def test_clang_takes_every_source_for_arm_linux() -> None:
+    headers = Path("/usr/aarch64-linux-gnu/include")
+    if not headers.is_dir():
+        if REQUIRED:
+            pytest.fail(f"there is no {headers}: install g++-aarch64-linux-gnu")
+        pytest.skip(f"there is no {headers}: install g++-aarch64-linux-gnu")
+    assert complaints("aarch64-linux-gnu", "-isystem", str(headers)) == []
+
+
+@pytest.mark.skipif(not SYSROOT, reason="FARM_ANDROID_SYSROOT names no folder with bionic's headers")
+@pytest.mark.parametrize("level", LEVELS)
+def test_clang_takes_every_source_for_android(level: int) -> None:
+    assert (Path(SYSROOT) / "usr/include/android/api-level.h").is_file(), f"{SYSROOT}/usr/include has no bionic"
+    assert complaints(f"aarch64-linux-android{level}", f"--sysroot={SYSROOT}", "-fPIE") == []
