@@ -16,7 +16,9 @@ import pytest
 from ssh_server import alive, descendants, name_of
 
 from farm.devices.device import SshAddress
+from farm.errors import MissingToolError
 from farm.system.processes import Child, Supervisor
+from farm.virtual.android.debian import unpack
 
 SECONDS = 20.0
 # Read before the tests take farm's variables out of the environment.
@@ -34,12 +36,12 @@ esac
 _BEGIN = """
 set -e
 mount --make-rprivate /
-mount --bind /usr/lib "$1/usr/lib"
-mount --bind /usr/lib64 "$1/usr/lib64"
+mount --bind "$3/usr/lib" "$1/usr/lib"
+mount --bind "$3/usr/lib64" "$1/usr/lib64"
 mount --rbind /dev "$1/dev"
 mount -t proc proc "$1/proc"
 if [ -n "$2" ]; then mount -t tmpfs none "$1$2"; fi
-root=$1; shift 2
+root=$1; shift 3
 exec chroot "$root" "$@"
 """
 
@@ -54,11 +56,21 @@ def need(program: str, package: str) -> Path:
     return Path(found)
 
 
+def newer_system(cache: Path) -> Path:
+    """Return a root folder with Debian sid's dropbear in it, which takes several programs a connection."""
+    try:
+        return unpack(["dropbear-bin", "openssh-sftp-server"], cache, suite="sid")
+    except MissingToolError as error:
+        if REQUIRED:
+            pytest.fail(f"FARM_REQUIRE_PARTS=1 and there is no newer dropbear: {error}")
+        pytest.skip(f"there is no newer dropbear: {error}")
+
+
 class DropbearServer:
     """Listens from `start` on; its port stays the same. `root` is the board's root folder.
 
-    `dropbear` is the command of another one than Debian's. It runs in the folder, with this machine's `/usr/lib`, from
-    which `sftp` takes OpenSSH's SFTP server where it is False.
+    `system` is a root folder of Debian, this machine's unless another one is named: dropbear is its, and so are the
+    libraries, from which `sftp` takes OpenSSH's SFTP server where it is False.
     """
 
     def __init__(
@@ -68,7 +80,7 @@ class DropbearServer:
         soc: str = "QCS9100",
         serial: str = "board-8",
         *,
-        dropbear: tuple[str, ...] = (),
+        system: Path = Path("/"),
         virtual: bool = True,
         sftp: bool = True,
     ) -> None:
@@ -94,7 +106,7 @@ class DropbearServer:
         for applet in subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split():
             with contextlib.suppress(FileExistsError):
                 (root / "bin" / applet).symlink_to("busybox")
-        shutil.copy(program, root / "bin/dropbear")
+        shutil.copy(program if system == Path("/") else system / "usr/sbin/dropbear", root / "bin/dropbear")
         self.write("bin/getprop", _GETPROP.format(soc=soc, serial=serial, virtual=int(virtual)), mode=0o755)
         self.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
         self.write("etc/group", "root:x:0:\n")
@@ -114,7 +126,7 @@ class DropbearServer:
         self.known_hosts = root / "known_hosts"
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
         self._without = "" if sftp else "/usr/lib/openssh"
-        self._dropbear = dropbear or ("/bin/dropbear",)
+        self._system = system
 
     @property
     def address(self) -> SshAddress:
@@ -128,8 +140,9 @@ class DropbearServer:
 
     def start(self) -> DropbearServer:
         listen = ["-F", "-E", "-s", "-r", "/host_key", "-P", "/run/dropbear.pid", "-p", f"127.0.0.1:{self.port}"]
+        begin = ["unshare", "-m", "sh", "-c", _BEGIN, "sh", self.root, self._without, self._system]
         self._child = self._supervisor.spawn(
-            ["unshare", "-m", "sh", "-c", _BEGIN, "sh", str(self.root), self._without, *self._dropbear, *listen],
+            [*begin, "/bin/dropbear", *listen],
             name="dropbear",
             env={"PATH": f"{os.defpath}:/usr/sbin:/sbin"},
             stderr=self.root / "dropbear.log",
@@ -145,7 +158,7 @@ class DropbearServer:
 
     def connections(self) -> list[int]:
         """Return the processes that serve a connection each."""
-        return [pid for pid in descendants(self.child.pid) if name_of(pid).strip() in {"dropbear", "ld-linux-x86-64"}]
+        return [pid for pid in descendants(self.child.pid) if name_of(pid).strip() == "dropbear"]
 
     def stop(self) -> None:
         """End it with every connection. What they started stays, as on a machine whose network was cut."""

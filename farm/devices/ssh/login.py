@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +28,7 @@ _DEAD_MS = 30_000
 
 _SYSTEM_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
-# Some builds do not say which version they are.
-_DROPBEAR = re.compile(r"SSH-2\.0-dropbear(?:_(\d+)\.(\d+))?")
-_MENDED = (2024, 86)
+_DROPBEAR = "SSH-2.0-dropbear"
 
 
 class Connection:
@@ -147,11 +144,11 @@ class Connection:
 def takes_one_program(banner: str) -> bool:
     """Tell by what an SSH server says first whether a connection to it can have one program at a time. Pure.
 
-    dropbear before 2024.86 closes a stream on which no program runs yet, when a program of another stream ends, and
-    hangs up when something more is said on it: https://github.com/mkj/dropbear/pull/326.
+    dropbear closes a stream on which no program runs yet, when a program of another stream ends, and hangs up when
+    something more is said on it ("Unknown channel"): https://github.com/mkj/dropbear/pull/326. 2024.86 closes fewer;
+    2026.94 still does, with programs and files at the same time.
     """
-    match = _DROPBEAR.match(banner)
-    return match is not None and (match[1] is None or (int(match[1]), int(match[2])) < _MENDED)
+    return banner.startswith(_DROPBEAR)
 
 
 def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
