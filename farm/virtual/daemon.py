@@ -22,13 +22,14 @@ from farm.virtual.tree import ROOT_PROPERTY
 from farm.virtual.wire import LinkThrottle, PacketLink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from farm.virtual.streams import Service, Stream
     from farm.virtual.tree import DeviceTree
 
-# What adb 36 asks for when it may; sendrecv_v2 would add compression, which loopback has no use for.
-FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir"
+# What adb 36 asks for when it may; sendrecv_v2 would add compression, which loopback has no use for. With remount_shell
+# `adb remount` is a command, and has its exit code.
+FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir,remount_shell"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
@@ -87,11 +88,14 @@ class Port:
 
 
 class Control:
-    """The socket in a device's folder where its owner asks for faults: one JSON request and one answer a line."""
+    """The socket in a device's folder where its owner asks for faults, and `reboot` for a new start.
 
-    def __init__(self, root: bytes, injection: Injection) -> None:
-        """Listen in the folder `root`, where nobody else does. Raises OSError."""
-        self._injection = injection
+    One JSON request and one answer a line.
+    """
+
+    def __init__(self, root: bytes, injection: Injection, reboot: Callable[[str], None]) -> None:
+        """Listen in the folder `root`, where nobody else does. `reboot` raises ValueError. Raises OSError."""
+        self._injection, self._reboot = injection, reboot
         self._listener = socket.socket(socket.AF_UNIX)
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -128,6 +132,8 @@ class Control:
                 self._injection.clear()
             case {"do": "randomize", "rate": int() | float() as rate, "seed": int() as seed, "kinds": list(kinds)}:
                 self._injection.randomize(rate, seed, kinds)
+            case {"do": "reboot", "mode": str() as mode}:
+                self._reboot(mode)
             case _:
                 raise ValueError(f"{request!r} is no request")
 
@@ -155,7 +161,7 @@ class Daemon:
 
     async def serve(self, port: Port, listener: socket.socket) -> None:
         """Serve connections to `port`, of which `listener` is the first, until cancelled; then everything ends."""
-        control = asyncio.create_task(Control(self._tree.root, self.faults).serve())
+        control = asyncio.create_task(Control(self._tree.root, self.faults, self._reboot_by_command).serve())
         try:
             while True:
                 with listener:
@@ -172,7 +178,7 @@ class Daemon:
             for task in (control, *self._connections, *filter(None, [self._accepting])):
                 task.cancel()
             await asyncio.gather(control, *self._connections, return_exceptions=True)
-            await self._commands.end()
+            await self._end_commands()
 
     async def _serve_until_gone(self, listener: socket.socket) -> None:
         """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
@@ -191,6 +197,10 @@ class Daemon:
     async def _end_all(self) -> None:
         """Hang up on everybody, and kill what runs."""
         await self._hang_up()
+        await self._end_commands()
+
+    async def _end_commands(self) -> None:
+        """Kill what runs."""
         await self._commands.end()
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -267,6 +277,9 @@ class Daemon:
             return self._reverse.find(rest)
         if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
             return None
+        if kind == "reboot" and rest in _NO_MODES:
+            # adbd accepts the stream and says on it that it failed, with which adb ends as if it had not.
+            return None
         services: dict[str, Service] = {
             "sync": self._sync,
             "root": partial(self._switch_root, wanted=True),
@@ -294,17 +307,18 @@ class Daemon:
             self._restart()
 
     async def _reboot(self, stream: Stream, mode: str) -> None:
-        if mode in _NO_MODES:
-            await stream.write(f"reboot ({mode}) failed\n".encode())
-            return
         await stream.finish()
         self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
 
+    def _reboot_by_command(self, mode: str) -> None:
+        """Do what `reboot MODE` asks for on the device. Raises ValueError."""
+        if mode in _NO_MODES or mode.startswith("-"):
+            raise ValueError(f"a virtual device has no {mode}")
+        self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'shell'}")
+
     async def _remount(self, stream: Stream) -> None:
-        is_root = self._tree.properties[ROOT_PROPERTY] == "1"
-        # Whoever may write at all, may write in /system: here it is a folder as any other.
-        said = "remount succeeded\n" if is_root else 'Not running as root. Try "adb root" first.\nremount failed\n'
-        await stream.write(said.encode())
+        """Run `remount`, as for adb older than 29 and clients that do not know of remount_shell."""
+        await serve_shell(stream, commands=self._commands, faults=self.faults, service="exec:remount 2>&1")
 
     async def _listen_at(self, stream: Stream, number: str) -> None:
         """Move to another port of loopback."""

@@ -1,20 +1,24 @@
 """`logcat` of a virtual device, a program of its own: `python -IS logcat.py FILE [-d] [-c] [-t N] [-v FORMAT] ...`.
 
-As far as Android's goes with one buffer whose lines are a file in the form `threadtime`. Only the standard library.
+As far as Android's goes with one buffer, `main`, whose lines are a file in the form `threadtime`; the others are empty.
+Only the standard library.
 """
 
 from __future__ import annotations
 
 import getopt
+import os
 import re
+import struct
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-_BANNER = "--------- beginning of main"
+_BANNER = b"--------- beginning of main\n"
+_LONG = ["pid=", "regex=", "format=", "dump", "clear", "binary", "buffer="]
 _PRIORITIES = "VDIWEFS"
 _LINE = re.compile(
     r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) +(?P<pid>\d+) +(?P<tid>\d+) (?P<priority>[VDIWEF]) (?P<tag>.*?) *: "
@@ -29,19 +33,27 @@ _FORMATS = {
     "raw": "{text}",
 }
 _FOLLOW_SECONDS = 0.1
+_BUFFERS = {"main", "default", "all"}
+_EMPTY_BUFFERS = {"system", "crash", "radio", "events", "security", "kernel", "stats"}
+# struct logger_entry of AOSP's liblog: sizes of text and header, pid, tid, seconds, nanoseconds, buffer and user.
+_ENTRY = struct.Struct("<HHiIIIII")
+_SHELL_USER = 2000
+# android_LogPriority of liblog begins with two that no message has.
+_FIRST_PRIORITY = 2
 
 
 class _LogView(NamedTuple):
     """What is printed of a log."""
 
-    template: str
+    shape: Callable[[dict[str, str]], bytes]
+    """What is written of a line, by its fields."""
     least: dict[str, int]
     """By tag, the number of the least priority; `*` for all others."""
     since: str = ""
     pattern: str = ""
     pid: str = ""
 
-    def shown(self, lines: Iterable[str]) -> list[str]:
+    def shown(self, lines: Iterable[str]) -> list[bytes]:
         """Return `lines` in the form that is wanted, without those that are not."""
         shown = []
         for line in lines:
@@ -50,8 +62,32 @@ class _LogView(NamedTuple):
                 continue
             least = self.least.get(found["tag"], self.least.get("*", 0))
             if _PRIORITIES.index(found["priority"]) >= least and re.search(self.pattern, found["text"]):
-                shown.append(self.template.format(**found.groupdict()))
+                shown.append(self.shape(found.groupdict()))
         return shown
+
+
+def _text(template: str) -> Callable[[dict[str, str]], bytes]:
+    return lambda fields: f"{template.format(**fields)}\n".encode()
+
+
+def _binary(fields: dict[str, str]) -> bytes:
+    """Return a line as it is in the buffer. Its year is this one: lines do not have theirs."""
+    moment, _, milliseconds = fields["time"].partition(".")
+    year = time.localtime().tm_year
+    seconds = int(time.mktime(time.strptime(f"{year}-{moment}", "%Y-%m-%d %H:%M:%S")))
+    priority = _PRIORITIES.index(fields["priority"]) + _FIRST_PRIORITY
+    text = bytes([priority]) + f"{fields['tag']}\0{fields['text']}\0".encode()
+    numbers = int(fields["pid"]), int(fields["tid"]), seconds, int(milliseconds) * 1_000_000
+    return _ENTRY.pack(len(text), _ENTRY.size, *numbers, 0, _SHELL_USER) + text
+
+
+def _names_main(names: str) -> bool:
+    """Tell whether `main` is among the buffers that are asked for. Raises ValueError."""
+    asked = names.split(",")
+    for name in asked:
+        if name not in _BUFFERS | _EMPTY_BUFFERS:
+            raise ValueError(f"Unknown buffer '{name}'")
+    return not _BUFFERS.isdisjoint(asked)
 
 
 def _filters(specs: Sequence[str], *, silent: bool) -> dict[str, int]:
@@ -66,9 +102,9 @@ def _filters(specs: Sequence[str], *, silent: bool) -> dict[str, int]:
     return least
 
 
-def _show(lines: list[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+def _show(lines: list[bytes]) -> None:
+    sys.stdout.buffer.write(b"".join(lines))
+    sys.stdout.buffer.flush()
 
 
 def _follow(file: TextIO, wanted: _LogView) -> None:
@@ -81,26 +117,29 @@ def _follow(file: TextIO, wanted: _LogView) -> None:
 def main(path: str, words: Sequence[str]) -> int:
     """Show the log in the file `path` as the `words` want it. Return the exit code."""
     try:
-        options, specs = getopt.gnu_getopt(list(words), "dcsv:t:T:b:e:", ["pid=", "regex=", "format=", "dump", "clear"])
+        options, specs = getopt.gnu_getopt(list(words), "Bdcsv:t:T:b:e:", _LONG)
         chosen = dict(options)
         form = chosen.get("-v", chosen.get("--format", "threadtime"))
         if form not in _FORMATS:
             raise ValueError(f'Invalid parameter "{form}" to -v')
+        is_binary = not {"-B", "--binary"}.isdisjoint(chosen)
         last = chosen.get("-t", chosen.get("-T", ""))
         wanted = _LogView(
-            _FORMATS[form],
+            _binary if is_binary else _text(_FORMATS[form]),
             _filters(specs, silent="-s" in chosen),
             "" if last.isdigit() else last,
             chosen.get("-e", chosen.get("--regex", "")),
             chosen.get("--pid", ""),
         )
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        buffers = [value for name, value in options if name in {"-b", "--buffer"}] or ["default"]
+        has_main = True in [_names_main(names) for names in buffers]
+        with open(path if has_main else os.devnull, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             if {"-c", "--clear"} & chosen.keys():
-                with open(path, "w", encoding="utf-8"):  # noqa: PTH123
+                with open(file.name, "w", encoding="utf-8"):  # noqa: PTH123
                     return 0
             lines = wanted.shown(iter(file.readline, ""))
             lines = lines[-int(last) :] if last.isdigit() else lines
-            _show([_BANNER, *lines] if lines else [])
+            _show([*([] if is_binary else [_BANNER]), *lines] if lines else [])
             if not {"-d", "--dump", "-t"} & chosen.keys():
                 _follow(file, wanted)
     except (getopt.GetoptError, ValueError, re.error, OSError) as error:

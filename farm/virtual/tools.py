@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from farm.virtual.faults import CONTROL
+
 _GETPROP = """#!/bin/sh
 # getprop, as on Android: all properties, or the one that is named, or its default.
 file="${0%/bin/getprop}/build.prop"
@@ -87,7 +89,40 @@ printf '%s %5d %5d %s %-8s: %s\\n' "$(date '+%m-%d %H:%M:%S.%3N')" $$ $$ "$prior
     >>"${{0%/system/bin/log}}/{LOGCAT}"
 """
 
-TOOLS = {"getprop": _GETPROP, "id": _ID, "dumpsys": _DUMPSYS, "logcat": _LOGCAT, "log": _LOG}
+_REMOUNT = """#!/bin/sh
+# remount, as on Android: whoever may write at all may write in /system, which is a folder as any other here.
+if [ "$("${0%/remount}/id" -u)" != 0 ]; then
+    echo 'Not running as root. Try "adb root" first.' >&2
+    echo "remount failed" >&2
+    exit 1
+fi
+echo "remount succeeded"
+"""
+
+# Without it, the name would be this machine's own program where that is in /usr/bin.
+_REBOOT = f"""#!{sys.executable} -IS
+# reboot, as on Android: the device starts anew, for the reason MODE.
+import json, os, socket, sys
+bin = os.path.dirname(os.path.realpath(sys.argv[0]))
+folder = os.open(os.path.join(bin, "../.."), os.O_PATH)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(f"/proc/self/fd/{{folder}}/{CONTROL}")
+    mode = sys.argv[1] if len(sys.argv) > 1 else ""
+    connection.sendall(json.dumps({{"do": "reboot", "mode": mode}}).encode() + b"\\n")
+    answer = json.loads(connection.makefile().readline() or "{{}}")
+if "error" in answer:
+    sys.exit("reboot: " + answer["error"])
+"""
+
+TOOLS = {
+    "getprop": _GETPROP,
+    "id": _ID,
+    "dumpsys": _DUMPSYS,
+    "logcat": _LOGCAT,
+    "log": _LOG,
+    "remount": _REMOUNT,
+    "reboot": _REBOOT,
+}
 """Scripts that are always in /system/bin."""
 
 _DF = """#!/bin/sh

@@ -1,0 +1,244 @@
+"""Programs that speak adb and that nobody wrote for farm: adb of several ages, and clients from npm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from farm.devices.adb.server import find_adb
+from farm.errors import MissingToolError
+from farm.system.processes import Supervisor
+from farm.system.publish import published
+from farm.virtual.android.debian import unpack
+from farm.virtual.boot import start_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+SECONDS = 30.0
+# Read before the tests take farm's variables out of the environment.
+REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
+
+ADB_VERSIONS = ("29", "34", "36")
+# The release of Debian whose package `adb` is of the version; what is not here comes with adbutils.
+_DEBIAN = {"29": "bookworm", "34": "trixie"}
+
+_NPM = {
+    "@devicefarmer/adbkit": "3.3.9",
+    "@yume-chan/adb": "2.6.4",
+    "@yume-chan/adb-server-node-tcp": "2.5.2",
+    "@yume-chan/stream-extra": "2.6.1",
+}
+_INSTALL_SECONDS = 300.0
+_SCRIPTS = Path(__file__).with_name("virtual") / "judges"
+
+# No mDNS, no phones on USB, no emulators, and no other adb's `kill-server`, where the version knows of it.
+_QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
+
+
+def adb_program(version: str, cache: Path) -> list[str]:
+    """Return the words that start adb of a version, or skip the test; where parts are required, fail it."""
+    if version not in _DEBIAN:
+        return [str(find_adb())]
+    try:
+        root = unpack(["adb"], cache, suite=_DEBIAN[version])
+    except MissingToolError as error:
+        missing(f"adb {version} cannot be had: {error}")
+    # Of another C library than this machine's, perhaps: started by its own loader.
+    loader = next(path for path in sorted(root.glob("**/ld-linux*.so*")) if path.is_file())
+    libraries = sorted({str(path.parent) for path in root.glob("**/*.so.*") if path.is_file()})
+    program = root / "usr/lib/android-sdk/platform-tools/adb"
+    return [str(loader), "--library-path", ":".join(libraries), str(program)]
+
+
+def missing(why: str) -> NoReturn:
+    """Skip the test, or fail it where parts are required."""
+    if REQUIRED:
+        pytest.fail(f"FARM_REQUIRE_PARTS=1, and {why}")
+    pytest.skip(why)
+
+
+class Judged:
+    """One virtual device, and a server of one adb program to which it is connected."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path, program: Sequence[str]) -> None:
+        self.folder, self._program = folder, program
+        child = start_device(supervisor, "virtual-SM8650-0", "SM8650", folder, "userdebug")
+        self.root = folder / child.name
+        self.port = int(json.loads(child.first_line(SECONDS))["port"])
+        environment = {"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), **_QUIET}
+        with socket.socket() as listener:
+            # The server takes a socket that listens already, so nobody can take the port in between.
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(64)
+            self.server_port = int(listener.getsockname()[1])
+            supervisor.spawn(
+                [*program, "-L", f"acceptfd:{listener.fileno()}", "server", "nodaemon"],
+                name="adb server",
+                env=environment,
+                stderr=folder / "adb-server.log",
+                pass_fds=(listener.fileno(),),
+            )
+        self._environment = {**environment, "ANDROID_ADB_SERVER_PORT": str(self.server_port)}
+        self.connect()
+
+    @property
+    def serial(self) -> str:
+        """What adb calls the device."""
+        return f"127.0.0.1:{self.port}"
+
+    def adb(self, *words: str | Path, stdin: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        """Run the adb program on the device."""
+        done = subprocess.run(
+            [*self._program, *map(str, words)],
+            input=stdin,
+            env={**self._environment, "ANDROID_SERIAL": self.serial},
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert not check or done.returncode == 0, (words, done)
+        return done
+
+    def text(self, *words: str | Path) -> str:
+        """Return what the adb program prints, without white space around it."""
+        return self.adb(*words).stdout.decode().strip()
+
+    def connect(self) -> None:
+        """Let adb connect to the device, where it is now."""
+        assert "connected to" in self.text("connect", self.serial)
+        self.adb("wait-for-device")
+
+    def wait_for_boot(self, boot_id: str) -> None:
+        """Return when the device is up again, with another boot id."""
+
+        def is_back() -> bool:
+            done = self.adb("shell", "getprop farm.boot_id", check=False)
+            if done.returncode == 0:
+                return done.stdout.decode().strip() != boot_id
+            # By itself, adb 29 tries once in ten seconds.
+            self.adb("disconnect", self.serial, check=False)
+            self.adb("connect", self.serial, check=False)
+            return False
+
+        until(is_back)
+
+    def boot_id(self) -> str:
+        return self.text("shell", "getprop farm.boot_id")
+
+
+@contextlib.contextmanager
+def judged_device(program: Sequence[str]) -> Iterator[Judged]:
+    """Yield a device behind a server of `program`, a list of words; nothing of either stays."""
+    # Not pytest's: sockets are made in it, whose paths have to be short.
+    with tempfile.TemporaryDirectory(prefix="farm-", dir="/tmp") as folder, Supervisor() as supervisor:
+        yield Judged(supervisor, Path(folder), program)
+
+
+@contextlib.contextmanager
+def echo_server() -> Iterator[int]:
+    """Yield a port of loopback where everybody gets back what he sends."""
+
+    def echo(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+
+    def accept(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept, args=(listener,), daemon=True)
+        accepting.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+
+
+def echoed(address: int | str, message: bytes) -> bytes:
+    """Return what comes back of `message` from a port of loopback, or from a socket with a name."""
+    family, where = (socket.AF_INET, ("127.0.0.1", address)) if isinstance(address, int) else (socket.AF_UNIX, address)
+    answer = bytearray()
+    with socket.socket(family) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(where)
+        sending = threading.Thread(target=_send, args=(connection, message))
+        sending.start()
+        with contextlib.suppress(ConnectionResetError):
+            while len(answer) < len(message) and (data := connection.recv(1 << 16)):
+                answer += data
+        if len(answer) < len(message):
+            # Closed without an answer: nothing takes the rest either.
+            connection.close()
+        sending.join()
+    return bytes(answer)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(message)
+
+
+def node_packages(cache: Path) -> Path:
+    """Return a folder with the clients from npm, installed once into `cache`, or skip or fail the test."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            missing(f"there is no {program}: install nodejs and npm")
+    versions = "_".join(f"{name.split('/')[1]}-{version}" for name, version in _NPM.items())
+
+    def fill(folder: Path) -> None:
+        manifest = {"name": "adb-clients", "private": True, "type": "module", "dependencies": _NPM}
+        (folder / "package.json").write_text(json.dumps(manifest))
+        words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]
+        with tempfile.TemporaryDirectory(prefix="farm-npm-") as scratch:
+            done = subprocess.run(
+                [*words, "--cache", scratch],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=_INSTALL_SECONDS,
+                check=False,
+            )
+        if done.returncode != 0:
+            missing(f"npm cannot install the clients: {done.stderr.strip()}")
+
+    return published(cache / "adb-clients" / versions, fill)
+
+
+def run_node(script: str, packages: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what a script of `judges` prints, which is JSON, with the packages that `node_packages` gave."""
+    # Read from standard input, it finds packages from the current folder on.
+    done = subprocess.run(
+        ["node", "--input-type=module", "-", json.dumps(settings)],
+        input=(_SCRIPTS / script).read_bytes(),
+        cwd=packages,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, (done.returncode, done.stdout.decode(), done.stderr.decode())
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.05)
