@@ -30,6 +30,7 @@ case $1 in
     ro.soc.model) echo {soc} ;;
     ro.serialno) echo {serial} ;;
     ro.farm.virtual) echo {virtual} ;;
+    sys.boot_completed) echo 1 ;;
 esac
 """
 # What is mounted is gone with the last process in the folder.

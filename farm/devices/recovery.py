@@ -50,7 +50,7 @@ id=$(getprop farm.boot_id 2>/dev/null)
 echo "$id"
 """
 # The second line is 1 where the system is up; where there is no getprop, it is as soon as a shell answers.
-_TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
+TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -230,7 +230,7 @@ class _StepAttempt:
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
         with contextlib.closing(open_transport(self.device)) as transport:
-            done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
+            done = transport.run(["sh", "-c", TELL_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
 
