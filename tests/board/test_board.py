@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-from farm.errors import DeviceError
+from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,3 +129,69 @@ def test_the_ladder_reboots_it_where_nothing_milder_helps(board: Board, device: 
     steps = [(step.step, bool(step.problem)) for step in recovery.steps]
     assert steps == [(Step.RECONNECT, True), (Step.RESTART, True), (Step.REBOOT, False)], recovery
     assert boot_id(board) != before
+
+
+def test_a_cut_is_seen_and_what_ran_is_ended_once_the_plug_is_in_again(board: Board) -> None:
+    transport = SshTransport("board", board.address)
+    with contextlib.closing(transport):
+        process = transport.start(["sh", "-c", "echo begun; exec sleep 5432"])
+        until(lambda: b"begun" in process.receive(1).stdout)
+        board.cut_network()
+        try:
+            # QEMU acknowledges what is sent: only that nobody answers tells it.
+            with pytest.raises(DeviceError):
+                until(lambda: process.receive(1).code is not None)
+        finally:
+            board.cut_network(cut=False)
+        until(lambda: board.is_well)
+        process.close()
+        with shell(board) as run:
+            assert "sleep 5432" not in run("ps")
+
+
+def test_a_full_disk_is_said_to_be_that_and_nothing_is_left_of_a_push(board: Board) -> None:
+    transport = SshTransport("board", board.address)
+    with contextlib.closing(transport), shell(board) as run:
+        run(f"mkdir -p {transport.storage}; dd if=/dev/zero of=/var/tmp/film bs=1M count=300 2>/dev/null; true")
+        try:
+            assert read_status(transport, os="linux").free_bytes == 0
+            with pytest.raises(DeviceSpaceError):
+                transport.push({transport.storage / "file": bytes(1 << 20)})
+        finally:
+            run("rm -f /var/tmp/film")
+        transport.push({transport.storage / "file": bytes(1 << 20)})
+
+
+def test_a_clock_that_is_years_off_changes_nothing(board: Board, board_home: FarmHome) -> None:
+    with shell(board) as run:
+        run("date -s 2019-05-04 >/dev/null")
+    try:
+        transport = SshTransport("board", board.address)
+        with contextlib.closing(transport):
+            offset = read_status(transport, os="linux").clock_offset_ms
+        assert offset is not None
+        assert offset < -365 * 86_400_000
+        done = board_home.farm(*SMOKE, "-k", "add", timeout_s=400)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert list(decided(json.loads(done.stdout)).values()) == [["passed"]]
+    finally:
+        with shell(board) as run:
+            run(f"date -s @{time.time():.0f} >/dev/null")
+
+
+def test_a_reboot_by_the_ladder_in_the_middle_of_a_run_costs_no_result(board: Board, board_home: FarmHome) -> None:
+    before = boot_id(board)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(board_home.farm, *SMOKE, timeout_s=600)
+        with shell(board) as run:
+            # As soon as the first job has been brought there.
+            until(lambda: run("ls -d /var/tmp/farm-root/run-*/*/ 2>/dev/null; true") or running.done(), 400)
+            run("mount -o remount,ro /var/tmp")
+        done = running.result()
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert boot_id(board) != before
+    assert "is being brought back" in done.stderr
+    verdicts = decided(json.loads(done.stdout))
+    assert len(verdicts) == SMOKE_JOBS
+    assert all(attempts[-1] == "passed" for attempts in verdicts.values())
+    assert sum(attempts.count("infra") for attempts in verdicts.values()) <= 2
