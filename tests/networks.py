@@ -89,9 +89,9 @@ def _ip(*words: str) -> None:
 
 
 class Relay:
-    """A line to a TCP port of this machine that is slow, breaks now and then, or carries nothing any more."""
+    """A line to a port or a socket of this machine that is slow, breaks now and then, or carries nothing any more."""
 
-    def __init__(self, target: int, *, delay_s: float = 0.0, breaks: float = 0.0) -> None:
+    def __init__(self, target: int | str, *, delay_s: float = 0.0, breaks: float = 0.0) -> None:
         """Each piece of data comes `delay_s` later; with the probability `breaks` its connection is reset instead."""
         self._target, self._delay_s, self._breaks = target, delay_s, breaks
         self._chance = random.Random(1)
@@ -110,6 +110,10 @@ class Relay:
     def mend(self) -> None:
         """Carry it again."""
         self._loop.call_soon_threadsafe(self._holds.set)
+
+    def break_off(self, *, always: bool) -> None:
+        """Reset each connection as soon as something is sent over it, or do so no more."""
+        self._breaks = 1.0 if always else 0.0
 
     def close(self) -> None:
         """End all connections."""
@@ -131,7 +135,10 @@ class Relay:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            there, further = await asyncio.open_connection("127.0.0.1", self._target)
+            if isinstance(self._target, int):
+                there, further = await asyncio.open_connection("127.0.0.1", self._target)
+            else:
+                there, further = await asyncio.open_unix_connection(self._target)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pump(reader, further))

@@ -5,6 +5,8 @@ Agents are stand-ins (stub_host.py) that claim and record through the store: not
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import pty
@@ -17,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from networks import Relay
 from postgresql_server import running_cluster
 from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
 
@@ -170,6 +173,27 @@ def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Sh
         assert f"run {run_id}: 1 of 4 jobs are finished" in resumed.stderr
         assert sorted(job for job, _ in host.ran) == sorted({job for job, _ in host.ran})
         assert "[3/3]" in resumed.stderr
+
+
+@pytest.mark.whole
+def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
+    shared: Shared, server: str, tmp_path: Path
+) -> None:
+    name = shared.url.partition("@/")[2].partition("?")[0]
+    with contextlib.closing(Relay(f"{server}/.s.PGSQL.5432")) as line, shared.host(jobs=1) as host:
+        write_config(shared.home.cwd, f"postgresql://farm@127.0.0.1:{line.port}/{name}", tmp_path / "artifacts")
+        with shared.home.running(*RUN) as process:
+            waits_for(lambda: host.ran)
+            line.break_off(always=True)
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            told = "".join(itertools.takewhile(lambda one: "is shown again once the store answers" not in one, lines))
+            line.break_off(always=False)
+            host.let()
+            output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, told + output
+    assert "the store answers again" in output
+    assert "[4/4]" in output
 
 
 @pytest.mark.whole
