@@ -42,7 +42,7 @@ class Networks:
         """Return what a program of `host` is started with, and the address at which it reaches this machine."""
         number = len(self._names)
         self._names.append(host)
-        ours, theirs, space = self._cable(host), f"fw{self._block}-{number}", self._space(host)
+        ours, theirs, space = self._cable(host), self._end(number), self._space(host)
         here, there = f"10.{self._block}.{number}.1", f"10.{self._block}.{number}.2"
         _ip("netns", "add", space)
         _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", space)
@@ -64,10 +64,13 @@ class Networks:
     def disturb(self, host: str, delay_ms: int, loss_percent: float) -> str:
         """Delay and lose packets in both directions; return why that cannot be, empty when it is done."""
         words = ["root", "netem", "delay", f"{delay_ms}ms", "loss", f"{loss_percent}%"]
-        done = subprocess.run(
-            ["tc", "qdisc", "add", "dev", self._cable(host), *words], capture_output=True, text=True, check=False
-        )
-        return "" if done.returncode == 0 else f"no tc netem here: {done.stderr.strip()}"
+        there = ["ip", "netns", "exec", self._space(host)]
+        for where, device in (([], self._cable(host)), (there, self._end(self._names.index(host)))):
+            argv = [*where, "tc", "qdisc", "add", "dev", device, *words]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return f"no tc netem here: {done.stderr.strip()}"
+        return ""
 
     def close(self) -> None:
         """Remove all of it."""
@@ -75,6 +78,10 @@ class Networks:
             for words in (("link", "delete", self._cable(host)), ("netns", "delete", self._space(host))):
                 with contextlib.suppress(subprocess.CalledProcessError):
                     _ip(*words)
+
+    def _end(self, number: int) -> str:
+        """Return the name of a cable's other end."""
+        return f"fw{self._block}-{number}"
 
     def _cable(self, host: str) -> str:
         # 15 characters are what a name may have.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from adbd_system import need_adbd
 
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -39,3 +40,18 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, root / "adb")
         yield Bench(server, boot(supervisor, server, ["SM8650", "sm8750"], root), root)
+
+
+@pytest.fixture(scope="session")
+def built_in_bench(bench: Bench) -> Bench:
+    """What `bench` is where a module has one of its own."""
+    return bench
+
+
+@pytest.fixture(scope="session")
+def adbd_bench(bench: Bench, tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> Iterator[Bench]:
+    """The same adb server, and a device with Android's own daemon and tools."""
+    root = tmp_path_factory.mktemp("adbd")
+    android = need_adbd(farm_cache)
+    with Supervisor() as supervisor:
+        yield Bench(bench.server, boot(supervisor, bench.server, ["SM8550"], root, android=android), root)

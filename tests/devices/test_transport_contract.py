@@ -1,4 +1,4 @@
-"""What each kind of transport promises: a virtual device behind adb, OpenSSH on loopback, and this machine."""
+"""What each kind of transport promises: virtual devices behind adb, SSH servers on loopback, and this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from dropbear_server import DropbearServer
+from adbd_system import alive_on, need_adbd
+from dropbear_server import DropbearServer, newer_system
 from ssh_server import SshServer, alive
 
 from farm.devices.adb.transport import AdbTransport
@@ -58,6 +60,8 @@ class Way:
     kind: str
     transport: Callable[[], Transport]
     root: str = ""
+    alive: Callable[[int], bool] = alive
+    """Whether the program that the device calls so runs."""
 
     def here(self, path: PurePosixPath) -> Path:
         return Path(f"{self.root}{path}")
@@ -79,6 +83,15 @@ def dropbear_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dropbe
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def newer_dropbear_server(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> Iterator[DropbearServer]:
+    with Supervisor() as supervisor:
+        root = tmp_path_factory.mktemp("newer-dropbear") / "board"
+        server = DropbearServer(supervisor, root, system=newer_system(farm_cache)).start()
+        yield server
+        server.stop()
+
+
 def container(storage: str) -> Device:
     """Follow the recipe of docs/devices.md and return a device of the kind that it makes, entered by `env`."""
     text = (Path(__file__).parents[2] / "docs/devices.md").read_text()
@@ -90,17 +103,29 @@ def container(storage: str) -> Device:
 
 @pytest.fixture(
     scope="module",
-    params=["adb", "ssh", pytest.param("dropbear", marks=pytest.mark.whole), "local", "recipe"],
+    params=[
+        "adb",
+        pytest.param("adbd", marks=pytest.mark.whole),
+        "ssh",
+        pytest.param("dropbear", marks=pytest.mark.whole),
+        pytest.param("newer_dropbear", marks=pytest.mark.whole),
+        "local",
+        "recipe",
+    ],
 )
 def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Way:
     if request.param == "adb":
         bench: Bench = request.getfixturevalue("bench")
         return Way("adb", bench.transport, str(bench.root / bench.devices[0].serial))
+    if request.param == "adbd":
+        real: Bench = request.getfixturevalue("adbd_bench")
+        root = real.root / real.devices[0].serial
+        return Way("adbd", real.transport, str(root), partial(alive_on, root))
     if request.param == "ssh":
         server: SshServer = request.getfixturevalue("ssh_server")
         return Way("ssh", lambda: SshTransport("board-1", server.address))
-    if request.param == "dropbear":
-        board: DropbearServer = request.getfixturevalue("dropbear_server")
+    if request.param.endswith("dropbear"):
+        board: DropbearServer = request.getfixturevalue(f"{request.param}_server")
         return Way("dropbear", lambda: SshTransport("board-8", board.address), str(board.root))
     storage = str(tmp_path_factory.mktemp("local") / "storage")
     if request.param == "recipe":
@@ -212,7 +237,7 @@ def test_a_program_that_does_not_end_is_ended_with_its_children(device: Transpor
     assert "trouble" in caught.value.stderr
     for name in ("pid", "child", "daemon"):
         pid = int((way.here(device.storage) / name).read_text())
-        wait_until(lambda pid=pid: not alive(pid), f"the {name} outlived its stream")
+        wait_until(lambda pid=pid: not way.alive(pid), f"the {name} outlived its stream")
 
 
 def test_output_without_end_is_an_error(device: Transport) -> None:
@@ -248,13 +273,13 @@ def test_waiting_for_a_program_that_says_nothing_ends(device: Transport) -> None
     process.close()
 
 
-def test_a_program_ends_with_its_children_when_its_pipes_are_closed(device: Transport) -> None:
+def test_a_program_ends_with_its_children_when_its_pipes_are_closed(device: Transport, way: Way) -> None:
     process = device.start(["sh", "-c", "sleep 600 & echo $$ $!; exec sleep 600"])
     pids = [int(word) for word in until(process, b"\n")[0].split()]
     assert len(pids) == 2
     process.close()
     for pid in pids:
-        wait_until(lambda pid=pid: not alive(pid), "a program outlived its pipes")
+        wait_until(lambda pid=pid: not way.alive(pid), "a program outlived its pipes")
 
 
 def test_a_signal_ends_a_program_that_stays(device: Transport) -> None:
@@ -283,7 +308,7 @@ def test_a_large_file_and_its_mode(device: Transport, way: Way, folder: PurePosi
     device.push({folder / "large": source, folder / "plain": plain})
     modes = [stat.S_IMODE(way.here(folder / name).stat().st_mode) for name in ("large", "plain")]
     # adbd gives everybody what its user may, whoever pushes.
-    assert modes == ([0o777, 0o666] if way.kind == "adb" else [0o755, 0o644])
+    assert modes == ([0o777, 0o666] if way.kind in {"adb", "adbd"} else [0o755, 0o644])
     device.pull({folder / "large": tmp_path / "back"}, max_bytes=source.stat().st_size)
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
@@ -394,14 +419,17 @@ def test_closed_and_used_again(device: Transport, folder: PurePosixPath) -> None
     process.close()
 
 
-@pytest.fixture(params=["adb", "ssh"])
+@pytest.fixture(params=["adb", pytest.param("adbd", marks=pytest.mark.whole), "ssh"])
 def doomed(
-    request: pytest.FixtureRequest, tmp_path: Path, bench: Bench
+    request: pytest.FixtureRequest, tmp_path: Path, bench: Bench, farm_cache: Path
 ) -> Iterator[tuple[Transport, Callable[[], None]]]:
     """A device of the test alone, and what makes it vanish. This machine cannot."""
     with Supervisor() as supervisor:
-        if request.param == "adb":
-            (device,) = boot(supervisor, bench.server, ["SM8450"], tmp_path / "doomed")
+        if request.param in {"adb", "adbd"}:
+            android = need_adbd(farm_cache) if request.param == "adbd" else None
+            # The adb server remembers by its name what is gone.
+            soc = "SM8450" if android is None else "SM8350"
+            (device,) = boot(supervisor, bench.server, [soc], tmp_path / "doomed", android=android)
             child = supervisor.find(device.serial)
             transport: Transport = AdbTransport(device.serial, bench.server.port)
             yield transport, lambda: os.kill(child.pid, 9)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from adbd_system import alive_on
 
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -23,16 +27,30 @@ if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
+SECONDS = 10.0
 
 
 @pytest.fixture
-def start_in() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
-    """Start a process that works in a folder, as one that survived its owner."""
+def start_in(
+    transport: Watched, storage: Path, android: Path | None
+) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """Start a process that works in a folder, as one that survived its owner: on the device where it has its own."""
     started = []
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
-        folder.mkdir(parents=True, exist_ok=True)
-        started.append(subprocess.Popen(["sleep", "600"], cwd=folder))
+        if android is None or not folder.is_relative_to(storage):
+            folder.mkdir(parents=True, exist_ok=True)
+            started.append(subprocess.Popen(["sleep", "600"], cwd=folder))
+            return started[-1]
+        place = shlex.quote(str(transport.storage / folder.relative_to(storage)))
+        argv, environment = transport.shell_argv(
+            ["sh", "-c", f"mkdir -p {place}/up; cd {place}; exec sleep 600"], terminal=False
+        )
+        started.append(subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL))
+        deadline = time.monotonic() + SECONDS
+        while not (folder / "up").is_dir():
+            assert time.monotonic() < deadline, "it does not start"
+            time.sleep(0.01)
         return started[-1]
 
     yield start
@@ -48,12 +66,20 @@ def runner_of(session: DeviceSession, bundle: Bundle, folder: Path) -> int:
     return int(raw.stderr.split()[1])
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+@pytest.fixture
+def alive(storage: Path, android: Path | None) -> Callable[[int], bool]:
+    """Tell whether a program runs that the device calls so."""
+    if android is not None:
+        return partial(alive_on, storage.parents[3])
+
+    def runs(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    return runs
 
 
 def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
@@ -63,6 +89,7 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
     storage: Path,
     tmp_path: Path,
     start_in: Callable[[Path], subprocess.Popen[bytes]],
+    alive: Callable[[int], bool],
 ) -> None:
     good = make_bundle(b"good")
     old = DeviceSession(transport, runtime, "old", transport.serial)
@@ -77,14 +104,16 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
 
     new = DeviceSession(transport, runtime, "new", transport.serial, takeover=True)
     new_runner = runner_of(new, good, tmp_path / "new")
-    assert survivor.wait(10) == -9
+    # What adb calls a signal is what a shell does.
+    assert survivor.wait(SECONDS) in {-9, 128 + 9}
     assert not alive(old_runner)
     assert bystander.poll() is None
     assert [path.name for path in storage.glob("run-*")] == [f"run-new-{os.getpid()}"]
     assert (outside / "precious").read_text() == "not farm's"
     assert transport.listed(transport.storage / "objects") >= objects
     # Once is enough: what comes later is its own.
-    assert runner_of_stays(new, good, tmp_path / "again", new_runner)
+    assert runner_stays(new, good, tmp_path / "again")
+    assert alive(new_runner)
     take_over(transport, f"run-new-{os.getpid()}")
     assert alive(new_runner)
     new.close()
@@ -92,20 +121,26 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
         old.close()
 
 
-def runner_of_stays(session: DeviceSession, bundle: Bundle, folder: Path, pid: int) -> bool:
+def runner_stays(session: DeviceSession, bundle: Bundle, folder: Path) -> bool:
+    """Run a job and tell whether the runner of the job before did it."""
     raw = session.execute("s/c", session.stage(bundle), folder, OPTIONS)
-    return raw.exit_code == 0 and not raw.stderr.startswith("started") and alive(pid)
+    return raw.exit_code == 0 and not raw.stderr.startswith("started")
 
 
 def test_without_taking_over_others_are_left_alone(
-    transport: Watched, runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
+    transport: Watched,
+    runtime: Runtime,
+    make_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    alive: Callable[[int], bool],
 ) -> None:
     good = make_bundle(b"good")
     first = DeviceSession(transport, runtime, "first", transport.serial)
     runner = runner_of(first, good, tmp_path / "first")
     second = DeviceSession(transport, runtime, "second", transport.serial)
     runner_of(second, good, tmp_path / "second")
-    assert runner_of_stays(first, good, tmp_path / "again", runner)
+    assert runner_stays(first, good, tmp_path / "again")
+    assert alive(runner)
     second.close()
     first.close()
 

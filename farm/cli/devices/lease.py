@@ -92,7 +92,8 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
     if not isinstance(address, AdbAddress):
         return []
     place = f"port {address.port}" if address.host == LOOPBACK else f"{address.host}:{address.port}"
-    return [(f"farm connect {name}", f"your own adb on it: {address.attached_at or adb_target(device.serial)}, {place}")]
+    serial = address.attached_at or adb_target(device.serial)
+    return [(f"farm connect {name}", f"your own adb on it: {serial}, {place}")]
 
 
 @click.command("release")
