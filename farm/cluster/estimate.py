@@ -36,6 +36,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """How many these are."""
     devices: int
     """Living devices that it may use, or as many of them as it may use at once."""
+    first_build_s: float = 0.0
+    """When the bundles of its first shard are made, about; 0 where a shard could begin now."""
     builds_s: float = 0.0
     """When the last of its bundles is made, about."""
 
@@ -130,13 +132,15 @@ class _Future:
         for work in active:
             if work.run_id in starts or rates[work.run_id] <= 0:
                 continue
-            if work.held or rates[work.run_id] >= 1 - 1e-9:
+            if work.held or not work.waiting:
                 starts[work.run_id] = now_s
-            else:
+                continue
+            if rates[work.run_id] < 1 - 1e-9:
                 behind_s += self._shard_s() / self._devices
                 starts[work.run_id] = now_s + behind_s
-            if not work.held and not work.waiting:
+            else:
                 starts[work.run_id] = now_s
+            starts[work.run_id] = max(starts[work.run_id], work.first_build_s)
 
     def _shard_s(self) -> float:
         shards = sum(work.waiting + work.held for work in self._works)

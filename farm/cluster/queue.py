@@ -93,6 +93,12 @@ def why_it_waits(view: QueueView, run_id: str) -> str:
 def _works(view: QueueView) -> Iterable[Work]:
     orders = {order.run_id: order for order in view.orders}
     builds_s = _builds_s(view)
+    could_begin = {
+        (soc, order.run_id)
+        for soc, situation in view.situations.items()
+        for order in situation.orders
+        if order.ready or order.retries
+    }
     for one in view.sums:
         order = orders.get(one.run_id)
         if order is None:
@@ -110,7 +116,8 @@ def _works(view: QueueView) -> Iterable[Work]:
             held_s=one.held_s,
             held=one.held,
             devices=min(devices, order.most_devices or devices),
-            builds_s=builds_s.get(one.run_id, 0.0),
+            first_build_s=0.0 if (one.soc, one.run_id) in could_begin else builds_s[one.run_id][0],
+            builds_s=builds_s[one.run_id][1],
         )
 
 
@@ -121,10 +128,16 @@ def _open(order: Order) -> OpenOrder:
     )  # fmt: skip
 
 
-def _builds_s(view: QueueView) -> Mapping[str, float]:
-    """Return about when the last bundle of each run is compiled."""
+def _builds_s(view: QueueView) -> Mapping[str, tuple[float, float]]:
+    """Return about when the bundles of each run's first shard are compiled, and when all are; runs one by one."""
     hosts = max(1, sum(agent.alive and bool(agent.facts.toolchains) for agent in view.agents))
-    return {order.run_id: order.lacking * _BUILD_SECONDS / hosts for order in view.orders}
+    before_s, found = 0.0, {}
+    for order in view.orders:
+        own_s = order.lacking * _BUILD_SECONDS / hosts
+        first_s = before_s + own_s / max(1, order.waiting)
+        found[order.run_id] = (first_s, before_s + own_s) if order.lacking else (0.0, 0.0)
+        before_s += own_s
+    return found
 
 
 def _finite(seconds: float) -> float | None:

@@ -58,6 +58,13 @@ def test_what_no_device_runs_never_ends_and_bundles_may_take_longer_than_devices
     assert expect([work(1, "ada", 8, builds_s=900.0)], {"SM8650": 8})["run1"].ends_s == 900.0
 
 
+def test_a_run_begins_when_the_bundles_of_its_first_shard_are_made() -> None:
+    cold = work(1, "ada", 8, first_build_s=25.0, builds_s=200.0)
+    assert expect([cold], {"SM8650": 8}) == {"run1": Expected(25.0, 200.0)}
+    # One of its shards runs already.
+    assert expect([work(1, "ada", 8, first_build_s=25.0, held=1, held_s=30.0)], {"SM8650": 8})["run1"].starts_s == 0.0
+
+
 def test_a_run_of_two_socs_ends_with_the_later() -> None:
     runs = [work(1, "ada", 8), work(1, "ada", 16, soc="SM8850", devices=1)]
     assert expect(runs, {"SM8650": 8, "SM8850": 1}) == {"run1": Expected(0.0, 960.0)}
