@@ -41,8 +41,9 @@ fail() {
 
 # shellcheck disable=SC2329 # by a trap
 clean_up() {
-    # The runner, where it has not ended.
-    run "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
+    # The runner, where it has not ended: one that has started others ends them, if it is asked.
+    run "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && pid=\$(cat pid) && kill \$pid && \
+for n in 1 2 3 4 5 6 7 8 9; do kill -0 \$pid || exit 0; sleep 0.2; done; kill -9 \$pid" >/dev/null 2>&1
     run "rm -rf $workspace" >/dev/null 2>&1
 }
 

@@ -66,8 +66,9 @@ def test_detector_gives_what_transformers_gives_for_it(drawn: dict[str, Any]) ->
     assert drawn["detector_error"] < 1e-4
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("soc", ["SM8650", "SM8850"])
+@pytest.mark.parametrize(
+    "soc", [pytest.param("SM8650", marks=pytest.mark.whole), pytest.param("SM8850", marks=pytest.mark.soak)]
+)
 def test_small_models_pass_on_the_simulator(soc: str, farm_cache: Path, tmp_path: Path) -> None:
     home = FarmHome(farm_cache, tmp_path, tmp_path)
     done = home.farm("run", "--soc", soc, "--suite", "models_small", "--virtual", "1", timeout_s=1800)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HERE = Path(__file__).parent
-# To how each makes itself known in the binary.
-SYMBOLS = {"address": b"__asan_init", "undefined": b"__ubsan_handle", "thread": b"__tsan_func_entry"}
+# To how each makes itself known in the binary. Two go together: a build and a run of the tests less.
+SYMBOLS = {"address,undefined": (b"__asan_init", b"__ubsan_handle"), "thread": (b"__tsan_func_entry",)}
 SANITIZER = os.environ.get("RUNNER_SANITIZER", "")
 _REPORTS = os.environ.get("RUNNER_SANITIZER_REPORTS", "")
 # Signals are left to the runner: what ends one is what the farm has to be told.
@@ -34,7 +34,8 @@ def put_sanitized_runner(cache: Path, folder: Path) -> None:
         build = build_native(cache)
     for path in (build.runner, build.bridge):
         shutil.copy(path, folder / path.name)
-    assert SYMBOLS[SANITIZER] in (folder / build.runner.name).read_bytes()
+    binary = (folder / build.runner.name).read_bytes()
+    assert all(symbol in binary for symbol in SYMBOLS[SANITIZER])
     source, library = HERE / "deepbind_stub.cpp", folder / "libdeepbind_stub.so"
     subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=120)
 

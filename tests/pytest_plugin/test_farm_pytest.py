@@ -211,6 +211,7 @@ if "exec(eval(sys.stdin.readline()))" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.whole
 def test_a_replacement_that_dies_while_it_starts_is_replaced(home: FarmHome, tmp_path: Path) -> None:
     lay_out(home.cwd, "import os\n\ndef test_dies(): os.kill(os.getpid(), 9)\n\ndef test_after(device): pass\n")
     (tmp_path / "sitecustomize.py").write_text(DIES_WHILE_IT_STARTS.format(deaths=(2,)))
@@ -226,6 +227,7 @@ def test_a_replacement_that_dies_while_it_starts_is_replaced(home: FarmHome, tmp
     assert not wait_for_no_process(home)
 
 
+@pytest.mark.whole
 def test_a_device_whose_workers_do_not_start_leaves_its_tests_to_the_others(home: FarmHome, tmp_path: Path) -> None:
     lay_out(home.cwd, "def test_one(device): pass\n\ndef test_two(device): pass\n")
     (tmp_path / "sitecustomize.py").write_text(DIES_WHILE_IT_STARTS.format(deaths=tuple(range(2, 50))))

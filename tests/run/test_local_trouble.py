@@ -140,21 +140,3 @@ def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) ->
 
 def workers(home: FarmHome) -> list[int]:
     return [pid for pid, command in processes_of(home).items() if WORKER_NAME in command]
-
-
-@pytest.mark.whole
-def test_an_adb_server_that_is_away_for_a_moment_burns_no_jobs(home: FarmHome, tmp_path: Path) -> None:
-    with attach(home, tmp_path, ["SM8650", "SM8650"]) as pair:
-        with pair.running(*RUN, "--iterations", "600", "--json") as process:
-            until(lambda: list((home.state / "runs").glob("*/raw/*")), "a job")
-            time.sleep(1)
-            pair.server.stop()
-            time.sleep(1.5)
-            assert pair.server.revive(pair.supervisor)
-            out = process.communicate(timeout=240)[0]
-        view = json.loads(out[out.index("\n{") :])
-        verdicts = [job["attempts"][-1]["verdict"] for job in view["jobs"] if job["attempts"]]
-        # What each of the two was at, and had staged, when the server went.
-        assert verdicts.count("passed") >= 4, out
-        assert len(verdicts) == 8, out
-        assert "quarantine" not in out

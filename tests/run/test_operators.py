@@ -59,12 +59,14 @@ def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any
 
 
 def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any]]) -> None:
-    home, _ = ran
+    home, view = ran
     done = home.farm("coverage", "--soc", "SM8650", "--json")
     assert done.returncode == 0, done.stderr
     table = json.loads(done.stdout)
     assert len(table["builders"]) > 100
-    assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == []
+    # A number of 8 bits is never none: the case of is_nan is one of floating point.
+    floating = [] if _in_all_precisions(view["jobs"]) else ["is_nan"]
+    assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == floating
 
 
 @pytest.mark.parametrize("ran", [pytest.param(ALL, marks=pytest.mark.soak, id="all")], indirect=True)

@@ -268,6 +268,7 @@ def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(h
             tried = store.execute(f"{query} order by attempt.id").fetchall()
         # The last word about each job.
         assert set({job: verdict for job, _, verdict in tried}.values()) == {"passed"}, out
+        assert "quarantine" not in out
         lost = [serial for _, serial, verdict in tried if verdict == "infra"]
         assert all(lost.count(device.serial) <= 2 for device in pair.devices), out
         assert set(leases(pair).values()) == {""}

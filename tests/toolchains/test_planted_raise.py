@@ -13,8 +13,6 @@ import pytest
 from executorch_checkout import installed, make_checkout
 from farm_home import FarmHome
 
-pytestmark = pytest.mark.whole
-
 PASS = Path("backends", "qualcomm", "_passes", "annotate_quant_attrs.py")
 BEGIN = re.compile(r"^    def call\(self.*$", re.MULTILINE)
 SITE = Path("lib", "python3.11", "site-packages")
@@ -78,21 +76,25 @@ def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
     assert "all compiled already" in text
 
 
+@pytest.mark.whole
 def test_in_a_checkout(home: FarmHome, tmp_path: Path) -> None:
     make_checkout(tmp_path / "executorch")
     red_when_broken(home, tmp_path / "executorch", tmp_path / "executorch")
 
 
+@pytest.mark.soak
 def test_in_a_copied_wheel(home: FarmHome, tmp_path: Path) -> None:
     package = copied_wheel(tmp_path / "executorch")
     red_when_broken(home, package, package)
 
 
+@pytest.mark.whole
 def test_in_site_packages(home: FarmHome, tmp_path: Path) -> None:
     python, package = environment(tmp_path / "env", editable=False)
     red_when_broken(home, package, python)
 
 
+@pytest.mark.soak
 def test_in_an_editable_install(home: FarmHome, tmp_path: Path) -> None:
     python, package = environment(tmp_path / "env", editable=True)
     red_when_broken(home, package, python)
