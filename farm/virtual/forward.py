@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.system.peer import accept_own_async
+from farm.virtual.streams import until_one_ends
 
 if TYPE_CHECKING:
     from farm.virtual.streams import HostConnection, Service, Stream
@@ -63,14 +64,8 @@ async def carry(stream: Stream, connection: socket.socket) -> None:
         while data := await loop.sock_recv(connection, _READ_BYTES):
             await stream.write(data)
 
-    ways = [asyncio.create_task(to_device()), asyncio.create_task(to_host())]
-    try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        connection.close()
+    with contextlib.closing(connection):
+        await until_one_ends(to_device(), to_host())
 
 
 class _ReverseSocket(NamedTuple):

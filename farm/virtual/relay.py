@@ -18,7 +18,7 @@ from farm.devices.adb.names import RELAYED_PRODUCT, adb_target
 from farm.devices.device import LOOPBACK
 from farm.errors import InfraError
 from farm.system.peer import accept_own_async
-from farm.virtual.streams import HostConnection
+from farm.virtual.streams import HostConnection, until_one_ends
 from farm.virtual.wire import LinkThrottle, PacketLink
 
 if TYPE_CHECKING:
@@ -176,15 +176,9 @@ class Relay:
         except (OSError, EOFError, InfraError):
             # The end of the stream is all that can be said; `farm connect` says what became of the device.
             return
-        ways = [asyncio.create_task(_to_device(stream, writer)), asyncio.create_task(_to_host(reader, stream, writer))]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            # What the host sent before it closed goes on.
-            writer.close()
+        # What the host sent before it closed goes on.
+        with contextlib.closing(writer):
+            await until_one_ends(_to_device(stream, writer), _to_host(reader, stream, writer))
 
     async def _ask(self, request: str) -> str:
         reader, writer = await self._connect(request)

@@ -43,6 +43,17 @@ class StreamClosedError(Exception):
     """The host closed the stream."""
 
 
+async def until_one_ends(*ways: Coroutine[None, None, None]) -> None:
+    """Run `ways` side by side until one of them ends, however, and cancel the others."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Stream:
     """One stream to the host."""
 

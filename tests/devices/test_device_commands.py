@@ -7,8 +7,9 @@ dropbear. `tools/device_tables.py` makes the table in docs/devices.md from what 
 from __future__ import annotations
 
 import os
+import re
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +29,6 @@ from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from conftest import Bench
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farm.devices.transport import Completed, Transport
 
 SECONDS = 60.0
+REPLAY = Path(__file__).parents[2] / "farm/replay"
 SHELLS = ("tombstone", "logcat", "dmesg", "journal", "dsp")
 
 
@@ -180,6 +181,16 @@ done <lines
     assert [line.split()[-1] for line in lines[4:8]] == [f"output_{n}_0.raw" for n in range(4)]
     assert all(len(line.split()[0]) == 64 for line in lines[4:8])
     assert run(transport, "cat output_1_0.raw", cwd=folder).stdout == b"b"
+
+
+def test_script_of_farm_repro(transport: Transport, folder: PurePosixPath) -> None:
+    words = {"outputs": "outputs", "runner": "program", "flags": "--word=1"}
+    script = re.sub(r"@(\w+)@", lambda found: words[found[1]], (REPLAY / "repro_on_device.sh").read_text())
+    program = b'#!/bin/sh\necho "$@" >outputs/words; [ "$LD_LIBRARY_PATH" = "$PWD" ] || exit 2; exit 7\n'
+    transport.push({folder / "program": program, folder / "run.sh": script.encode()})
+    assert run(transport, 'sh "$1"', str(folder / "run.sh")).code == 0
+    done = run(transport, "cat exit_code outputs/words", cwd=folder)
+    assert done.stdout.decode().split() == ["7", "--word=1", f"--output_folder_path={folder}/outputs"]
 
 
 def test_read_the_beginning_of_a_file(transport: Transport, folder: PurePosixPath) -> None:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.devices.hold import CommandWithWords, device_held, purpose_of, terminal_restored, words_of
-from farm.cli.options import config_option, duration
+from farm.cli.devices.hold import (
+    CommandWithWords,
+    device_held,
+    held_device_options,
+    purpose_of,
+    terminal_restored,
+    words_of,
+)
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,12 +36,7 @@ class _Adb(CommandWithWords):
 
 
 @click.command("adb", cls=_Adb)
-@click.argument("device", required=False, metavar="[DEVICE|SOC]")
-@click.option(
-    "--wait", "wait_s", metavar="TIME", callback=duration, help="Wait so long for the device, when another has it."
-)
-@config_option
-@click.pass_context
+@held_device_options
 def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
     """Run your own adb on a device; nobody else uses it meanwhile.
 

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.devices.adb import adb_address, environment_with, is_elsewhere
-from farm.cli.devices.hold import CommandWithWords, device_held, purpose_of, terminal_restored, words_of
-from farm.cli.options import config_option, duration
+from farm.cli.devices.hold import (
+    CommandWithWords,
+    device_held,
+    held_device_options,
+    purpose_of,
+    terminal_restored,
+    words_of,
+)
 from farm.cli.output import echo
 from farm.errors import InfraError
 from farm.report.terminal.layout import columns
@@ -29,12 +35,7 @@ _AFTER = {True: "it stays on your adb server, and is not yours to use", False: "
 
 
 @click.command("connect", cls=CommandWithWords)
-@click.argument("device", required=False, metavar="[DEVICE|SOC]")
-@click.option(
-    "--wait", "wait_s", metavar="TIME", callback=duration, help="Wait so long for the device, when another has it."
-)
-@config_option
-@click.pass_context
+@held_device_options
 def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
     """Bring a device under your own adb, until Ctrl-C or as long as COMMAND runs.
 

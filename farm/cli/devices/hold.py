@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from farm.cli.options import config_option, duration
 from farm.cli.output import notice, opened
 
 if TYPE_CHECKING:
@@ -50,6 +51,24 @@ class CommandWithWords(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what the usage line has, with the words at its end."""
         return [*super().collect_usage_pieces(ctx), f"[-- {self.meaning}]"]
+
+
+def held_device_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command take a device, which may be left out, and how long it waits for that, and the context of click."""
+    for decorate in (
+        click.pass_context,
+        config_option,
+        click.option(
+            "--wait",
+            "wait_s",
+            metavar="TIME",
+            callback=duration,
+            help="Wait so long for the device, when another has it.",
+        ),
+        click.argument("device", required=False, metavar="[DEVICE|SOC]"),
+    ):
+        function = decorate(function)
+    return function
 
 
 def words_of(context: click.Context) -> list[str]:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.devices.hold import CommandWithWords, device_held, purpose_of, terminal_restored, words_of
-from farm.cli.options import config_option, duration
+from farm.cli.devices.hold import (
+    CommandWithWords,
+    device_held,
+    held_device_options,
+    purpose_of,
+    terminal_restored,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command("shell", cls=CommandWithWords)
-@click.argument("device", required=False, metavar="[DEVICE|SOC]")
-@click.option(
-    "--wait", "wait_s", metavar="TIME", callback=duration, help="Wait so long for the device, when another has it."
-)
-@config_option
-@click.pass_context
+@held_device_options
 def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
     """Open a shell on a device, or run COMMAND there; nobody else uses it meanwhile.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -15,7 +14,7 @@ from farm.virtual.android.namespaces import VERSION as ADBD_VERSION
 from farm.virtual.daemon import Daemon
 from farm.virtual.faults import FaultKind
 from farm.virtual.injection import Injection
-from farm.virtual.streams import HostConnection
+from farm.virtual.streams import HostConnection, until_one_ends
 from farm.virtual.wire import CNXN, OPEN, VERSION, LinkThrottle, PacketLink, ProtocolError
 
 if TYPE_CHECKING:
@@ -144,14 +143,8 @@ class _AdbdConnection(HostConnection):
             sys.stderr.write(f"an adb server was hung up on: {error}\n")
             self._link.close()
             return
-        ways = [asyncio.create_task(super().serve()), asyncio.create_task(self._answer(self._adbd))]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            self._adbd.close()
+        with contextlib.closing(self._adbd):
+            await until_one_ends(super().serve(), self._answer(self._adbd))
 
     async def _handle(self, packet: Packet) -> None:
         if packet.command == OPEN:
