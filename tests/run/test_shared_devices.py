@@ -253,12 +253,20 @@ def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     assert health["virtual-SM8650-1"] == "healthy"
 
 
+def lost_jobs(home: FarmHome) -> set[str]:
+    """Return the jobs of which the last attempt is infra."""
+    with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+        last = dict(connection.execute("select run_job_id, verdict from attempt order by id").fetchall())
+    return {job for job, verdict in last.items() if verdict == "infra"}
+
+
 @pytest.mark.whole
 def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"], ordinary=True) as pair:
         with pair.running(*ALL, "--iterations", "400") as process:
             for jobs in (1, 4):
-                until(lambda: len(verdicts(home)) >= jobs, "a job")  # noqa: B023 - it is called here
+                # Not a job twice: the second time is when all that was lost has been made up for.
+                until(lambda: verdicts(home).count("passed") >= jobs and not lost_jobs(home), "a job")  # noqa: B023
                 kill_server(pair.port)
             out = process.communicate(timeout=300)[0]
         assert process.returncode == 0, out

@@ -171,13 +171,8 @@ class TestWhatAUserCannotDo:
             assert world.farm("prune", *arguments, "--yes").returncode == 0
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
-    @pytest.mark.parametrize(
-        "command",
-        [
-            *(pytest.param(command, marks=pytest.mark.whole) for command in ("repro --virtual 1", BISECT)),
-            *(pytest.param(command, marks=pytest.mark.soak) for command in (SCRIPT_OUT, CONFIRM)),
-        ],
-    )
+    @pytest.mark.whole
+    @pytest.mark.parametrize("command", ["repro --virtual 1", SCRIPT_OUT, CONFIRM, BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
         keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
