@@ -72,6 +72,18 @@ def test_a_shard_is_put_back_with_what_is_left_of_it(store: Store) -> None:
     assert "not this agent's" in refused[0]
 
 
+def test_a_job_whose_result_was_refused_is_left_when_its_agent_puts_back_the_rest(store: Store) -> None:
+    submit(store, shards(1, jobs=4))
+    one, two = agent(store), agent(store, "h2")
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
+    # The agent has run the second and the third as well, and the store has taken neither.
+    store.cluster.put_back(one, held.id, held.lease.fence, why="its lease was lost", jobs=held.jobs[3:])
+    store.cluster.release(one, [held.lease])
+    [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
+    assert [each.job for each in again.jobs] == [job(1), job(2), job(3)]
+
+
 def test_what_another_device_is_to_try_goes_to_another_device(store: Store) -> None:
     run_id = submit(store, shards(1))
     one = agent(store, devices=2)

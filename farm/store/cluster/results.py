@@ -130,9 +130,10 @@ class ShardResults(ClusterPart):
     def put_back(
         self, agent: AgentId, shard: int, fence: int, *, why: str, jobs: Sequence[ShardJob] | None = None
     ) -> None:
-        """Let another device have what is left of a shard; `jobs` are all of it, where they are others by now.
+        """Let another device have what is left of a shard; `jobs` are what the agent has left, as it knows them by now.
 
-        Raises LeaseLostError where the shard is not the agent's any more.
+        A job that it counts as done and of which no result was taken, as its lease was lost, is left as well. Raises
+        LeaseLostError where the shard is not the agent's any more.
         """
         ours = {"shard": shard, "token": agent.token, "fence": fence}
 
@@ -142,8 +143,13 @@ class ShardResults(ClusterPart):
                 raise _lost(shard)
             if jobs is not None:
                 done = set(decode_names(connection.execute(READ_NAMES, {"shard": shard}).one().done))
-                left = [one.job.id for one in jobs if one.job.id not in done]
-                changed = {"shard": shard, "jobs": encode_jobs(jobs), "names": encode_names(one.job.id for one in jobs)}
+                newer = {one.job.id: one for one in jobs}
+                stored = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard}).scalar_one())
+                every = [newer.pop(one.job.id, one) for one in stored]
+                every += newer.values()
+                left = [one.job.id for one in every if one.job.id not in done]
+                names = encode_names(one.job.id for one in every)
+                changed = {"shard": shard, "jobs": encode_jobs(every), "names": names}
                 connection.execute(_CHANGE, {**changed, "next_job": left[0] if left else "", "left": len(left)})
             notify(connection, [f"work {soc}"])
 
