@@ -1,6 +1,6 @@
 """The SSH connections to a machine, made when they are needed and made anew after they died.
 
-One is enough for all, but for an old dropbear, which gets one for each program that runs at the same time.
+One is enough for all, but for dropbear, which gets one for each program that runs at the same time.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def takes_one_program(banner: str) -> bool:
     """Tell by what an SSH server says first whether a connection to it can have one program at a time. Pure.
 
     dropbear closes a stream on which no program runs yet, when a program of another stream ends, and hangs up when
-    something more is said on it ("Unknown channel"): https://github.com/mkj/dropbear/pull/326. 2024.86 closes fewer;
-    2026.94 still does, with programs and files at the same time.
+    something more is said on it ("Unknown channel"): https://github.com/mkj/dropbear/pull/326. Tried: 2022.83, and
+    2026.94, which still does with programs and files at the same time.
     """
     return banner.startswith(_DROPBEAR)
 
