@@ -7,6 +7,7 @@ dropbear. `tools/device_tables.py` makes the table in docs/devices.md from what 
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from pathlib import Path, PurePosixPath
@@ -143,12 +144,17 @@ def test_take_over(transport: Transport, folder: PurePosixPath) -> None:
 
 
 def test_end_by_mark(transport: Transport, folder: PurePosixPath) -> None:
-    script = 'for n in 1 2; do (trap "" HUP; echo $$ >"pid$n"; exec sleep 600) & done; echo begun; wait'
+    # Other tests sleep on this machine meanwhile: these two are known by how long.
+    asleep = f"sleep {random.randrange(10**7, 10**8)}"
+    found_by = 'for one in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$one"; echo; done 2>/dev/null; true'
+    script = f'for n in 1 2; do (trap "" HUP; exec {asleep}) & done; echo begun; wait'
     process = transport.start(["sh", "-c", script], cwd=folder)
     assert process.receive(SECONDS).stdout == b"begun\n"
+    deadline = time.monotonic() + SECONDS
+    while run(transport, found_by).stdout.decode(errors="replace").splitlines().count(f"{asleep} ") < 2:
+        assert time.monotonic() < deadline
     process.close()
-    found = run(transport, 'for one in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$one"; echo; done 2>/dev/null; true')
-    assert b"sleep 600" not in found.stdout
+    assert asleep.encode() not in run(transport, found_by).stdout
 
 
 def test_run_once_and_gather(transport: Transport, folder: PurePosixPath) -> None:
