@@ -5,9 +5,9 @@
 
 All by the production runner. Its own time of a step is the time between two tokens less the execution: choosing the
 token, caches, mask, the file of tokens; the median of many texts. The host's loop has the same program on a virtual
-device, and says the same tokens: each step it pushes token, mask, position and caches by adb, asks a runner that is up
-and keeps the program loaded for one execution, and pulls logits and new columns of the caches. Memory is the resident
-size over 4,000 steps of one process; the report, in which every token and time is kept, is in it.
+device, and says the same tokens: each step is a job of a session, as in a run. It stages token, mask, position and
+caches, asks a runner that is up and keeps the program loaded for one execution, and pulls logits and new columns of the
+caches. Memory is the resident size over 4,000 steps of one process.
 
 The last line is JSON: `loop_overhead_us` a step, `host_loop_ratio` (time of a step from the host to one in the runner),
 `rss_growth_bytes_per_1000_tokens`, `mutations_caught` (of those of tests/generation_mutations.py; null where none was
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import statistics
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -36,19 +38,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from generation_mutations import MUTATIONS, mutations_caught
 from made_decoders import compiled, tiny_decoder
 
+from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.program.pte import read_pte
-from farm.runtime.runtime import simulator_runtime
+from farm.runtime.runtime import Runtime, simulator_runtime
+from farm.system.hashes import sha256_of
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import PurePosixPath
-
-    from farm.bundles.bundle import Bundle
-    from farm.devices.transport import Link
 
 STEPS = 4000
 _PROMPT = (3, 1, 4, 1)
@@ -60,7 +62,7 @@ _MASK = {"float32": (0, -255), "uint8": (255, 0), "uint16": (65535, 0)}
 class Place:
     """A folder with a program, and the runtime beside it."""
 
-    runtime: dict[str, Path]
+    runtime: Runtime
     libraries: Path
     folder: Path
     model: Path
@@ -143,9 +145,9 @@ def growth(place: Place, new: int, steps: int) -> float:
 
 
 class HostLoop:
-    """A decoder on a virtual device, driven from outside: mask and caches are kept here, and are files of a call."""
+    """A decoder on a virtual device, driven from outside: mask and caches are kept here, and go along with each job."""
 
-    def __init__(self, place: Place, transport: AdbTransport) -> None:
+    def __init__(self, place: Place, transport: AdbTransport, folder: Path) -> None:
         methods = read_pte(place.model).methods
         index = [method.name for method in methods].index("kv_forward")
         specs, self.outputs = methods[index].inputs, methods[index].outputs
@@ -155,33 +157,28 @@ class HostLoop:
         # Tokens, one mask or two, positions; then keys of all layers, and values.
         self.position = 2 if specs[2].dtype == "int32" else 3
         self.caches = self.inputs[self.position + 1 :]
-        self.transport, self.local = transport, place.folder / "pulled"
-        self.local.mkdir()
-        self.folder = transport.storage / "bench"
-        names = [f"input_{n}.raw" for n in range(len(self.inputs))]
-        files: dict[PurePosixPath, Path | bytes | Link] = {
-            self.folder / "input_list.txt": (" ".join(names) + "\n").encode(),
-            self.folder / "model.pte": place.model,
-            self.folder / "outputs/none": b"",
-            **{self.folder / name: array.tobytes() for name, array in zip(names, self.inputs, strict=True)},
-        }
-        transport.push(files | {self.folder / name: path for name, path in place.runtime.items()})
-        self.job = f"--method_index={index}\n".encode()
-        self.process = transport.start(
-            [str(self.folder / "farm_runner"), "--serve", "--keep_loaded=model.pte"],
-            cwd=self.folder,
-            env={"LD_LIBRARY_PATH": str(self.folder)},
-        )
-        self._answer()
+        self.folder = folder
+        (folder / INPUTS).mkdir(parents=True)
+        (folder / MODEL).write_bytes(place.model.read_bytes())
+        self.manifest = Manifest(
+            key="", job_id="step", soc="SM8650", backend="htp", precision="", samples=1,
+            inputs=tuple(TensorSpec(spec.shape, spec.dtype) for spec in specs),
+            outputs=tuple(TensorSpec(spec.shape, spec.dtype) for spec in self.outputs),
+            pte_bytes=place.model.stat().st_size, delegates={}, delegated_ops=None, fallback_ops={}, seconds={},
+            versions={}, files={MODEL: sha256_of(place.model)}, method="kv_forward", method_index=index,
+        )  # fmt: skip
+        self.session = DeviceSession(transport, place.runtime, "bench", transport.serial)
+        # QNN stays up, and the program loaded, as a device worker does it with its canary.
+        self.session.keep_loaded(self._bundle())
 
-    def _answer(self) -> dict[str, Any]:
-        line = b""
-        while not line.endswith(b"\n"):
-            output = self.process.receive(60)
-            assert output.code is None, output.stderr[-2000:]
-            line += output.stdout
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def _bundle(self) -> Bundle:
+        """Return what a step executes; of the inputs, those that do not travel with the workspace are objects."""
+        files = dict(self.manifest.files)
+        for number, array in enumerate(self.inputs):
+            content = array.tobytes()
+            (self.folder / INPUTS / f"input_0_{number}.raw").write_bytes(content)
+            files[f"{INPUTS}/input_0_{number}.raw"] = hashlib.sha256(content).hexdigest()
+        return Bundle(self.folder, msgspec.structs.replace(self.manifest, files=files))
 
     def _tokens_and_masks(self, token: int, done: int) -> None:
         self.inputs[0][...] = token
@@ -194,23 +191,17 @@ class HostLoop:
             mask[..., -1] = attends
 
     def step(self, token: int, done: int) -> tuple[int, list[float]]:
-        """Return the token that follows `token`, the one after `done` tokens; and seconds of push, job and pull."""
+        """Return the token that follows `token`, the one after `done` tokens; and seconds of staging and executing."""
         times = [time.perf_counter()]
         self._tokens_and_masks(token, done)
-        self.transport.push(
-            {self.folder / f"input_{number}.raw": array.tobytes() for number, array in enumerate(self.inputs)}
-        )
+        workspace = self.session.stage(self._bundle())
         times.append(time.perf_counter())
-        self.process.send(self.job)
-        answer = self._answer()
-        assert answer["ok"], answer["error"]
-        times.append(time.perf_counter())
-        names = [f"output_0_{number}.raw" for number in range(len(self.outputs))]
-        pulled = {self.folder / "outputs" / name: self.local / name for name in names}
-        self.transport.pull(pulled, max_bytes=1 << 24)
+        pulled = self.folder / "pulled" / str(done)
+        raw = self.session.execute("step", workspace, pulled, RunnerOptions(iterations=1, warm_up=0))
+        assert not raw.error, raw.error
         logits, *columns = (
-            np.fromfile(self.local / name, spec.dtype).reshape(spec.shape)
-            for name, spec in zip(names, self.outputs, strict=True)
+            np.fromfile(pulled / f"output_0_{number}.raw", spec.dtype).reshape(spec.shape)
+            for number, spec in enumerate(self.outputs)
         )
         for number, (cache, column) in enumerate(zip(self.caches, columns, strict=True)):
             if number < len(columns) // 2:
@@ -231,17 +222,16 @@ def host_loop(place: Place, new: int) -> float:
         server = start_adb_server(supervisor, Path(name, "adb"))
         [device] = boot(supervisor, server, ["SM8650"], Path(name, "devices"))
         transport = AdbTransport(device.serial, device.address.port)
-        loop = HostLoop(place, transport)
+        loop = HostLoop(place, transport, Path(name, "steps"))
         while len(tokens) <= new:
             token, times = loop.step(tokens[-1], len(tokens) - 1)
             tokens.append(token)
             took.append([*times, sum(times)])
-        loop.process.close()
-        transport.close()
+        loop.session.close()
     assert tokens[1:] == result["generated"][0]["tokens"], "the host's loop says something else"
-    push, job, pull, outside = np.median(took[1:], axis=0) * 1e3
+    stage, execute, outside = np.median(took[1:], axis=0) * 1e3
     print(
-        f"a step: {outside:.1f} ms from the host (push {push:.1f}, job {job:.1f}, pull {pull:.1f}), "
+        f"a step: {outside:.1f} ms from the host (stage {stage:.1f}, execute and pull {execute:.1f}), "
         f"{inside / 1e6:.3f} ms in the runner",
         flush=True,
     )
@@ -253,8 +243,8 @@ def placed(cache: Path, model: Path) -> Iterator[Place]:
     """Put a program where it runs, and the runtime beside it."""
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as name:
         libraries, folder = Path(name, "runtime"), Path(name, "work")
-        runtime = simulator_runtime(cache).files
-        for target, path in runtime.items():
+        runtime = simulator_runtime(cache)
+        for target, path in runtime.files.items():
             (libraries / target).parent.mkdir(parents=True, exist_ok=True)
             (libraries / target).symlink_to(path)
         (folder / "outputs").mkdir(parents=True)

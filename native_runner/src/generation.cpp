@@ -20,6 +20,7 @@
 #include "guesses.h"
 #include "inputs.h"
 #include "logits.h"
+#include "scratch_file.h"
 #include "token_files.h"
 
 namespace farm {
@@ -64,6 +65,10 @@ class GenerationRun {
     look_ahead(flags_, report_);
     report_->enter(Stage::kOutputs);
     TokenFile tokens(flags_.tokens_path);
+    report_->update([&](Report* report) {
+      report->texts.inferences = std::make_shared<ScratchFile>(flags_.output_folder_path, Stage::kOutputs);
+      report->texts.over = std::make_shared<ScratchFile>(flags_.output_folder_path, Stage::kOutputs);
+    });
     report_->enter(Stage::kOptions);
     backend_.options->apply();
     load();
@@ -223,7 +228,7 @@ class GenerationRun {
       for (const Prompt& prompt : prompts_) {
         if (!first && Clock::now() >= *end) return;
         of_line(prompt.line, [&] { generate(prompt, tokens, first ? std::nullopt : end); });
-        if (first) add_inference();
+        report_->update([&](Report* report) { report->put_away(first); });
       }
     }
   }
@@ -239,8 +244,7 @@ class GenerationRun {
     line_ = prompt.line;
     chosen_ = 0;
     report_->update([&](Report* report) {
-      report->generated.emplace_back();
-      Generated& generated = report->generated.back();
+      Generated& generated = report->texts.current.emplace();
       generated.line = prompt.line;
       generated.prompt_tokens = prompt.tokens.size();
       const size_t most = std::min(static_cast<size_t>(*flags_.generate), decode_->layout().context);
@@ -256,7 +260,7 @@ class GenerationRun {
       const int64_t ns = reader.feed(sequence_, done, count);
       done += count;
       if (done < length) {
-        report_->update([&](Report* report) { report->generated.back().prefill_ns.push_back(ns); });
+        report_->update([&](Report* report) { report->texts.current->prefill_ns.push_back(ns); });
       } else {
         choose(reader.logits().greedy(reader.logits_of(length - 1)), &Generated::prefill_ns, ns);
       }
@@ -264,7 +268,7 @@ class GenerationRun {
     }
     // All but the last token of the sequence are in the caches.
     while (ended_ == nullptr) step();
-    report_->update([&](Report* report) { report->generated.back().ended = ended_; });
+    report_->update([&](Report* report) { report->texts.current->ended = ended_; });
     ended_ = nullptr;
   }
 
@@ -293,7 +297,7 @@ class GenerationRun {
     sequence_.push_back(token);
     ++chosen_;
     report_->update([&](Report* report) {
-      Generated& generated = report->generated.back();
+      Generated& generated = *report->texts.current;
       if (ns) (generated.*times).push_back(*ns);
       generated.tokens.push_back(token);
       if (!generated.first_token_ns) generated.first_token_ns = total_ns;
@@ -309,18 +313,6 @@ class GenerationRun {
     } else if (end_ && now >= *end_) {
       ended_ = kEndSeconds;
     }
-  }
-
-  // What is executed for a line, for whoever knows of inferences alone.
-  void add_inference() {
-    report_->update([](Report* report) {
-      const Generated& generated = report->generated.back();
-      report->inferences.emplace_back();
-      Inference& inference = report->inferences.back();
-      inference.line = generated.line;
-      inference.iterations_ns = generated.steps_ns;
-      if (inference.iterations_ns.empty() && generated.total_ns) inference.iterations_ns = {*generated.total_ns};
-    });
   }
 
   void write_trace() {

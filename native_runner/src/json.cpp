@@ -124,4 +124,11 @@ Json& Json::integers(const std::vector<int64_t>& values) {
   return end();
 }
 
+Json& Json::values(std::string_view written) {
+  if (written.empty()) return *this;
+  separate();
+  text_ += written;
+  return *this;
+}
+
 }  // namespace farm

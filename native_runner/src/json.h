@@ -25,6 +25,9 @@ class Json {
   Json& integer_or_null(const std::optional<int64_t>& value) { return value ? integer(*value) : null(); }
   Json& integers(const std::vector<int64_t>& values);
 
+  // Of an array: values that were written before, with the commas between them.
+  Json& values(std::string_view written);
+
   const std::string& text() const { return text_; }
 
  private:

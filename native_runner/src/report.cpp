@@ -33,37 +33,63 @@ void add_failure(Json* json, const std::optional<Failure>& failure) {
   json->key("line").integer_or_null(failure->line).end();
 }
 
+void add_inference(Json* json, const Inference& inference) {
+  json->object().key("line").integer(inference.line);
+  json->key("warm_up_ns").integers(inference.warm_up_ns);
+  json->key("iterations_ns").integers(inference.iterations_ns);
+  if (inference.differing_count) {
+    json->key("differing").object().key("count").integer(*inference.differing_count);
+    json->key("executions").integers(inference.differing).end();
+  }
+  json->end();
+}
+
+void add_generated(Json* json, const Generated& generated) {
+  json->object().key("line").integer(generated.line);
+  json->key("prompt_tokens").integer(static_cast<int64_t>(generated.prompt_tokens));
+  json->key("tokens").integers({generated.tokens.begin(), generated.tokens.end()});
+  json->key("prefill_ns").integers(generated.prefill_ns);
+  json->key("steps_ns").integers(generated.steps_ns);
+  json->key("first_token_ns").integer_or_null(generated.first_token_ns);
+  json->key("total_ns").integer_or_null(generated.total_ns);
+  if (generated.ended != nullptr) json->key("ended").string(generated.ended);
+  json->end();
+}
+
 // Of a run that generates; others have none of it.
-void add_generated(Json* json, const Report& report) {
+void add_texts(Json* json, const Report& report) {
   if (report.method_loads_ns.empty()) return;
   json->key("method_loads_ns").object();
   for (const auto& [method, ns] : report.method_loads_ns) json->key(method).integer(ns);
   json->end();
   json->key("generated").array();
-  for (const Generated& generated : report.generated) {
-    json->object().key("line").integer(generated.line);
-    json->key("prompt_tokens").integer(static_cast<int64_t>(generated.prompt_tokens));
-    json->key("tokens").integers({generated.tokens.begin(), generated.tokens.end()});
-    json->key("prefill_ns").integers(generated.prefill_ns);
-    json->key("steps_ns").integers(generated.steps_ns);
-    json->key("first_token_ns").integer_or_null(generated.first_token_ns);
-    json->key("total_ns").integer_or_null(generated.total_ns);
-    if (generated.ended != nullptr) json->key("ended").string(generated.ended);
-    json->end();
-  }
+  if (report.texts.over) json->values(report.texts.over->read());
+  if (report.texts.current) add_generated(json, *report.texts.current);
   json->end();
+}
+
+// A value behind those that are there.
+template <typename Add>
+void append(ScratchFile* file, const Add& add) {
+  Json json;
+  add(&json);
+  file->add(file->empty() ? json.text() : "," + json.text());
 }
 
 }  // namespace
 
-double Report::mean_ms() const {
-  double sum = 0;
-  size_t count = 0;
-  for (const Inference& inference : inferences) {
-    for (const int64_t ns : inference.iterations_ns) sum += static_cast<double>(ns);
-    count += inference.iterations_ns.size();
+void Report::put_away(bool in_inferences) {
+  const Generated& text = *texts.current;
+  if (in_inferences) {
+    Inference inference;
+    inference.line = text.line;
+    inference.iterations_ns = text.steps_ns;
+    if (text.steps_ns.empty() && text.total_ns) inference.iterations_ns = {*text.total_ns};
+    append(texts.inferences.get(), [&](Json* json) { add_inference(json, inference); });
+    for (const int64_t ns : inference.iterations_ns) count(ns);
   }
-  return count == 0 ? 0 : sum / static_cast<double>(count) / 1e6;
+  append(texts.over.get(), [&](Json* json) { add_generated(json, text); });
+  texts.current.reset();
 }
 
 std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
@@ -86,18 +112,10 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
   json.key("outputs");
   add_specs(&json, report.outputs);
   json.key("inferences").array();
-  for (const Inference& inference : report.inferences) {
-    json.object().key("line").integer(inference.line);
-    json.key("warm_up_ns").integers(inference.warm_up_ns);
-    json.key("iterations_ns").integers(inference.iterations_ns);
-    if (inference.differing_count) {
-      json.key("differing").object().key("count").integer(*inference.differing_count);
-      json.key("executions").integers(inference.differing).end();
-    }
-    json.end();
-  }
+  if (report.texts.inferences) json.values(report.texts.inferences->read());
+  for (const Inference& inference : report.inferences) add_inference(&json, inference);
   json.end();
-  add_generated(&json, report);
+  add_texts(&json, report);
   json.key("peak_memory_bytes").integer_or_null(report.peak_memory_bytes);
   json.key("versions").object().key("executorch").string(FARM_EXECUTORCH_VERSION);
   json.key("runner").string(FARM_RUNNER_VERSION).end();
@@ -108,7 +126,9 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
 void write_performance(const Report& report, const std::string& path) {
   if (path.empty()) return;
   char text[64];
-  const int length = std::snprintf(text, sizeof(text), "%.6f", report.mean_ms());
+  const auto count = static_cast<double>(report.executions);
+  const double mean_ms = report.executions == 0 ? 0 : static_cast<double>(report.executions_ns) / count / 1e6;
+  const int length = std::snprintf(text, sizeof(text), "%.6f", mean_ms);
   write_file(path, text, static_cast<size_t>(length), Stage::kOutputs);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "failure.h"
+#include "scratch_file.h"
 #include "tensors.h"
 
 namespace farm {
@@ -37,6 +39,14 @@ struct Generated {
   const char* ended = nullptr;            // by what; null until then
 };
 
+// The texts of a run that generates. Those that are over are out of memory, as values of JSON: of a run of an hour the
+// process is not larger than of one of a minute.
+struct Texts {
+  std::shared_ptr<ScratchFile> inferences;
+  std::shared_ptr<ScratchFile> over;
+  std::optional<Generated> current;
+};
+
 // What happened, filled in as it happens, so that a failure still tells what went before.
 struct Report {
   Stage stage = Stage::kFlags;  // the one that runs now
@@ -48,14 +58,24 @@ struct Report {
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Inference> inferences;
-  std::vector<Generated> generated;
+  Texts texts;
   std::vector<std::pair<std::string, int64_t>> method_loads_ns;  // of a program that generates
   std::optional<int64_t> peak_memory_bytes;  // of the process so far
 
+  // Of all measured executions.
+  int64_t executions = 0;
+  int64_t executions_ns = 0;
+
   int exit_code() const { return failure ? failure->exit_code : 0; }
 
-  // Mean over all measured executions, in milliseconds; 0 when there was none.
-  double mean_ms() const;
+  void count(int64_t ns) {
+    ++executions;
+    executions_ns += ns;
+  }
+
+  // Puts the current text with those that are over. `in_inferences`: also among the inferences, for whoever knows of
+  // these alone. Throws Failure at outputs; the text is still the current one then.
+  void put_away(bool in_inferences);
 };
 
 // A report that one thread fills in while another may have to end the run.

@@ -128,7 +128,10 @@ class Run {
   void execute_once(const InputLine& line, int number, std::vector<int64_t> Inference::*times) {
     try {
       const int64_t ns = model_->execute();
-      report_->update([&](Report* report) { (report->inferences.back().*times).push_back(ns); });
+      report_->update([&](Report* report) {
+        (report->inferences.back().*times).push_back(ns);
+        if (times == &Inference::iterations_ns) report->count(ns);
+      });
       // Outside the time. One execution alone differs from none.
       if (flags_.warm_up > 0 || flags_.iteration > 1) {
         digests_.push_back(digest_outputs(line.number, model_->results(), expected_outputs_));

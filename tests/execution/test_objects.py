@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from small_disk import small_disk
 from watched_transport import Watched
 
 from farm.devices.adb.server import start_adb_server
@@ -193,30 +193,21 @@ def test_strange_files_among_the_objects_are_no_objects(transport: Watched, stor
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Watched, Path]]:
+def small(tmp_path: Path) -> Iterator[tuple[Watched, Path]]:
     """A virtual device with 24 MiB of storage."""
-    root = tmp_path / "small"
-    root.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(root)]
-    mounted = subprocess.run(mount, capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.decode().strip()}")
-    try:
-        with Supervisor() as supervisor:
-            server = start_adb_server(supervisor, tmp_path / "adb")
-            [device] = boot(supervisor, server, ["SM8650"], root)
-            transport = Watched(device.serial, device.address.port)
-            yield transport, root / device.serial / "data/local/tmp/farm"
-            transport.close()
-    finally:
-        subprocess.run(["umount", str(root)], check=True)
+    with small_disk(tmp_path / "small", "24m") as root, Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], root)
+        transport = Watched(device.serial, device.address.port)
+        yield transport, root / device.serial / "data/local/tmp/farm"
+        transport.close()
 
 
 def test_the_least_recently_used_objects_make_room(
-    small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
-    transport, storage = small_disk
+    transport, storage = small
     files = [local(tmp_path, f"model{n}", unique(6 * MIB)) for n in range(4)]
     names = [next(iter(file)) for file in files]
     for number in range(3):
@@ -232,10 +223,10 @@ def test_the_least_recently_used_objects_make_room(
 
 
 def test_what_a_session_links_to_stays(
-    small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
-    transport, storage = small_disk
+    transport, storage = small
     files = [local(tmp_path, f"model{n}", unique(8 * MIB)) for n in range(3)]
     names = [next(iter(file)) for file in files]
     ContentStore(transport, transport.storage / "run-a").ensure({**files[0], **files[1]})
@@ -248,10 +239,10 @@ def test_what_a_session_links_to_stays(
 
 
 def test_a_device_without_room_is_told_before_anything_is_pushed(
-    small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
-    transport, storage = small_disk
+    transport, storage = small
     with pytest.raises(DeviceError, match="has no room: 30 MiB and a reserve of 1 MiB are needed, . MiB are lacking"):
         ContentStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
     assert transport.pushed == {}
@@ -259,14 +250,14 @@ def test_a_device_without_room_is_told_before_anything_is_pushed(
 
 
 def test_a_session_with_more_models_than_room_goes_on(
-    small_disk: tuple[Watched, Path],
+    small: tuple[Watched, Path],
     runtime: Runtime,
     make_bundle: Callable[..., Bundle],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
-    transport, _ = small_disk
+    transport, _ = small
     bundles = [make_bundle(b"good " + unique(6 * MIB)) for _ in range(6)]
     session, problems = run_once(transport, runtime, bundles, tmp_path, "many")
     assert problems == [""] * 6

@@ -6,12 +6,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_disk import small_disk
 
 
 def _expect(ran: Any, code: int, stage: str, message: str) -> None:
@@ -157,19 +157,12 @@ def test_a_failing_middle_iteration(stub: Any, preload: Any) -> None:
 
 
 def test_a_full_disk(conv: Any, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(full)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting is not permitted")
-    try:
+    with small_disk(tmp_path / "full", "12k") as full:
         ran = conv.run(f"--output_folder_path={full}")
         _expect(ran, 7, "outputs", "output_1_0.raw: cannot write")
         assert "No space left" in ran.error["message"]
         # Whole or not at all.
         assert [(path.name, path.stat().st_size) for path in full.iterdir()] == [("output_0_0.raw", 8192)]
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "input_list.txt"])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
+from small_disk import small_disk
 
 CONTEXT, VOCABULARY = 32, 24
 
@@ -303,6 +304,21 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
     else:
         assert (code, ran.error["message"]) == (11, "ended by SIGTERM")
         assert abs(sum(len(one["tokens"]) for one in ran.result["generated"]) - len(said)) <= 1
+
+
+def test_a_disk_that_fills_ends_it_with_all_that_was_said(bare: Any, decoders: Path, tmp_path: Path) -> None:
+    stub = _put(bare, decoders, "hybrid")
+    _list(bare, [_prompt(4)])
+    with small_disk(tmp_path / "full", "64k") as full:
+        ran = bare.run("--generate=12", "--seconds=60", f"--output_folder_path={full}", "--tokens_path=tokens.txt")
+        assert list(full.iterdir()) == []
+    assert (ran.code, ran.error["stage"]) == (7, "outputs"), ran.stderr
+    assert ran.error["message"].startswith(f"cannot write into folder '{full}': No space left on device")
+    assert ran.result is not None
+    generated = ran.result["generated"]
+    assert len(generated) > 10
+    assert [one["tokens"] for one in generated] == [stub.says(_prompt(4), 12)] * len(generated)
+    assert [len(one["iterations_ns"]) for one in ran.result["inferences"]] == [11]
 
 
 def test_jobs_of_a_session_generate_as_single_runs_do(bare: Any, decoders: Path) -> None:

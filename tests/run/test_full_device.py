@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from attached import Attached, attach
+from small_disk import small_disk
 
 from farm.devices.connect import open_transport
 from farm.devices.recovery import TELL_BOOT
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from farm_home import FarmHome
 
-pytestmark = [
-    pytest.mark.whole,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system for the device"),
-]
+pytestmark = pytest.mark.whole
 
 RUN = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "smoke", "-k", "add")
 # The runtime's objects take some 10 MiB of it.
@@ -33,14 +30,8 @@ SIZE_MIB, LEFT_MIB = 160, 4
 @pytest.fixture
 def small(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
     """A virtual device that is on a small file system, as it is attached."""
-    disk = tmp_path / "bench"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "farm-test", disk], check=True)
-    try:
-        with attach(home, disk, ["SM8650"]) as attached:
-            yield attached
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    with small_disk(tmp_path / "bench", f"{SIZE_MIB}m") as disk, attach(home, disk, ["SM8650"]) as attached:
+        yield attached
 
 
 def boot_id(small: Attached) -> bytes:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attached import attach, until
 from farm_home import FarmHome, processes_of, wait_for_no_process
+from small_disk import small_disk
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 from farm.virtual.faults import Fault, inject
@@ -27,18 +27,9 @@ CANARY_BYTES = 500
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB; only root can mount one."""
-    if os.geteuid():
-        pytest.skip("only root can mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "farm-test", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody mount a small file system")
-    yield folder
-    # What ran there may take a moment to let go.
-    until(lambda: not subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode, "umount")
+def small(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "small", "24m") as folder:
+        yield folder
 
 
 def fill(folder: Path) -> Path:
@@ -53,16 +44,16 @@ def fill(folder: Path) -> Path:
 
 
 @pytest.mark.whole
-def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_path: Path, small_disk: Path) -> None:
-    own = FarmHome(home.cache, small_disk / "state", home.cwd)
+def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_path: Path, small: Path) -> None:
+    own = FarmHome(home.cache, small / "state", home.cwd)
     shared = {"FARM_STORE": str(tmp_path / "shared.db")}
     (home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 4\n")
     with attach(own, tmp_path, ["SM8650", "SM8650"]) as pair:
         compiled = own.farm(*RUN, env={**pair.env, **shared}, timeout_s=300)
         assert compiled.returncode == 0, compiled.stderr
         with own.running(*RUN, "--iterations", "1500", env={**pair.env, **shared}) as process:
-            until(lambda: len(list((small_disk / "state/runs").glob("*/raw"))) == 2, "the first job")
-            filler = fill(small_disk)
+            until(lambda: len(list((small / "state/runs").glob("*/raw"))) == 2, "the first job")
+            filler = fill(small)
             out = process.communicate(timeout=120)[0]
         assert process.returncode == 4, out
         assert "the run stops: this machine:" in out
