@@ -177,6 +177,17 @@ def test_choices_are_put_after_their_question_and_windows_before_all_of_them(tmp
     assert found.likelihoods.told == (1, 1, 10, 10, 10, 10, 10)
 
 
+def test_words_are_of_a_text_that_is_scored_to_its_end(tmp_path: Path) -> None:
+    case = case_of(tmp_path, "prompt_lengths = [3]")
+    # lm-eval splits at white space: what stands before the first and behind the last counts, empty as it is.
+    (Path(case.folder) / "text.txt").write_text(" one two\n\n" + "three " * 40)
+    for more, words in (("", 44), ("windows = 1", 0), ("windows = 2", 44)):
+        case = case_of(tmp_path, f'tokenizer = "bytes"\nscore_text = "text.txt"\n{more}')
+        found = asked_of(case, 128, 256).likelihoods
+        assert found is not None
+        assert found.words == words
+
+
 def test_what_is_longer_than_the_context_loses_its_beginning_and_is_counted(tmp_path: Path) -> None:
     case = case_of(tmp_path, "prompt_lengths = [3]")
     written(Path(case.folder))
@@ -209,6 +220,9 @@ def test_what_is_longer_than_the_context_loses_its_beginning_and_is_counted(tmp_
          "quantized.other_choices: is a figure that this case has not"),
         ('tokenizer = "bytes"\nscore_text = "text.txt"', "[[case.tiny.expect]]\nleast_accuracy = {acc = 2.0}",
          "least_accuracy"),
+        ('tokenizer = "bytes"\nscore_text = "text.txt"\nwindows = 2',
+         "[[case.tiny.expect]]\nmost_word_perplexity = 9.0", "most_word_perplexity: is of the words of a whole"),
+        ("prompt_lengths = [3]", "[[case.tiny.expect]]\nmost_word_perplexity = 9.0", "most_word_perplexity: is of the"),
     ],
 )  # fmt: skip
 def test_a_manifest_that_cannot_be_meant_is_refused_when_it_is_read(

@@ -29,12 +29,15 @@ def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
 def told_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
     """Return what of perplexity or accuracy is worse than expected; "" where nothing is."""
     samples = {one.metric: one.samples for one in measured}
-    if expected.most_perplexity is not None:
-        worst = max(samples.get("perplexity[0]", ()), default=None)
+    limits = {"perplexity": expected.most_perplexity, "word_perplexity": expected.most_word_perplexity}
+    for metric, most in limits.items():
+        if most is None:
+            continue
+        worst = max(samples.get(f"{metric}[0]", ()), default=None)
         if worst is None:
-            return f"perplexity was not measured, expected {expected.most_perplexity:g} or less"
-        if worst > expected.most_perplexity:
-            return f"perplexity is {worst:.5g}, expected {expected.most_perplexity:g} or less"
+            return f"{metric} was not measured, expected {most:g} or less"
+        if worst > most:
+            return f"{metric} is {worst:.5g}, expected {most:g} or less"
     for metric, least in (expected.least_accuracy or {}).items():
         found = samples.get(f"accuracy[{metric}]")
         if not found:

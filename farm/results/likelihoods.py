@@ -94,10 +94,22 @@ def told_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> Tok
 
 def perplexity(likelihoods: Likelihoods, told: TokenLogarithms) -> float | None:
     """Return the perplexity of the text, each token of which counts once; None where it is no number. Pure."""
+    return _perplexity(likelihoods, told, sum(map(len, told.logarithms[: likelihoods.windows])))
+
+
+def word_perplexity(likelihoods: Likelihoods, told: TokenLogarithms) -> float | None:
+    """Return lm-eval's `word_perplexity`: the same by words, which texts of any tokenizer have alike.
+
+    None where it is no number, or words of the text are not among the windows. Pure.
+    """
+    return _perplexity(likelihoods, told, likelihoods.words)
+
+
+def _perplexity(likelihoods: Likelihoods, told: TokenLogarithms, count: int) -> float | None:
     every = np.concatenate([np.zeros(0), *told.logarithms[: likelihoods.windows]])
-    if not every.size or not np.all(np.isfinite(every)):
+    if not count or not every.size or not np.all(np.isfinite(every)):
         return None
-    value = float(np.exp(min(-float(np.mean(every)), 700.0)))
+    value = float(np.exp(min(-float(np.sum(every)) / count, 700.0)))
     return value if math.isfinite(value) else None
 
 
@@ -166,6 +178,8 @@ def _text_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms
     for name, found in told.items():
         if (value := perplexity(likelihoods, found)) is not None:
             yield Measurement(f"perplexity{_suffix(name)}[0]", "tokens", Direction.LOWER, (value,))
+        if (value := word_perplexity(likelihoods, found)) is not None:
+            yield Measurement(f"word_perplexity{_suffix(name)}[0]", "words", Direction.LOWER, (value,))
     likeliest = np.concatenate(told[_OUTPUT].greedy[: likelihoods.windows])
     yield Measurement("greedy_share[0]", "1", Direction.HIGHER, (float(np.mean(likeliest)),))
 
@@ -176,7 +190,10 @@ def _text_note(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> st
         return ""
     count = sum(map(len, told[_OUTPUT].logarithms[: likelihoods.windows]))
     others = ", ".join(f"{_NAMES[name]} {value:.6g}" for name, value in values.items() if value and name in _NAMES)
-    return f"perplexity of the text {values[_OUTPUT]:.6g}, of {count} tokens{f' ({others})' if others else ''}"
+    of_words = word_perplexity(likelihoods, told[_OUTPUT])
+    by_words = "" if of_words is None else f"; by its {likelihoods.words} words {of_words:.5g}"
+    shown = f"{values[_OUTPUT]:.6g}, of {count} tokens{f' ({others})' if others else ''}"
+    return f"perplexity of the text {shown}{by_words}"
 
 
 def _task_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[Measurement]:

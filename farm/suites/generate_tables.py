@@ -26,7 +26,9 @@ _SIZES = ("dim", "n_layers", "n_heads", "vocab_size")
 FEATURES_OF_TEXT = ("shared_buffer", "use_multi_contexts", "split")
 """What a case that generates text may ask of its compiler. Weights that two methods have in common are shared, and
 attention is taken apart into heads, without being asked for."""
-_EXPECTED_OF_TEXT = ("least_decode_rate", "least_prefill_rate", "most_perplexity", "least_accuracy")
+_EXPECTED_OF_TEXT = (
+    "least_decode_rate", "least_prefill_rate", "most_perplexity", "most_word_perplexity", "least_accuracy",
+)  # fmt: skip
 # Logits of a sample are float32 [positions, vocabulary], in a file for every output and reference.
 _MOST_LOGITS_BYTES = 1 << 30
 # What a case of a module has, and what to do in place of it.

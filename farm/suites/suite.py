@@ -90,6 +90,8 @@ class Expectation(_Frozen, frozen=True):
     """Tokens of a prompt a second."""
     most_perplexity: _Rate | None = None
     """Of the sequences that are scored, wherever it runs."""
+    most_word_perplexity: _Rate | None = None
+    """Of a `score_text`, all of it, by its words, as lm-eval's `word_perplexity` of a document."""
     least_accuracy: dict[Literal["acc", "acc_norm"], Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
     """Share of the questions of its task that are answered right, by metric."""
     precisions: tuple[str, ...] = ()

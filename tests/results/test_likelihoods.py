@@ -16,7 +16,7 @@ from farm.execution.raw import RawResult
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.results.expected_text import slow_problem, told_problem
 from farm.results.judge import judge
-from farm.results.likelihoods import answers, interval, perplexity, told_of
+from farm.results.likelihoods import answers, interval, perplexity, told_of, word_perplexity
 from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
 from farm.suites.generate import Generate
 from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
@@ -26,8 +26,9 @@ VOCABULARY, POSITIONS, MS = 5, 6, 1_000_000
 SEQUENCES = ((0, 1, 2, 3), (4, 0, 1, 2), (4, 0, 3))
 TOLD_FROM = (1, 2, 2)
 LIKELIHOODS = Likelihoods(
-    told=TOLD_FROM, windows=1, questions=(TaskQuestion(right=(1,), lengths=(8, 3)),), metrics=("acc", "acc_norm")
-)
+    told=TOLD_FROM, windows=1, questions=(TaskQuestion(right=(1,), lengths=(8, 3)),), metrics=("acc", "acc_norm"),
+    words=2,
+)  # fmt: skip
 GENERATION = Generation(
     mode="kv", context=8, prefill=0, decode=1, layers=1, vocabulary=VOCABULARY, cache_bits=16, new=1,
     prompt_tokens=(4, 2, 2), scored=(4, 4, 3), likelihoods=LIKELIHOODS,
@@ -61,6 +62,8 @@ def test_sums_of_logarithms_choose_and_characters_divide() -> None:
     assert [list(one) for one in told.greedy] == [[True, False, True], [True, False], [False]]
     found = perplexity(LIKELIHOODS, told)
     assert found == pytest.approx((2 * 8 * 2) ** (1 / 3), rel=1e-6)
+    assert word_perplexity(LIKELIHOODS, told) == pytest.approx((2 * 8 * 2) ** (1 / 2), rel=1e-6)
+    assert word_perplexity(msgspec.structs.replace(LIKELIHOODS, words=0), told) is None
     # -2.77 against -2.08; for each character -0.35 against -0.69.
     assert answers(LIKELIHOODS, told).chosen == {"acc": (1,), "acc_norm": (0,)}
     assert answers(LIKELIHOODS, told).right == {"acc": 1, "acc_norm": 0}
@@ -187,10 +190,13 @@ def test_a_text_that_is_less_likely_breaks_the_limit_of_the_ratio(ran: Ran) -> N
 
 
 def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: Ran) -> None:
-    ran.expect = (Expectation(most_perplexity=1.5),)
-    attempt = ran.judge()
-    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
-    assert attempt.reason.startswith("perplexity is ")
+    for expected, metric in ((Expectation(most_perplexity=1.5), "perplexity"),
+                             (Expectation(most_word_perplexity=1.5), "word_perplexity")):  # fmt: skip
+        ran.expect = (expected,)
+        attempt = ran.judge()
+        assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
+        assert attempt.reason.startswith(f"{metric} is ")
+        assert attempt.reason.endswith(", expected 1.5 or less")
     right = answers(LIKELIHOODS, told_of(GENERATION, made())).right
     wrong = next((metric for metric, count in right.items() if not count), None)
     measured = [Measurement("accuracy[acc]", "1", Direction.HIGHER, (0.5,)),

@@ -93,7 +93,8 @@ def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: Far
 
     [attempt] = [one for job in json.loads(ran.stdout)["jobs"] for one in job["attempts"]]
     [note, counts] = [one for one in attempt["notes"] if one.startswith(("perplexity", "acc"))]
-    assert note == f"perplexity of the text {perplexity:.6g}, of 69 tokens"
+    by_words = float(np.exp(-np.sum(np.concatenate(counted)) / len(text)))
+    assert note == f"perplexity of the text {perplexity:.6g}, of 69 tokens; by its {len(text)} words {by_words:.5g}"
     assert counts.startswith(f"acc: {right} of 2 questions right (")
 
 

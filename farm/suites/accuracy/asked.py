@@ -5,6 +5,7 @@ A text is cut into windows, and each question of a task is one sequence for each
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,6 +50,8 @@ class Likelihoods(msgspec.Struct, frozen=True):
     """What counts of the questions: `acc`, `acc_norm`."""
     cut: int = 0
     """So many choices did not fit with all of their question, of which the beginning is left out."""
+    words: int = 0
+    """Of the text, as lm-eval counts them; 0 where not all of the text is among the windows."""
 
 
 class AskedTokens(NamedTuple):
@@ -58,6 +61,11 @@ class AskedTokens(NamedTuple):
     scored: Tokens
     """() where these are prompts with what is generated after them."""
     likelihoods: Likelihoods | None = None
+
+
+class _Text(NamedTuple):
+    windows: list[_Told]
+    words: int
 
 
 class _Told(NamedTuple):
@@ -78,7 +86,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
 
     folder = Path(case.folder)
     encode = load_tokenizer(generate.tokenizer, folder)
-    windows = _windows_of(case, encode, most) if generate.score_text else []
+    windows, words = _text_of(case, encode, most) if generate.score_text else _Text([], 0)
     questions, choices, metrics = _choices_of(case, encode, most) if generate.task else ([], [], ())
     rows = [*windows, *choices]
     for row in rows:
@@ -95,6 +103,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
         questions=tuple(questions),
         metrics=metrics,
         cut=sum(row.is_cut for row in choices),
+        words=words,
     )
     # Of a window there is nothing to go on from but its end; of a choice the question is the prompt.
     prompts = [row.sequence for row in windows] + [row.sequence[: row.told] for row in choices]
@@ -138,7 +147,7 @@ def told_choice(encode: Encode, before: str, choice: str, prefix: Sequence[int])
     return (*prefix, *whole), len(prefix) + told
 
 
-def _windows_of(case: Case, encode: Encode, most: int) -> list[_Told]:
+def _text_of(case: Case, encode: Encode, most: int) -> _Text:
     generate = generate_of(case)
     path = Path(case.folder, generate.score_text)
     try:
@@ -148,7 +157,9 @@ def _windows_of(case: Case, encode: Encode, most: int) -> list[_Told]:
     found = rolling_windows(encode(text), generate.prefix, most)
     if not found:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
-    return [_Told(*one) for one in found[: generate.windows]]
+    windows = [_Told(*one) for one in found[: generate.windows]]
+    # What is between white space: an end without any before or behind it counts as well.
+    return _Text(windows, len(re.split(r"\s+", text)) if len(windows) == len(found) else 0)
 
 
 def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestion], list[_Told], tuple[str, ...]]:

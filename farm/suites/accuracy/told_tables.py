@@ -54,8 +54,12 @@ def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> 
 
 
 def _check_limits(manifest: Path, key: str, case: Case) -> None:
-    """Raise ConfigError for a limit of a figure that such a case has not: it would never decide."""
+    """Raise ConfigError for a limit of a figure that such a case has not: it would never decide, or never be met."""
     generate = generate_of(case)
+    by_words = any(one.most_word_perplexity is not None for one in case.expect)
+    if by_words and (generate.windows is not None or not generate.score_text):
+        problem = "is of the words of a whole score_text: give it one, without windows"
+        raise ConfigError(manifest, f"{key.removesuffix('.generate')}.expect.most_word_perplexity", problem)
     without = () if generate.task else _OF_TASKS
     if generate.tells:
         without = (*without, "kl", "margin", "prefill_db", *(() if generate.score_text else ("perplexity_ratio",)))
