@@ -100,6 +100,20 @@ def rework() -> set[str]:
     return tests | bodies
 
 
+def example_tests() -> set[str]:
+    """Return the tests of example scripts: each where it is about language models or tools, else their class."""
+    found = set()
+    for node in tree(QUALCOMM / "tests/test_qnn_delegate.py").body:
+        if not isinstance(node, ast.ClassDef) or not (match := re.fullmatch(r"Test(?:Example)?(\w*Script)", node.name)):
+            continue
+        if match[1] in {"OssScript", "Script", "QaihubScript"}:
+            found.add(match[1])
+        else:
+            tests = (one.name for one in node.body if isinstance(one, ast.FunctionDef))
+            found |= {f"{match[1]}.{name}" for name in tests if name.startswith("test_")}
+    return found
+
+
 SECTIONS: dict[str, Callable[[], set[str]]] = {
     "Backends": lambda: schema("QnnExecuTorchBackendType"),
     "Precisions": lambda: set(classes(QUALCOMM / "quantizer/quantizer.py")["QuantDtype"]),
@@ -123,6 +137,7 @@ SECTIONS: dict[str, Callable[[], set[str]]] = {
     "Flags of the runner": runner_flags,
     "Settings of the harness": harness,
     "The newer tests": rework,
+    "Tests of example scripts": example_tests,
     "Modules": lambda: {
         path.name
         for path in QUALCOMM.iterdir()

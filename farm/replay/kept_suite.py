@@ -29,8 +29,9 @@ from farm.request.resume import config_to_run_again
 from farm.request.tuning import observed
 from farm.results.attempt import Verdict
 from farm.store.artifacts import open_artifacts
-from farm.suites.edit import toml_limits
+from farm.suites.edit import toml_limits, toml_value
 from farm.suites.limits import MANIFEST
+from farm.suites.manifests import suite_name
 from farm.suites.suite import FORWARD, Limits
 from farm.system.hashes import sha256_of
 from farm.system.text import one_line
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 _VERSIONS = ("executorch", "qnn", "torch")
 # What repeats bit for bit is held to that: as limits of float32 have it, above its rounding.
 _AS_THEN = {"sqnr_db": 100.0, "mismatch": 0.0}
-_SUITE_NAME = re.compile(r"[a-z0-9_]{1,64}")
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 200
 
 
@@ -92,8 +91,7 @@ def keep_programs(
     if len(places) > 1:
         problem = f"a suite of programs is for one SoC and backend, and these are for {', '.join(places)}"
         raise UsageError(f"{problem}: narrow the pattern, as in '{results[0].view.suite}/*[{places[0]}-*'")
-    if not _SUITE_NAME.fullmatch(folder.absolute().name):
-        raise UsageError(f"{folder.name!r} is to be a suite's name: lower-case letters, digits and _, at most 64")
+    suite_name(folder)
     artifacts = open_artifacts(config)
     kept: list[KeptProgram] = []
     left_out = []
@@ -188,7 +186,7 @@ def write_kept_suite(folder: Path, programs: Sequence[KeptProgram]) -> None:
     """Make `folder`, which is new or empty, a suite of `programs`. Raises UsageError where it cannot be written."""
 
     def fill(partial: Path) -> None:
-        text = "\n".join([_head(folder.absolute().name, programs), *(_written(partial, one) for one in programs)])
+        text = "\n".join([_head(suite_name(folder), programs), *(_written(partial, one) for one in programs)])
         (partial / MANIFEST).write_text(text, encoding="utf-8")
 
     publish_folder(folder, fill)
@@ -299,14 +297,14 @@ def _written(folder: Path, program: KeptProgram) -> str:
         f"# {one_line(stored.description, _WIDTH)}",
         f"# Judged by {program.judged_by}.",
         f"[case.{name}]",
-        *(f"{key} = {_toml(value)}" for key, value in entries.items()),
+        *(f"{key} = {toml_value(value)}" for key, value in entries.items()),
     ]
-    lines += [f"compiled_with = {_toml(dict(program.compiled_with))}"] if program.compiled_with else []
+    lines += [f"compiled_with = {toml_value(dict(program.compiled_with))}"] if program.compiled_with else []
     if program.expected:
         lines.append(f"tolerance = {{ {manifest.precision} = {{ fp32 = {toml_limits(program.limits)} }} }}")
     if manifest.generation is not None:
         generate = _generate(folder, program, manifest.generation)
-        lines += [f"[case.{name}.generate]", *(f"{key} = {_toml(value)}" for key, value in generate.items())]
+        lines += [f"[case.{name}.generate]", *(f"{key} = {toml_value(value)}" for key, value in generate.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -345,15 +343,3 @@ def _token_rows(bundle: Bundle, index: int) -> Iterator[list[int]]:
     spec = bundle.manifest.inputs[index]
     for sample in range(bundle.manifest.samples):
         yield [int(token) for token in read_tensor(bundle.input_files(sample)[index], spec).ravel() if int(token) >= 0]
-
-
-def _key(name: object) -> str:
-    return str(name) if _BARE_KEY.fullmatch(str(name)) else json.dumps(str(name))
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_toml(one)}' for key, one in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ _HEADER = re.compile(r"\s*(\[\[?.*?\]\]?)\s*(#.*)?$")
 _INLINE = re.compile(r"(\s*tolerance\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")
 _REFERENCE = re.compile(r"(\s*(?P<name>fp32|quantized)\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")
 _FIGURE = re.compile(r"(\s*(?P<name>\w+)\s*=\s*)([-+\w.]+)(\s*(?:#.*)?)$")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _QUOTES = ('"""', "'''")
 
 
@@ -42,6 +44,19 @@ def with_tolerances(file: Path, text: str, case: str, wanted: Mapping[str, Limit
 def toml_limits(limits: Mapping[str, float]) -> str:
     """Return limits as a manifest has them: `{ sqnr_db = 30.0, cosine = 0.999 }`."""
     return f"{{ {', '.join(f'{name} = {_number(value)}' for name, value in limits.items())} }}"
+
+
+def toml_value(value: object) -> str:
+    """Return a value of JSON's kinds as a manifest has it, on one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {toml_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value)
+
+
+def _key(name: object) -> str:
+    return str(name) if _BARE_KEY.fullmatch(str(name)) else json.dumps(str(name))
 
 
 def _number(value: float) -> str:

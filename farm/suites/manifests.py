@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.errors import ConfigError, UnknownNameError
+from farm.errors import ConfigError, UnknownNameError, UsageError
 from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.generate import Generate
@@ -142,6 +142,13 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
     if twice := [name for name, count in Counter(case.name for case in cases).items() if count > 1]:
         raise ConfigError(manifest, "include", f"cases come twice: {', '.join(sorted(twice))}")
     return Suite(table.suite.name, table.suite.description, table.suite.backends, tuple(cases), str(manifest))
+
+
+def suite_name(folder: Path) -> str:
+    """Return the name of the suite that `folder` is to become. Raises UsageError where it cannot be one."""
+    if not _NAME.fullmatch(folder.absolute().name):
+        raise UsageError(f"{folder.name!r} is to be a suite's name: lower-case letters, digits and _, at most 64")
+    return folder.absolute().name
 
 
 def _check_name(manifest: Path, key: str, name: str) -> None:

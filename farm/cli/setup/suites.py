@@ -9,6 +9,7 @@ import click
 
 from farm.cli.options import SuggestingGroup, json_option
 from farm.cli.output import echo, print_json, show, width
+from farm.cli.setup.published import published_command
 from farm.cli.setup.tune import tune_command
 from farm.report.terminal.layout import columns
 
@@ -30,12 +31,14 @@ class _SuitesGroup(SuggestingGroup):
 
 @click.group("suites", cls=_SuitesGroup)
 def suites_command() -> None:
-    """List the suites, or the cases of some; suggest limits for a case.
+    """List suites, or the cases of some; suggest limits; make a suite.
 
     \b
     farm suites                           the suites that farm knows
     farm suites smoke ./my_suite          the cases of those
     farm suites tune my_suite/residual    limits, from what it measured
+    farm suites published ./published --checkpoints ~/models
+                                          language models of yours
     """
 
 
@@ -86,6 +89,7 @@ def _known_issues(case: Case, backends: set[str]) -> str:
 
 
 suites_command.add_command(tune_command)
+suites_command.add_command(published_command)
 
 
 @click.command("socs")
