@@ -54,7 +54,8 @@ class CompilerEnding(NamedTuple):
     def compiler_reason(self, timeout_s: float) -> str:
         """Return how the compiler brought that about; "" where something else did."""
         if self.overdue:
-            return f"the compiler did not finish in {timeout_s:g} s and was ended"
+            more = "build.timeout_s in farm.toml allows more"
+            return f"the compiler did not finish in {timeout_s:g} s and was ended: {more}"
         if -self.code in CRASHES:
             return f"the compiler crashed ({signal.Signals(-self.code).name})"
         return exit_reason(self.code) if self.code >= 0 and self.began else ""

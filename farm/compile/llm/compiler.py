@@ -28,7 +28,7 @@ from farm.compile.flows.qualcomm import compiler_specs
 from farm.compile.llm import upstream
 from farm.compile.llm.greedy import Row, continuation
 from farm.compile.llm.ready import token_tensors
-from farm.compile.llm.references import WholeContext, log_probabilities
+from farm.compile.llm.references import Stepwise, WholeContext, log_probabilities
 from farm.compile.llm.weights import checkpoint_in_use, make_checkpoint
 from farm.program.pte import read_pte
 from farm.suites.accuracy.asked import asked_of, most_told
@@ -141,7 +141,11 @@ class Speakers:
 
     def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _Said:
         """Return what both say; `given` are the sequences to score, () where the quantized module makes them."""
-        quantized, stop = self._decoder.calibration_prefill.decoder, generate_of(self._case).stop
+        decoder, stop = self._decoder, generate_of(self._case).stop
+        quantized = decoder.calibration_prefill.decoder
+        # As compiling does it, which does the same again: until then that decoder knows no scales.
+        decoder._encoding_override(quantized, decoder.decode.decoder, override_kv_cache=True)  # noqa: SLF001 - no other name
+        stepwise = Stepwise(decoder.decode.decoder, decoder.decode._decoder_inference)  # noqa: SLF001 - no other name
 
         def logits(tokens: Row) -> torch.Tensor:
             return self._whole.logits(quantized, tokens)
@@ -149,10 +153,12 @@ class Speakers:
         def chosen(tokens: Row) -> list[int]:
             return [int(token) for token in logits(tokens).argmax(dim=-1)]
 
-        found = {
-            prompt: continuation(chosen, prompt, self._most(prompt), stop, draft)
-            for prompt, draft in dict(zip(prompts, continued, strict=True)).items()
-        }
+        def said(prompt: Row) -> Row:
+            most = self._most(prompt)
+            draft = self._whole.continuation(quantized, stepwise, prompt, most, stop) if most > 1 else ()
+            return continuation(chosen, prompt, most, stop, draft)
+
+        found = {prompt: said(prompt) for prompt in dict.fromkeys(prompts)}
         tokens = tuple(found[prompt] for prompt in prompts)
         room = positions_of(self._case)
         scored = tuple(given) or tuple((*prompt, *row)[:room] for prompt, row in zip(prompts, tokens, strict=True))

@@ -25,6 +25,51 @@ def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
     return found
 
 
+class Stepwise:
+    """A decoder that takes the last token, and has those before in caches: exported, its sizes fixed."""
+
+    def __init__(self, module: torch.nn.Module, inference: Any) -> None:
+        """`inference` is ExecuTorch's of that decoder."""
+        self._module = module
+        self._like: list[torch.Tensor] = [*inference._k_caches, *inference._v_caches]  # noqa: SLF001 - no other name
+        self._context = inference.max_context_len
+        self._width = self._context - self._like[0].shape[-1]
+
+    def caches(self, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return caches with what a decoder of the whole context gave for every position."""
+        half = len(columns) // 2
+        return [
+            one.narrow(-1 if number < half else 2, 0, self._context - self._width).clone(
+                memory_format=torch.contiguous_format
+            )
+            for number, one in enumerate(columns)
+        ]
+
+    def after(self, token: int, done: int, masks: Sequence[torch.Tensor], caches: Sequence[torch.Tensor]) -> int:
+        """Return what follows `token`, before which are `done` others, and put it into the caches.
+
+        `masks` are those of a full context. Where a step takes more than one token, those behind it are attended to by
+        nobody.
+        """
+        tokens = torch.zeros(1, self._width, dtype=torch.int32)
+        tokens[0, 0] = token
+        positions = torch.arange(done, done + self._width, dtype=torch.int32).clamp_(max=self._context - 1)[None]
+        room = self._context - self._width
+        steps = []
+        for mask in masks:
+            step = torch.full((1, 1, self._width, self._context), float(mask.min()))
+            step[0, 0, 0, :done] = mask[0, 0, done, :done]
+            step[0, 0, 0, room] = mask[0, 0, done, done]
+            steps.append(step)
+        logits, keys, values = self._module(tokens, *steps, positions, *caches)
+        half = len(caches) // 2
+        for number, (cache, one) in enumerate(zip(caches, [*keys, *values], strict=True)):
+            axis = -1 if number < half else 2
+            if done < room:
+                cache.narrow(axis, done, 1).copy_(one.narrow(axis, 0, 1))
+        return int(logits[0, 0].argmax())
+
+
 class WholeContext:
     """A decoder that takes its whole context at once, each position attending to those before: in FP32 or quantized."""
 
@@ -35,10 +80,27 @@ class WholeContext:
 
     def logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
         """Return float32 [tokens, vocabulary] of an exported `module`, whose sizes are fixed."""
+        return self._logits_and_columns(module, tokens)[0][: len(tokens)].float().clone()
+
+    def continuation(
+        self, module: torch.nn.Module, stepwise: Stepwise, prompt: Row, most: int, stop: Sequence[int]
+    ) -> Row:
+        """Return what an exported `module` goes on with after `prompt`, as `stepwise` has it after the first token.
+
+        That computes in another order: it is as good as always the same, and costs a step what it computes.
+        """
+        logits, columns = self._logits_and_columns(module, prompt)
+        found = [int(logits[len(prompt) - 1].argmax())]
+        caches = stepwise.caches(columns)
+        while len(found) < most and found[-1] not in stop:
+            found.append(stepwise.after(found[-1], len(prompt) + len(found) - 1, self._masks, caches))
+        return tuple(found)
+
+    def _logits_and_columns(self, module: torch.nn.Module, tokens: Row) -> tuple[torch.Tensor, list[torch.Tensor]]:
         padded = torch.zeros(1, self._masks[0].shape[-1], dtype=torch.int32)
         padded[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        found = self._inference.predict_step(module, padded, self._masks)
-        return torch.as_tensor(found[0, : len(tokens)]).float().clone()
+        logits, keys, values = module(*self._inference.get_inputs(padded, self._masks))
+        return torch.as_tensor(logits)[0], [*keys, *values]
 
     def eager_logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
         """Return the same of a `module` that is not exported, at the cost of those tokens alone."""
