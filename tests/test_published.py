@@ -149,6 +149,9 @@ def test_a_folder_of_checkpoints_becomes_a_suite_with_the_limits(home: FarmHome,
     assert cases["smollm2_135m"].tolerances["16a8w"].fp32.sqnr_db == 19.0
     assert [one.least_decode_rate for one in cases["smollm2_135m"].expect] == [214.0, 260.0, None]
     assert [one.most_word_perplexity for one in cases["smollm2_135m_told"].expect] == [23.0]
+    scored = cases["smollm2_135m_told"].generate
+    assert scored is not None
+    assert (scored.wikitext, scored.prefix) == (True, (7,))
     told = cases[f"{granite}_told"]
     assert told.generate is not None
     assert (told.generate.score_text, told.generate.documents, told.generate.prefix) == ("", 10, ())

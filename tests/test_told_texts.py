@@ -15,6 +15,7 @@ from farm.suites.accuracy.asked import asked_of, most_told, rolling_windows, tol
 from farm.suites.accuracy.questions import WrittenQuestion, written_questions
 from farm.suites.accuracy.task_format import read_task
 from farm.suites.accuracy.tokenizer import load_tokenizer
+from farm.suites.accuracy.wikitext import detokenized
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Case
 
@@ -177,6 +178,27 @@ def test_choices_are_put_after_their_question_and_windows_before_all_of_them(tmp
     assert found.likelihoods.told == (1, 1, 10, 10, 10, 10, 10)
 
 
+def test_a_page_of_wikitext_is_scored_without_its_marks_and_counted_with_them(tmp_path: Path) -> None:
+    page = (
+        " \n = A star = \n \n It 's 3 @,@ 500 or 2 @.@ 5 half @-@ lives , they say ; the stars ' own ( \" one \" ) . "
+        "At 20 \N{DEGREE SIGN} C \n = = Later = = \n "
+    )
+    # What lm-eval 0.4.13 makes of it; so it was with 200,000 texts that were drawn.
+    text = (
+        "\n= A star =\n\nIt's 3,500 or 2.5 half-lives, they say; the stars' own (\"one\"). "
+        "At 20\N{DEGREE SIGN}C\n== Later ==\n"
+    )
+    assert detokenized(page) == text
+    case = case_of(tmp_path, "prompt_lengths = [3]")
+    (Path(case.folder) / "text.txt").write_text(page, encoding="utf-8")
+    for more, scored in (("", page), ("wikitext = true", text)):
+        case = case_of(tmp_path, f'tokenizer = "bytes"\nscore_text = "text.txt"\ncontext = 256\n{more}')
+        found = asked_of(case, 256, 256)
+        assert [bytes(row).decode() for row in found.scored] == [scored]
+        assert found.likelihoods is not None
+        assert found.likelihoods.words == len(page.split()) + 2
+
+
 def test_words_are_of_a_text_that_is_scored_to_its_end(tmp_path: Path) -> None:
     case = case_of(tmp_path, "prompt_lengths = [3]")
     # lm-eval splits at white space: what stands before the first and behind the last counts, empty as it is.
@@ -208,6 +230,7 @@ def test_what_is_longer_than_the_context_loses_its_beginning_and_is_counted(tmp_
         ('score_text = "text.txt"', "", "generate.tokenizer: is missing"),
         ('tokenizer = "gone.json"\nscore_text = "text.txt"', "", "'gone.json' is no file"),
         ('tokenizer = "bytes"\nprompt_lengths = [3]', "", "generate.tokenizer: is for a score_text or a task"),
+        ("prompt_lengths = [3]\nwikitext = true", "", "generate.wikitext: is for a score_text"),
         ('tokenizer = "bytes"\nscore_text = "text.txt"\nprompt_lengths = [3]', "",
          "generate.prompt_lengths: is for prompts"),
         ('tokenizer = "bytes"\nscore_text = "text.txt"\nnew = 4', "", "generate.new: is for prompts"),

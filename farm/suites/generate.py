@@ -63,6 +63,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """What makes tokens of a text: a file, a folder with one, or `bytes`: farm/suites/accuracy/tokenizer.py."""
     score_text: str = ""
     """A text, in UTF-8, whose perplexity is measured, in place of prompts."""
+    wikitext: bool = False
+    """The text is a page of wikitext as data sets have it: scored without its marks, its words counted with them."""
     windows: _Length | None = None
     """At most so many pieces of it, from its beginning; None is all of them."""
     task: str = ""

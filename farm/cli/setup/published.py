@@ -17,7 +17,7 @@ from farm.errors import UsageError
 @click.option("--checkpoints", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True,
               help="Where Hugging Face folders are, each with config.json, *.safetensors and tokenizer.")  # fmt: skip
 @click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="A document of wikitext, in UTF-8: perplexity is measured as well.")  # fmt: skip
+              help="The first test page of wikitext, as its data set has it: for perplexity.")  # fmt: skip
 @click.option("--task", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="hellaswag in lm-eval's YAML, for decoders that have a limit of accuracy.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.errors import ConfigError
+from farm.suites.accuracy.wikitext import detokenized
 from farm.suites.prompts import generate_of, prompts_of, scored_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _text_of(case: Case, encode: Encode, most: int) -> _Text:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _refusal(case, "score_text", f"cannot be read: {error}") from None
-    found = rolling_windows(encode(text), generate.prefix, most)
+    found = rolling_windows(encode(detokenized(text) if generate.wikitext else text), generate.prefix, most)
     if not found:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
     windows = [_Told(*one) for one in found[: generate.windows]]

@@ -19,7 +19,7 @@ _OF_TASKS = ("other_choices", "lost_answers")
 # What a case has that asks for text, and one that is told it has not.
 _OF_PROMPTS = ("prompts", "prompts_file", "prompt_lengths", "score_file", "expected_file", "new", "stop")
 _NEEDS = {"tokenizer": ("score_text", "task"), "prefix": ("score_text", "task"), "windows": ("score_text",),
-          "documents": ("task",)}  # fmt: skip
+          "wikitext": ("score_text",), "documents": ("task",)}  # fmt: skip
 
 
 def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:

@@ -108,7 +108,7 @@ class ToldFiles:
     """Files of the user's by which perplexity and accuracy are measured; None where they are not."""
 
     text: Path | None = None
-    """The first document of wikitext, for ExecuTorch's limits."""
+    """The first page of wikitext, with the marks that it has in the data set, for ExecuTorch's limits."""
     task: Path | None = None
     """hellaswag, in lm-eval's YAML."""
 
@@ -161,7 +161,7 @@ def _told(checkpoint: Checkpoint, told: ToldFiles) -> Iterator[str]:
     limits, name = checkpoint.limits, f"{checkpoint.name}_told"
     asked, expected = dict[str, object](), list[str]()
     if told.text is not None and limits.word_perplexity is not None:
-        asked["score_text"] = str(told.text.resolve())
+        asked |= {"score_text": str(told.text.resolve()), "wikitext": True}
         expected.append(f"most_word_perplexity = {float(limits.word_perplexity)}")
     if told.task is not None and limits.acc_norm is not None:
         asked |= {"task": str(told.task.resolve()), "documents": QUESTIONS}

@@ -17,7 +17,7 @@ class UpstreamLimits(msgspec.Struct, frozen=True):
     pte_bytes: int
     """Of the program, at most."""
     word_perplexity: float | None
-    """Of the first document of wikitext, at most."""
+    """Of the first page of wikitext, at most."""
     sqnr_db: float | None
     """Of the logits of PROMPT against the FP32 module's, at least."""
     acc_norm: float | None = None
