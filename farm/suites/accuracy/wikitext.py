@@ -9,7 +9,7 @@ import re
 
 _NUMBER_MARKS = "-,."
 _PUNCTUATION = ":;.!?,"
-_PAIRS = ("()", "[]", "{}", '""', "''")
+_PAIRS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"))
 _HEADINGS = (4, 3, 2)
 _SPACED = ((" \N{DEGREE SIGN} ", "\N{DEGREE SIGN}"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s"))
 
@@ -23,7 +23,7 @@ def detokenized(page: str) -> str:
         text = text.replace(f" {mark} ", f"{mark} ")
     for begin, end in _PAIRS:
         inside = rf"{re.escape(begin)}\s*([^{re.escape(end)}]*?)\s*{re.escape(end)}"
-        text = re.sub(inside, lambda found, pair=(begin, end): found[1].join(pair), text)
+        text = re.sub(inside, rf"{begin}\1{end}", text)
     for length in _HEADINGS:
         text = text.replace(" ".join("=" * length), "=" * length)
     for spaced, written in _SPACED:
