@@ -13,6 +13,7 @@ import pytest
 
 from farm.suites.architectures import ARCHITECTURES
 from farm.suites.manifests import find_suites, load_suite
+from farm.suites.prompts import decoder_params
 from farm.suites.published.upstream_limits import CONTEXT, PROMPT, QUESTIONS, UPSTREAM_LIMITS
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ def test_the_limits_are_those_of_the_wheels_test() -> None:
     assert f"'--max_context_len', '{CONTEXT}'" in source
     assert f"'hellaswag', '--eval_limit', '{QUESTIONS}'" in source
     assert PROMPT in source
+    # Of the two that are not among these, the suite `llm` has the rates; sizes hold where weights are shared.
+    suite = {case.name: case for case in load_suite(find_suites()["llm"]).cases}
+    for name, size, rate in (("stories260k", 2_020_000, 1600), ("stories110m", 135_000_000, 220)):
+        assert f"assertLessEqual(pte_size, {size})" in source
+        assert f"assertGreaterEqual(msg['inference_speed'], {rate})" in source
+        assert [one.least_decode_rate for one in suite[name].expect if one.socs] == [rate]
     # What it compares its limit of perplexity with.
     script = (WHEEL / "examples/qualcomm/oss_scripts/llama/llama.py").read_text()
     assert 'wiki_ppl = ppl_eval_result["results"][task]["word_perplexity,none"]' in script
@@ -175,6 +182,55 @@ def test_what_cannot_become_a_suite_is_refused_and_leaves_nothing(home: FarmHome
     assert [path.name for path in home.cwd.iterdir()] == []
 
 
+def test_every_decoder_with_limits_becomes_cases_that_can_be_read(home: FarmHome, tmp_path: Path) -> None:
+    for name in UPSTREAM_LIMITS:
+        # As Hugging Face's client keeps them, and without what older configurations have not: the kinds of layers.
+        checkpoint(tmp_path / "hub" / f"models--{name}" / "snapshots" / "0123abc", name)
+    (home.cwd / "page.txt").write_text("a page\n")
+    words = ("--checkpoints", str(tmp_path / "hub"), "--text", "page.txt", "--json")
+    done = home.farm("suites", "published", "mine", *words)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["left_out"] == []
+    assert {one["architecture"] for one in answer["checkpoints"]} == set(UPSTREAM_LIMITS)
+    for case in cases_of(home.cwd / "mine").values():
+        assert case.generate is not None
+        params = decoder_params(case)
+        assert len(params.get("layer_types", ())) in {0, params["n_layers"]}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"rope_scaling": "x"}, ""),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": None}}, ""),
+        ({"bos_token_id": None, "eos_token_id": [True, -1, 10**9, 5]}, ""),
+        ({"hidden_size": 576.0}, "generate.hugging_face.dim: is 576.0, expected int"),
+        ({"rope_theta": "1e5"}, "generate.hugging_face.rope_theta: is '1e5', expected float"),
+    ],
+)
+def test_an_odd_configuration_is_read_or_left_out(
+    home: FarmHome, tmp_path: Path, other: dict[str, Any], why: str
+) -> None:
+    checkpoint(tmp_path / "models \N{GRINNING FACE} \"'" / "good", "qwen3-0_6b")
+    odd = checkpoint(tmp_path / "models \N{GRINNING FACE} \"'" / "odd", "smollm2_135m", **other)
+    done = home.farm("suites", "published", "mine", "--checkpoints", str(odd.parent), "--json")
+    assert done.returncode == 0, done.stderr
+    left_out = json.loads(done.stdout)["left_out"]
+    assert left_out == ([f"{odd}: smollm2_135m.{why}"] if why else [])
+    assert list(cases_of(home.cwd / "mine")) == (["qwen3_0_6b"] if why else ["qwen3_0_6b", "smollm2_135m"])
+    if "eos_token_id" in other:
+        assert json.loads((home.cwd / "mine/smollm2_135m.json").read_bytes())[0][0] == 5
+
+
+def test_files_that_no_decoder_has_a_limit_for_are_named(home: FarmHome, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "models", "smollm2_135m")
+    (home.cwd / "task.yaml").write_text("x")
+    words = ("--checkpoints", str(tmp_path / "models"), "--task", "task.yaml")
+    done = home.farm("suites", "published", "mine", *words)
+    assert "left out: task.yaml: none of these decoders has a limit of accuracy" in done.stdout
+
+
 def test_a_large_decoder_is_divided_as_executorchs_examples_do_it(home: FarmHome, tmp_path: Path) -> None:
     checkpoint(tmp_path / "models", "gemma-2b")
     assert home.farm("suites", "published", "mine", "--checkpoints", str(tmp_path / "models")).returncode == 0
@@ -184,14 +240,18 @@ def test_a_large_decoder_is_divided_as_executorchs_examples_do_it(home: FarmHome
     assert case.expect == theirs.expect
 
 
-@pytest.mark.parametrize("where", ["above", "itself"])
-def test_one_folder_is_named_or_the_one_above_it_and_twins_go_by_their_folders(
-    home: FarmHome, tmp_path: Path, where: str
-) -> None:
+def test_one_folder_is_named_or_the_one_above_it_and_twins_go_by_their_folders(home: FarmHome, tmp_path: Path) -> None:
     models = tmp_path / "models"
-    for name in ("Base", "Tuned-v2"):
+    for name in ("Base", "Tuned-v2", "tuned v2", "base_told"):
         checkpoint(models / name, "smollm2_135m")
-    given = models if where == "above" else models / "Base"
-    done = home.farm("suites", "published", "mine", "--checkpoints", str(given), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["cases"] == (["base", "tuned_v2"] if where == "above" else ["smollm2_135m"])
+    (models / "latest").symlink_to("Base")
+    (home.cwd / "page.txt").write_text("a page\n")
+    for folder, given, names in (
+        ("mine", models / "Base", ["smollm2_135m"]),
+        ("ours", models, ["base", "tuned_v2", "base_told_2", "tuned_v2_2"]),
+    ):
+        words = ("--checkpoints", str(given), "--text", "page.txt", "--json")
+        done = home.farm("suites", "published", folder, *words)
+        assert done.returncode == 0, done.stderr
+        assert [one["name"] for one in json.loads(done.stdout)["checkpoints"]] == names
+        assert list(cases_of(home.cwd / folder)) == [case for name in names for case in (name, f"{name}_told")]

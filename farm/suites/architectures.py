@@ -5,6 +5,7 @@ Torch-free. Sizes are those of `examples/models/*/config/*.json` of ExecuTorch 1
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -90,6 +91,10 @@ _CODEGEN = {
     "norm_type": "layernorm", "output_bias": True, "model_architecture": "CodeGenModel",
 }  # fmt: skip
 _STORIES = {"norm_eps": 1e-5}
+
+
+SIZES = ("n_layers", "dim", "hidden_dim", "n_heads", "n_kv_heads", "vocab_size")
+"""What a published decoder is known by."""
 
 
 def _sizes(
@@ -225,10 +230,12 @@ def find_architecture(name: str) -> Architecture:
 def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole `params.json`: what a case gives, and what the architecture has where it gives nothing.
 
-    Sizes of a published decoder do not mix with others: where `given` has a width, the rest is the family's.
+    Sizes of a published decoder do not mix with others: where `given` has a width, the rest is the family's, unless all
+    sizes are its own.
     """
     known = dict(architecture.params)
-    if "dim" in given:
+    is_itself = architecture.published and all(given.get(name) == known[name] for name in SIZES)
+    if "dim" in given and not is_itself:
         known = {
             name: value for name, value in known.items() if name not in {*_sizes(0, 0, 0, 0, 0, 0, 1), "layer_types"}
         }
@@ -241,13 +248,15 @@ def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dic
 def params_of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a Hugging Face `config.json` says, by the names of `params.json`."""
     # transformers 5 has `rope_parameters`, with the base among them, in place of `rope_theta` and `rope_scaling`.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = given if isinstance(given, dict) else {}
     known = {**config, **({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {})}
     found = {name: known[key] for name, key in _HUGGING_FACE.items() if known.get(key) is not None}
     if config.get("model_type") == "llama":
         found["use_scaled_rope"] = rope.get("rope_type", rope.get("type")) == "llama3"
-        if found["use_scaled_rope"] and "factor" in rope:
-            found["rope_scale_factor"] = int(rope["factor"])
+        factor = rope.get("factor")
+        if found["use_scaled_rope"] and isinstance(factor, int | float) and math.isfinite(factor):
+            found["rope_scale_factor"] = int(factor)
     if isinstance(interval := config.get("no_rope_layer_interval"), int):
         found["no_rope_layer_interval"] = interval
     return found

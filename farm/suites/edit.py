@@ -52,7 +52,8 @@ def toml_value(value: object) -> str:
         return f"{{ {', '.join(f'{_key(key)} = {toml_value(one)}' for key, one in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value)
+    # TOML has no pairs of surrogates, which JSON's escapes would be, and DEL only as an escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: object) -> str:

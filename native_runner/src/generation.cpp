@@ -227,8 +227,12 @@ class GenerationRun {
     for (bool first = true; first || (end && Clock::now() < *end); first = false) {
       for (const Prompt& prompt : prompts_) {
         if (!first && Clock::now() >= *end) return;
-        of_line(prompt.line, [&] { generate(prompt, tokens, first ? std::nullopt : end); });
-        report_->update([&](Report* report) { report->put_away(first); });
+        of_line(prompt.line, [&] {
+          generate(prompt, tokens, first ? std::nullopt : end);
+          report_->enter(Stage::kOutputs);
+          put_away(report_, first);
+          report_->enter(Stage::kExecute);
+        });
       }
     }
   }

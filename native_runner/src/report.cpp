@@ -70,26 +70,33 @@ void add_texts(Json* json, const Report& report) {
 
 // A value behind those that are there.
 template <typename Add>
-void append(ScratchFile* file, const Add& add) {
+void write_value(ScratchFile* file, const Add& add) {
   Json json;
   add(&json);
-  file->add(file->empty() ? json.text() : "," + json.text());
+  file->write(file->empty() ? json.text() : "," + json.text());
 }
 
 }  // namespace
 
-void Report::put_away(bool in_inferences) {
-  const Generated& text = *texts.current;
+void put_away(SharedReport* report, bool in_inferences) {
+  Texts texts;
+  report->update([&](Report* now) { texts = now->texts; });
+  Inference inference;
   if (in_inferences) {
-    Inference inference;
-    inference.line = text.line;
-    inference.iterations_ns = text.steps_ns;
-    if (text.steps_ns.empty() && text.total_ns) inference.iterations_ns = {*text.total_ns};
-    append(texts.inferences.get(), [&](Json* json) { add_inference(json, inference); });
-    for (const int64_t ns : inference.iterations_ns) count(ns);
+    inference.line = texts.current->line;
+    inference.iterations_ns = texts.current->steps_ns;
+    if (inference.iterations_ns.empty() && texts.current->total_ns) {
+      inference.iterations_ns = {*texts.current->total_ns};
+    }
+    write_value(texts.inferences.get(), [&](Json* json) { add_inference(json, inference); });
   }
-  append(texts.over.get(), [&](Json* json) { add_generated(json, text); });
-  texts.current.reset();
+  write_value(texts.over.get(), [&](Json* json) { add_generated(json, *texts.current); });
+  report->update([&](Report* now) {
+    if (in_inferences) now->texts.inferences->add();
+    now->texts.over->add();
+    now->texts.current.reset();
+    for (const int64_t ns : inference.iterations_ns) now->count(ns);
+  });
 }
 
 std::string to_json(const Report& report, const std::optional<JobNumber>& job) {

@@ -39,8 +39,8 @@ struct Generated {
   const char* ended = nullptr;            // by what; null until then
 };
 
-// The texts of a run that generates. Those that are over are out of memory, as values of JSON: of a run of an hour the
-// process is not larger than of one of a minute.
+// The texts of a run that generates. Those that are over are out of memory, as values of JSON, until a report is put
+// together: how long it goes on does not tell in the memory that is measured.
 struct Texts {
   std::shared_ptr<ScratchFile> inferences;
   std::shared_ptr<ScratchFile> over;
@@ -73,9 +73,6 @@ struct Report {
     executions_ns += ns;
   }
 
-  // Puts the current text with those that are over. `in_inferences`: also among the inferences, for whoever knows of
-  // these alone. Throws Failure at outputs; the text is still the current one then.
-  void put_away(bool in_inferences);
 };
 
 // A report that one thread fills in while another may have to end the run.
@@ -103,6 +100,11 @@ class SharedReport {
   mutable std::mutex mutex_;
   Report report_;
 };
+
+// Puts the current text with those that are over. `in_inferences`: also among the inferences, for whoever knows of these
+// alone. For the thread that fills in the report; it is not held while a file is written. Throws Failure at outputs: the
+// text is still the current one then.
+void put_away(SharedReport* report, bool in_inferences);
 
 // Which job of a session a report is the answer to; the process ends after the last one.
 struct JobNumber {

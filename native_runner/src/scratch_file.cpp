@@ -20,7 +20,8 @@ ScratchFile::ScratchFile(const std::string& folder, Stage stage) : folder_(folde
 
 ScratchFile::~ScratchFile() { ::close(descriptor_); }
 
-void ScratchFile::add(const std::string& text) {
+void ScratchFile::write(const std::string& text) {
+  written_ = 0;
   for (size_t done = 0; done < text.size();) {
     const ssize_t put =
         ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(size_ + done));
@@ -30,7 +31,12 @@ void ScratchFile::add(const std::string& text) {
       throw Failure(stage_, "cannot write into folder '" + folder_ + "': " + std::strerror(errno));
     }
   }
-  size_ += text.size();
+  written_ = text.size();
+}
+
+void ScratchFile::add() {
+  size_ += written_;
+  written_ = 0;
 }
 
 std::string ScratchFile::read() const {

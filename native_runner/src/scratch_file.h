@@ -17,8 +17,10 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // Where it throws, what was added before is still there.
-  void add(const std::string& text);
+  // Writes `text` behind what was added: it counts once it is added. One thread writes.
+  void write(const std::string& text);
+  // Adds what was written last.
+  void add();
   // All of it. Whoever tells what happened must come through: where the system fails, nothing, and a line on stderr.
   std::string read() const;
   bool empty() const { return size_ == 0; }
@@ -28,6 +30,7 @@ class ScratchFile {
   Stage stage_;
   int descriptor_;
   size_t size_ = 0;
+  size_t written_ = 0;  // behind these
 };
 
 }  // namespace farm

@@ -36,16 +36,17 @@ def published_command(folder: Path, checkpoints: Path, text: Path | None, task: 
     """
     from farm.replay.scripts import publish_folder
     from farm.suites.manifests import load_suite, suite_name
-    from farm.suites.published.checkpoints import ToldFiles, find_checkpoints, write_published
+    from farm.suites.published.checkpoints import find_checkpoints
+    from farm.suites.published.manifest import ToldFiles, write_published
 
-    name = suite_name(folder)
-    found = find_checkpoints(checkpoints)
+    name, told = suite_name(folder), ToldFiles(text, task)
+    found = find_checkpoints(checkpoints, told)
     if not found.checkpoints:
         why = "; ".join(found.left_out) or "no folder in it has a config.json"
         raise UsageError(f"{checkpoints}: no published decoder is there: {why}. docs/generate.md lists those there are")
 
     def fill(place: Path) -> None:
-        write_published(place, name, found.checkpoints, ToldFiles(text, task))
+        write_published(place, name, found.checkpoints, told)
 
     publish_folder(folder, fill)
     suite = load_suite(folder / "suite.toml")

@@ -95,9 +95,10 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
             problem = f"gives the token {beyond[0]}, and the decoder has 0 to {vocabulary - 1}: is it of another model?"
             raise _refusal(case, "tokenizer", problem)
     if len(rows) > _MOST_SEQUENCES:
-        key = "windows" if len(windows) > len(choices) else "documents"
-        problem = f"is missing: there are {len(rows)} sequences to score, expected at most {_MOST_SEQUENCES}"
-        raise _refusal(case, key, problem)
+        many = f"there are {len(rows)} sequences to score, expected at most {_MOST_SEQUENCES}"
+        if len(windows) > len(choices):
+            raise _refusal(case, "score_text", f"is too long: {many}: shorten it, or name fewer windows")
+        raise _refusal(case, "documents", f"is missing: {many}")
     likelihoods = Likelihoods(
         told=tuple(row.told for row in rows),
         windows=len(windows),

@@ -1,43 +1,33 @@
-"""Hugging Face folders -> a suite of published decoders with ExecuTorch's limits. Torch-free."""
+"""Hugging Face folders -> the published decoders among them, and whether each can stand in a suite. Torch-free."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.suites.accuracy.tokenizer import load_tokenizer, tokenizer_file
-from farm.suites.architectures import ARCHITECTURES, params_of_hugging_face
-from farm.suites.edit import toml_limits, toml_value
+from farm.errors import ConfigError, MissingToolError
+from farm.suites.accuracy.tokenizer import NAMES, load_tokenizer, tokenizer_file
+from farm.suites.architectures import ARCHITECTURES, SIZES, params_of_hugging_face
+from farm.suites.manifests import load_suite
 from farm.suites.prompts import HUGGING_FACE_CONFIG
-from farm.suites.published.upstream_limits import CONTEXT, PROMPT, QUESTIONS, UPSTREAM_LIMITS, UpstreamLimits
+from farm.suites.published.manifest import Checkpoint, ToldFiles, write_published
+from farm.suites.published.upstream_limits import PROMPT, UPSTREAM_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Mapping
 
     from farm.suites.architectures import Architecture
 
-NEW_TOKENS = 64
-_SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size")
+# A folder of a model, one of such folders, and a cache of Hugging Face's client.
+_PATTERNS = ("", "*/", "*/snapshots/*/")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A folder with the weights of a published decoder."""
-
-    folder: Path
-    architecture: Architecture
-    name: str
-    """Of its case."""
-    beginning: tuple[int, ...]
-    """The token that its texts begin with, as its configuration says."""
-
-    @property
-    def limits(self) -> UpstreamLimits:
-        """Return what ExecuTorch expects of it."""
-        return UPSTREAM_LIMITS[self.architecture.name]
+class _UnusableError(Exception):
+    """Why a checkpoint is left out."""
 
 
 @dataclass
@@ -46,144 +36,118 @@ class FoundCheckpoints:
 
     checkpoints: list[Checkpoint] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Of other checkpoints: which, and why."""
+    """What cannot stand in a suite, and why."""
 
 
-def find_checkpoints(folder: Path) -> FoundCheckpoints:
-    """Return the published decoders whose weights are in `folder` or in its folders."""
-    found, names = FoundCheckpoints(), list[str]()
-    places = sorted({path.parent for pattern in ("", "*/") for path in folder.glob(f"{pattern}{HUGGING_FACE_CONFIG}")})
-    for place in places:
-        one = _checkpoint(place)
-        if isinstance(one, str):
-            found.left_out.append(f"{place}: {one}")
-        else:
-            found.checkpoints.append(one)
-            names.append(one.name)
-    # Two of one architecture: another training of it.
-    found.checkpoints = [
-        Checkpoint(one.folder, one.architecture, _slug(one.folder.name), one.beginning)
-        if names.count(one.name) > 1
-        else one
-        for one in found.checkpoints
-    ]
+def find_checkpoints(folder: Path, told: ToldFiles) -> FoundCheckpoints:
+    """Return the published decoders whose weights are in `folder`, and that a suite may have, told `told` or not.
+
+    Raises MissingToolError where a library is missing that reads their tokenizers.
+    """
+    found = FoundCheckpoints()
+    files = {path.parent.resolve() for pattern in _PATTERNS for path in folder.glob(f"{pattern}{HUGGING_FACE_CONFIG}")}
+    for place in sorted(files):
+        try:
+            checkpoint = _checkpoint(place)
+            _try(checkpoint, told)
+            found.checkpoints.append(checkpoint)
+        except _UnusableError as error:
+            found.left_out.append(f"{place}: {error}")
+    names = [one.name for one in found.checkpoints]
+    taken: set[str] = set()
+    for number, one in enumerate(found.checkpoints):
+        # Two of one architecture: another training of it.
+        wanted = _slug(one.folder.name) if names.count(one.name) > 1 else one.name
+        found.checkpoints[number] = replace(one, name=_free(wanted, taken))
+        taken |= set(found.checkpoints[number].names)
+    found.left_out += _unused(found.checkpoints, told)
     return found
 
 
-def _checkpoint(folder: Path) -> Checkpoint | str:
-    """Return what is in a folder with a configuration, or why it cannot be used."""
-    try:
-        config = json.loads((folder / HUGGING_FACE_CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{HUGGING_FACE_CONFIG} cannot be read: {error}"
-    if not isinstance(config, dict):
-        return f"{HUGGING_FACE_CONFIG} has no JSON object"
+def _checkpoint(folder: Path) -> Checkpoint:
+    """Return what is in a folder with a configuration. Raises _UnusableError."""
+    config = _config(folder)
     if (architecture := _architecture(config)) is None:
-        return f"a {config.get('model_type')!r} of other sizes than the decoders that ExecuTorch has limits for"
+        kind = config.get("model_type")
+        raise _UnusableError(f"a {kind!r} of other sizes than the decoders that ExecuTorch has limits for")
     if not any(folder.glob("*.safetensors")):
-        return "no *.safetensors"
+        raise _UnusableError("no *.safetensors")
     if tokenizer_file(folder) is None:
-        return "no tokenizer.json or tokenizer.model"
-    begin = config.get("bos_token_id", config.get("eos_token_id"))
-    beginning = (begin,) if isinstance(begin, int) else ()
-    return Checkpoint(folder.resolve(), architecture, _slug(architecture.name), beginning)
+        raise _UnusableError(f"no {' or '.join(NAMES)}")
+    beginning = _beginning(config, int(architecture.params["vocab_size"]))
+    return Checkpoint(folder, architecture, _slug(architecture.name), beginning, (*beginning, *_prompt(folder)))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        str(folder).encode()
+        config = json.loads((folder / HUGGING_FACE_CONFIG).read_bytes())
+    except UnicodeEncodeError:
+        raise _UnusableError("its path is no UTF-8") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _UnusableError(f"{HUGGING_FACE_CONFIG} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise _UnusableError(f"{HUGGING_FACE_CONFIG} has no JSON object")
+    return config
+
+
+def _prompt(folder: Path) -> list[int]:
+    try:
+        return load_tokenizer(str(folder), folder)(PROMPT)
+    except MissingToolError:
+        raise
+    except Exception as error:  # the libraries raise whatever a file leads them to
+        raise _UnusableError(f"its tokenizer cannot be used: {error}") from error
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture | None:
     """Return the published decoder that has the sizes of a configuration."""
+    known = [ARCHITECTURES[name] for name in UPSTREAM_LIMITS]
+    alike = [one for one in known if config.get("model_type") in one.model_types]
+    if not alike:
+        return None
     sizes = params_of_hugging_face(config)
-    for name in UPSTREAM_LIMITS:
-        one = ARCHITECTURES[name]
-        if config.get("model_type") in one.model_types and all(sizes.get(key) == one.params[key] for key in _SIZES):
-            return one
-    return None
+    return next((one for one in alike if all(sizes.get(key) == one.params[key] for key in SIZES)), None)
+
+
+def _beginning(config: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
+    """Return the token that texts begin with, as lm-eval has it: that of a beginning, else that of an end."""
+    for key in ("bos_token_id", "eos_token_id"):
+        given = config.get(key)
+        for token in given if isinstance(given, list) else [given]:
+            if type(token) is int and 0 <= token < vocabulary:
+                return (token,)
+    return ()
+
+
+def _try(checkpoint: Checkpoint, told: ToldFiles) -> None:
+    """Raise _UnusableError unless a suite can have a checkpoint: it is made, and read."""
+    with tempfile.TemporaryDirectory(prefix="farm-suite-") as folder:
+        place = Path(folder).resolve() / "published"
+        place.mkdir()
+        write_published(place, place.name, [checkpoint], told)
+        try:
+            load_suite(place / "suite.toml")
+        except ConfigError as error:
+            where = "" if Path(error.path).is_relative_to(place) else f"{error.path}: "
+            raise _UnusableError(f"{where}{error.key.removeprefix('case.')}: {error.problem}") from None
+
+
+def _unused(checkpoints: Collection[Checkpoint], told: ToldFiles) -> list[str]:
+    limits = [one.limits for one in checkpoints]
+    unused = []
+    if told.text is not None and all(one.word_perplexity is None for one in limits):
+        unused.append(f"{told.text}: none of these decoders has a limit of perplexity")
+    if told.task is not None and all(one.acc_norm is None for one in limits):
+        unused.append(f"{told.task}: none of these decoders has a limit of accuracy")
+    return unused if checkpoints else []
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50] or "decoder"
 
 
-@dataclass(frozen=True)
-class ToldFiles:
-    """Files of the user's by which perplexity and accuracy are measured; None where they are not."""
-
-    text: Path | None = None
-    """The first page of wikitext, with the marks that it has in the data set, for ExecuTorch's limits."""
-    task: Path | None = None
-    """hellaswag, in lm-eval's YAML."""
-
-
-def write_published(folder: Path, name: str, checkpoints: Iterable[Checkpoint], told: ToldFiles) -> None:
-    """Write a suite called `name` into `folder`, which is there. Raises ConfigError for a tokenizer, OSError."""
-    lines = [
-        "# Made by farm suites published. The limits are ExecuTorch's own (1.5.1), of TestExampleLLMScript in",
-        "# backends/qualcomm/tests/test_qnn_delegate.py: rates and sizes, SQNR of the logits of its prompt against the",
-        "# FP32 module, perplexity of a document by its words, accuracy of ten questions. Rates are judged on attached",
-        "# devices alone.",
-        "[suite]",
-        f"name = {toml_value(name)}",
-        'description = "Published decoders, with their weights and with ExecuTorch\'s own limits"',
-        'precisions = ["16a4w"]',
-    ]
-    for checkpoint in checkpoints:
-        tokens = [*checkpoint.beginning, *load_tokenizer(str(checkpoint.folder), folder)(PROMPT)]
-        (folder / f"{checkpoint.name}.json").write_text(f"{json.dumps([tokens])}\n", encoding="utf-8")
-        lines += ["", *_prompted(checkpoint), *_told(checkpoint, told)]
-    (folder / "suite.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _prompted(checkpoint: Checkpoint) -> Iterator[str]:
-    limits, name = checkpoint.limits, checkpoint.name
-    yield from _case(
-        checkpoint,
-        name,
-        {"prompts_file": f"{name}.json", "score_file": f"{name}.json", "new": NEW_TOKENS},
-    )
-    if limits.sqnr_db is not None:
-        yield f"[case.{name}.tolerance.{checkpoint.architecture.recipe}]"
-        yield f"fp32 = {toml_limits({'sqnr_db': limits.sqnr_db})}"
-    whole = [*_parts(checkpoint), f"most_pte_bytes = {limits.pte_bytes:_}"]
-    for soc, rate in limits.rates.items():
-        yield from (f"[[case.{name}.expect]]", f"socs = {toml_value([soc])}", f"least_decode_rate = {float(rate)}")
-        yield from whole
-    yield from (f"[[case.{name}.expect]]", *whole)
-
-
-def _parts(checkpoint: Checkpoint) -> list[str]:
-    """Return what is expected of a program in several contexts: an operator of the CPU between every two."""
-    shards = checkpoint.architecture.shards
-    if shards == 1:
-        return []
-    return [f"partitions = {shards}", f"fallback_ops = {toml_value({'llama.fallback.default': shards - 1})}"]
-
-
-def _told(checkpoint: Checkpoint, told: ToldFiles) -> Iterator[str]:
-    limits, name = checkpoint.limits, f"{checkpoint.name}_told"
-    asked, expected = dict[str, object](), list[str]()
-    if told.text is not None and limits.word_perplexity is not None:
-        asked |= {"score_text": str(told.text.resolve()), "wikitext": True}
-        expected.append(f"most_word_perplexity = {float(limits.word_perplexity)}")
-    if told.task is not None and limits.acc_norm is not None:
-        asked |= {"task": str(told.task.resolve()), "documents": QUESTIONS}
-        expected.append(f"least_accuracy = {toml_limits({'acc_norm': limits.acc_norm})}")
-    if asked:
-        beginning = {"prefix": list(checkpoint.beginning)} if checkpoint.beginning else {}
-        yield ""
-        yield from _case(checkpoint, name, {"tokenizer": str(checkpoint.folder), **beginning, **asked})
-        yield from (f"[[case.{name}.expect]]", *_parts(checkpoint), *expected)
-
-
-def _case(checkpoint: Checkpoint, name: str, asked: Mapping[str, object]) -> Iterator[str]:
-    generate = {
-        "architecture": checkpoint.architecture.name,
-        "hugging_face": str(checkpoint.folder),
-        "mode": "kv",
-        "context": CONTEXT,
-        **asked,
-    }
-    yield f"[case.{name}]"
-    yield f"precisions = {toml_value([checkpoint.architecture.recipe])}"
-    if (shards := checkpoint.architecture.shards) > 1:
-        yield f"features = {toml_value({'use_multi_contexts': True, 'split': shards})}"
-    yield f"[case.{name}.generate]"
-    yield from (f"{key} = {toml_value(value)}" for key, value in generate.items())
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name of which neither case is taken."""
+    numbered = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+    return next(one for one in numbered if not {one, f"{one}_told"} & set(taken))
