@@ -205,7 +205,7 @@ class TestAdb:
             assert "Address already in use" in judged.text("tcpip", str(number))
         assert judged.text("tcpip", str(number)) == f"restarting in TCP mode port: {number}"
         before = judged.port
-        until(lambda: not listens(before))
+        until(lambda: not listens(before) and listens(number))
         judged.adb("disconnect", judged.serial)
         judged.port = number
         judged.connect()
