@@ -100,7 +100,18 @@ class Judged:
 
     def adb(self, *words: str | Path, stdin: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run the adb program on the device."""
-        done = subprocess.run(
+        done = self._run(*words, stdin=stdin)
+        # A server that is slow to see that the device was away says so, and has not carried out the command.
+        deadline = time.monotonic() + SECONDS
+        while check and b"device offline" in done.stderr and time.monotonic() < deadline:
+            self._run("disconnect", self.serial)
+            self._run("connect", self.serial)
+            done = self._run(*words, stdin=stdin)
+        assert not check or done.returncode == 0, (words, done)
+        return done
+
+    def _run(self, *words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
             [*self._program, *map(str, words)],
             input=stdin,
             env={**self._environment, "ANDROID_SERIAL": self.serial},
@@ -108,8 +119,6 @@ class Judged:
             timeout=SECONDS,
             check=False,
         )
-        assert not check or done.returncode == 0, (words, done)
-        return done
 
     def text(self, *words: str | Path) -> str:
         """Return what the adb program prints, without white space around it."""

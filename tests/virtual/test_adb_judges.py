@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -240,26 +239,23 @@ class TestAdbShell:
                 device.push(str(file), "/data/local/tmp")
             assert device.shell("echo still there") == "still there\n"
             device.root()
-            reconnect(device, attached)
-            assert device.shell("id -un") == "root\n"
+            reconnect(device, attached, "id -un", "root\n")
             device.reboot()
-            reconnect(device, attached)
-            assert device.shell("getprop sys.boot.reason") == "reboot,adb\n"
+            reconnect(device, attached, "getprop sys.boot.reason", "reboot,adb\n")
         finally:
             device.close()
 
 
-def reconnect(device: AdbDeviceTcp, attached: Judged) -> None:
-    """Connect a client to a device that starts anew."""
+def reconnect(device: AdbDeviceTcp, attached: Judged, command: str, says: str) -> None:
+    """Connect a client to a device that starts anew, until `command` says there what it does not say before."""
     log = attached.root / "data/misc/logd/logcat"
     until(lambda: "restarting adbd" in log.read_text() or "reboot,adb" in log.read_text())
-    device.close()
-    # The end of the old daemon is at hand, and who connects to it is cut.
-    time.sleep(0.5)
 
     def is_there() -> bool:
         with contextlib.suppress(OSError, TcpTimeoutException):
-            return bool(device.connect() and device.shell("echo up") == "up\n")
+            # Who connects to the daemon that is about to end is cut.
+            device.close()
+            return bool(device.connect() and device.shell(command) == says)
         device.close()
         return False
 
