@@ -25,24 +25,27 @@ def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
     return found
 
 
+def _position_axes(caches: Sequence[torch.Tensor]) -> list[int]:
+    """Return which axis of each cache has the positions: keys are first, [1,H,D,C], and values follow, [1,H,C,D]."""
+    layers = len(caches) // 2
+    return [3] * layers + [2] * layers
+
+
 class Stepwise:
     """A decoder that takes the last token, and has those before in caches: exported, its sizes fixed."""
 
     def __init__(self, module: torch.nn.Module, inference: Any) -> None:
         """`inference` is ExecuTorch's of that decoder."""
         self._module = module
-        self._like: list[torch.Tensor] = [*inference._k_caches, *inference._v_caches]  # noqa: SLF001 - no other name
         self._context = inference.max_context_len
-        self._width = self._context - self._like[0].shape[-1]
+        self._room = inference._k_caches[0].shape[-1]  # noqa: SLF001 - no other name
+        self._width = self._context - self._room
 
     def caches(self, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return caches with what a decoder of the whole context gave for every position."""
-        half = len(columns) // 2
         return [
-            one.narrow(-1 if number < half else 2, 0, self._context - self._width).clone(
-                memory_format=torch.contiguous_format
-            )
-            for number, one in enumerate(columns)
+            one.narrow(axis, 0, self._room).clone(memory_format=torch.contiguous_format)
+            for axis, one in zip(_position_axes(columns), columns, strict=True)
         ]
 
     def after(self, token: int, done: int, masks: Sequence[torch.Tensor], caches: Sequence[torch.Tensor]) -> int:
@@ -54,18 +57,15 @@ class Stepwise:
         tokens = torch.zeros(1, self._width, dtype=torch.int32)
         tokens[0, 0] = token
         positions = torch.arange(done, done + self._width, dtype=torch.int32).clamp_(max=self._context - 1)[None]
-        room = self._context - self._width
         steps = []
         for mask in masks:
             step = torch.full((1, 1, self._width, self._context), float(mask.min()))
             step[0, 0, 0, :done] = mask[0, 0, done, :done]
-            step[0, 0, 0, room] = mask[0, 0, done, done]
+            step[0, 0, 0, self._room] = mask[0, 0, done, done]
             steps.append(step)
         logits, keys, values = self._module(tokens, *steps, positions, *caches)
-        half = len(caches) // 2
-        for number, (cache, one) in enumerate(zip(caches, [*keys, *values], strict=True)):
-            axis = -1 if number < half else 2
-            if done < room:
+        if done < self._room:
+            for axis, cache, one in zip(_position_axes(caches), caches, [*keys, *values], strict=True):
                 cache.narrow(axis, done, 1).copy_(one.narrow(axis, 0, 1))
         return int(logits[0, 0].argmax())
 
@@ -126,7 +126,7 @@ class WholeContext:
         masks = (mask[:, :, start:end, :end] for mask in self._masks)
         positions = self._inference.pos_ids[:1, start:end]
         logits, keys, values = module(torch.tensor([tokens], dtype=torch.int32), *masks, positions, *caches)
-        half = len(caches) // 2
-        grown = [torch.cat(pair, dim=-1) for pair in zip(caches[:half], keys, strict=True)]
-        grown += [torch.cat(pair, dim=2) for pair in zip(caches[half:], values, strict=True)]
+        new = [*keys, *values]
+        axes = _position_axes(caches)
+        grown = [torch.cat(pair, dim=axis) for axis, *pair in zip(axes, caches, new, strict=True)]
         return logits[0].float(), grown
