@@ -58,6 +58,14 @@ class Script:
     """Devices that compute wrong numbers, although their canary passes."""
     virtual: tuple[int, ...] = ()
     """Devices that are virtual: jobs are such as only others run."""
+    no_server: tuple[range, ...] = ()
+    """Between these points no adb server listens."""
+    ends_server: tuple[int, ...] = ()
+    """Jobs that end the adb server, by their number."""
+
+    def lacks_server(self, point: int) -> bool:
+        """Return whether no adb server listens at a point."""
+        return any(point in away for away in self.no_server)
 
 
 class World:
@@ -231,6 +239,7 @@ class ScriptedDevice:
 
     def __init__(self, world: World, process: Process, unwanted: Any) -> None:
         self.world, self.process, self.number, self._unwanted = world, process, process.number, unwanted
+        self._doubt = False
 
     def begin(self) -> None: ...
     def close(self) -> None: ...
@@ -238,8 +247,10 @@ class ScriptedDevice:
     def await_canary(self) -> None: ...
     def forget(self) -> None: ...
     def finish(self) -> None: ...
-    def ended(self, attempt: Attempt) -> None: ...
     def outvote(self, others: Iterable[Any]) -> None: ...
+
+    def ended(self, attempt: Attempt) -> None:
+        self._doubt = attempt.cause is Cause.ADB_SERVER
 
     def has_begun(self, planned: PlannedJob) -> bool:
         return False
@@ -250,6 +261,9 @@ class ScriptedDevice:
     def check(self, *, anew: bool = False) -> str:
         self._need_room()
         self.world.point(self.process)
+        if self._doubt and self.world.script.lacks_server(self.world.points):
+            return "no adb server listens"
+        self._doubt = False
         return "" if self._is_well(cost=not anew) else "its canary fails"
 
     def recover(self, *, outvoted: int = 0) -> str:
@@ -258,6 +272,9 @@ class ScriptedDevice:
             self._need_room()
             if self._unwanted():
                 return "nobody waits for it"
+        while self.world.script.lacks_server(self.world.points):
+            self.world.point(self.process)
+        self._doubt = False
         return "it does not answer" if self.number in self.world.script.hopeless else ""
 
     def run(self, planned: PlannedJob, following: Any, may_begin: Any) -> tuple[tuple[Attempt, ...], tuple[()]]:
@@ -267,7 +284,9 @@ class ScriptedDevice:
         verdict, cause = Verdict.PASSED, Cause.NONE
         if self.number in self.world.script.virtual:
             return (Attempt(planned.job.id, Verdict.SKIPPED, Stage.BUILD, "compiled, and not executed"),), ()
-        if self.number in self.world.script.wrong:
+        if self.world.script.lacks_server(self.world.points) or int(planned.key) in self.world.script.ends_server:
+            verdict, cause = Verdict.INFRA, Cause.ADB_SERVER
+        elif self.number in self.world.script.wrong:
             verdict, cause = Verdict.FAILED, Cause.NUMERICS
         return (Attempt(planned.job.id, verdict, Stage.DONE, "", device=serial, cause=cause),), ()
 

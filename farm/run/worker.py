@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1.0
 # What an attempt leaves, with some to spare: with less the next one fails as well.
 _ROOM_BYTES = 1 << 20
+# A job whose adb server ended so often on one device may be what ends it.
+_MOST_SERVER_LOSSES = 2
 
 _Answer = TypeVar("_Answer")
 
@@ -125,6 +128,8 @@ class Worker:
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None
         """When this machine began to fail, on the monotonic clock; None while it works."""
+        self._server_losses: Counter[str] = Counter()
+        """How often the adb server ended under a job."""
         self._store, self._device_worker, self._executor = self._once_store_answers(
             lambda: outfit(plan, number, self._unwanted)
         )
@@ -149,13 +154,18 @@ class Worker:
                 time.sleep(_POLL_SECONDS)
 
     def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Done | Returned:
-        """Run one job, record its attempts, and return the last. `following` is staged while this one runs."""
+        """Run one job, record its attempts, and return the last. `following` is staged while this one runs.
+
+        A job under which the adb server ends is neither tried nor lost: it runs again, here once the canary passes.
+        """
         while True:
             may_go = self._may_go()
             try:
                 # What has begun is finished, whatever the newest grant is.
                 returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
-                return returned or self._run(planned, following if may_go else None)
+                done = returned or self._run(planned, following if may_go else None)
+                if done is not None:
+                    return done
             except LeaseLostError:
                 return self._off()
             except RowRefusedError:
@@ -264,12 +274,17 @@ class Worker:
         self._executor.forget()
         self._device_worker.close()
 
-    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done:
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done | None:
+        """Run a job and return what came of it; None where the adb server ended meanwhile, which says nothing."""
         attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
         last = attempts[-1]
         if last.verdict is Verdict.INFRA and self._is_orphan:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
+        if last.cause is Cause.ADB_SERVER and self._server_losses[last.job_id] < _MOST_SERVER_LOSSES:
+            self._server_losses[last.job_id] += 1
+            self._device_worker.ended(last)
+            return None
         verdict = self._blame(planned, last)
         for attempt in attempts[:-1]:
             self._record(attempt)

@@ -66,6 +66,12 @@ def _in_midst(farm: Farm, jobs: int = _JOBS) -> str:
     return run_id
 
 
+def _require_ended_once(farm: Farm, run_id: str) -> None:
+    """What ran to its end was in a spool; what a lease's end broke off is run again."""
+    ended = [ran for ran in farm.hosts.ran(run_id) if ran.ended_s and ran.ended_s - ran.began_s > 0.09]
+    assert len(ended) == len({ran.job for ran in ended})
+
+
 def _recorded(farm: Farm, run_id: str) -> set[str]:
     return {job.id for job in farm.store.runs.view(run_id).jobs if job.attempts}
 
@@ -171,9 +177,27 @@ def test_the_database_is_away(running: tuple[Farm, str], way: str, away_s: float
     farm.await_end()
     farm.require_right()
     assert all(process.poll() is None for process in farm.hosts.processes.values())
-    # What ran to its end was in a spool; what a lease's end broke off is run again.
-    ended = [ran for ran in farm.hosts.ran(run_id) if ran.ended_s and ran.ended_s - ran.began_s > 0.09]
-    assert len(ended) == len({ran.job for ran in ended})
+    _require_ended_once(farm, run_id)
+
+
+@pytest.mark.whole
+def test_nobody_is_dead_of_whom_a_database_heard_nothing_that_stood_still(running: tuple[Farm, str]) -> None:
+    farm, run_id = running
+    agent = farm.hosts.processes["host-1"].pid
+    farm.server.freeze()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        time.sleep(1.5 * TTL_S)
+        farm.server.thaw()
+        # The others are there at once, and mend meanwhile.
+        time.sleep(0.5 * TTL_S)
+    finally:
+        farm.server.thaw()
+        os.kill(agent, signal.SIGCONT)
+    farm.await_end()
+    farm.require_right()
+    assert "is not heard of" not in "".join(map(farm.hosts.log, farm.hosts.processes))
+    _require_ended_once(farm, run_id)
 
 
 @pytest.mark.whole

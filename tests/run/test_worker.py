@@ -9,6 +9,7 @@ import pytest
 from run_model import Script, World
 
 from farm.errors import RowRefusedError, StoreError
+from farm.results.attempt import Cause, Verdict
 from farm.run.worker import Outfit, Returned, Worker
 
 if TYPE_CHECKING:
@@ -69,3 +70,20 @@ def test_what_no_hardware_is_left_for_stays_skipped(tmp_path: Path, script: Scri
     world.run()
     assert set(world.verdicts.values()) == {"skipped"}
     assert len(world.verdicts) == len(world.plan.jobs)
+
+
+@pytest.mark.parametrize("first", range(12, 51, 3))
+def test_an_adb_server_that_ends_twice_costs_no_job(tmp_path: Path, first: int) -> None:
+    away = (range(first, first + 12), range(first + 30, first + 42))
+    world = World(tmp_path, Script(no_server=away))
+    world.run()
+    assert world.points > first
+    assert [one.verdict for attempts in world.recorded.values() for one in attempts] == [Verdict.PASSED] * 6
+
+
+def test_a_job_that_ends_the_adb_server_each_time_ends_and_costs_no_other(tmp_path: Path) -> None:
+    world = World(tmp_path, Script(ends_server=(2,)))
+    world.run()
+    assert sorted(world.verdicts.values()) == ["passed"] * 5
+    [lost] = [attempts for job, attempts in world.recorded.items() if job not in world.verdicts]
+    assert {one.cause for one in lost} == {Cause.ADB_SERVER}

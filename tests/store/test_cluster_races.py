@@ -207,6 +207,8 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
 
     # As if it had been started a moment ago: a time to live is longer than it is up.
     assert store.cluster.mend(ttl_s=1e6).lines == ()
+    # Or as if it had stood still meanwhile, which the caller knows.
+    assert store.cluster.mend(ttl_s=0, is_settled=False).lines == ()
     with pytest.raises(AgentRefusedError):
         store.cluster.register("h1", facts("h1"), 1e6, user="farm")
     wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
@@ -214,6 +216,26 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
     assert store.leases.poll(token, ttl_s=1e6) == ()
     assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ()
     assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
+
+
+def test_an_expired_lease_is_left_by_who_knows_that_it_could_not_be_renewed(store: Store) -> None:
+    one = agent(store)
+    wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
+    token = store.leases.request(["h1-0"], **wish, ttl_s=0.1)  # type: ignore[arg-type]
+    assert store.leases.poll(token, ttl_s=0.1)
+    submit(store, shards(1))
+    time.sleep(0.2)
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_settled=False) == []
+    assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)) == 1
+
+
+def test_a_device_that_came_a_moment_ago_is_one_that_could_try_what_fails(store: Store) -> None:
+    one = agent(store)
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    agent(store, "h2")
+    submit(store, shards(1))
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert held.others == ("h2-0",)
 
 
 def test_the_clock_of_a_host_decides_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,13 @@ class Claimer:
         claimed: Callable[[HeldShard, float], None],
         note: Callable[[str], None],
         ttl_s: float,
+        is_settled: Callable[[], bool],
     ) -> None:
-        """`claimed` gets every shard, and until when its lease is the agent's, on the clock of `now_s`."""
+        """`claimed` gets every shard, and until when its lease is the agent's, on the clock of `now_s`.
+
+        `is_settled` as in `Claims.claim`.
+        """
+        self._is_settled = is_settled
         self._store, self._ledger, self._claimed, self._note, self._ttl_s = store, ledger, claimed, note, ttl_s
         self._agent: AgentId | None = None
         self._wishes: dict[str, _Wish] = {}
@@ -137,7 +142,9 @@ class Claimer:
         keep = {device: wish.keep for device, wish in wishes.items() if wish.keep is not None}
         try:
             with self._ledger.changing():
-                found = self._store.cluster.claim(agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep)
+                found = self._store.cluster.claim(
+                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_settled=self._is_settled()
+                )
                 self._take(found, wishes, until_s)
         except FarmError as error:
             if str(error) != self._problem:

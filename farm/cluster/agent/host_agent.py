@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from farm.cluster.slots.slot_protocol import DeviceSlot
     from farm.config.settings import Config
     from farm.devices.device import Device
-    from farm.store.cluster.records import AgentId, Minded
+    from farm.store.cluster.records import AgentId, HeldShard, Minded
     from farm.store.store import Store
 
 _TICK_SECONDS = 1.0
@@ -150,13 +150,6 @@ class HostAgent:
         self._spool = Spool(folder / "spool")
         ledger = Ledger()
         self._recorder = Recorder(self._store, self._spool, ledger, preparer, self._note, ttl_s)
-        self._claimer = Claimer(
-            self._store,
-            ledger,
-            lambda held, until_s: self._desk.post(partial(self._works.claimed, held, until_s)),
-            self._note,
-            ttl_s,
-        )
         self._minder = Minder(
             self._store,
             ledger,
@@ -167,6 +160,7 @@ class HostAgent:
             ttl_s=ttl_s,
             heartbeat_s=self._timing.heartbeat_s,
         )
+        self._claimer = Claimer(self._store, ledger, self._claimed, self._note, ttl_s, self._minder.is_settled)
         self._desk.open(
             DeskParts(self._store, self._supervisor, self._recorder, self._claimer, preparer, folder / "logs")
         )
@@ -181,6 +175,9 @@ class HostAgent:
 
             self._build_host = BuildHost(self._config, self._store, objects, self._note, ttl_s=ttl_s)
             self._build_host.look()
+
+    def _claimed(self, held: HeldShard, until_s: float) -> None:
+        self._desk.post(partial(self._works.claimed, held, until_s))
 
     def _register(self) -> AgentId:
         ttl_s, who = self._timing.ttl_s, {"user": self._store.user, "replaces": self._life.former}
@@ -209,9 +206,9 @@ class HostAgent:
         from farm.cluster.delivery.worker import MessageDelivery
 
         periodic = self._nights.periodic() if self._nights is not None else ()
-        self._delivery = MessageDelivery(
-            self._store, work=self._wake_for, build=self._wake_builds, note=self._note, size=2, periodic=periodic
-        )
+        deliver = partial(MessageDelivery, self._store, work=self._wake_for, build=self._wake_builds)
+        settled = self._minder.is_settled
+        self._delivery = deliver(is_settled=settled, note=self._note, size=2, periodic=periodic)
         self._delivery.start(self._queues())
 
     def _queues(self) -> list[str]:

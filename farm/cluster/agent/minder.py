@@ -47,6 +47,7 @@ class Minder:
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
         self._problem = ""
+        self._answered_s = self._unbroken_s = now_s()
         self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="minder")
@@ -54,7 +55,22 @@ class Minder:
     def begin(self, agent: AgentId) -> None:
         """Keep `agent` alive, whose facts were told when it registered."""
         self._agent, self._sent = agent, self._facts()
+        self._answered_s = self._unbroken_s = now_s()
         self._thread.start()
+
+    def is_settled(self) -> bool:
+        """Whether the store has answered for as long as a lease lives, without a gap in which heartbeats are missed.
+
+        Only then is somebody dead who was not heard of: a database that stood still, as with the machine that it is on,
+        has heard of nobody, and its clock went on.
+        """
+        now = now_s()
+        return now - self._unbroken_s >= self._ttl_s and now - self._answered_s <= self._gap_s
+
+    @property
+    def _gap_s(self) -> float:
+        # Whoever was last heard of just before a heartbeat expires after 0.7 of that time; less is a gap, then.
+        return self._ttl_s / 2
 
     def wake(self) -> None:
         """Send a heartbeat at once: there is something new to tell."""
@@ -105,6 +121,9 @@ class Minder:
                 self._problem = str(error)
                 self._note(f"no heartbeat: {error}")
             return False
+        if (now := now_s()) - self._answered_s > self._gap_s:
+            self._unbroken_s = now
+        self._answered_s = now
         if self._problem:
             self._problem = ""
             self._note("heartbeats reach the store again")

@@ -44,12 +44,14 @@ class MessageDelivery:
         build: Callable[[str], bool] = lambda _: True,
         finish: Callable[[str], object] | None = None,
         mend: Callable[[], object] | None = None,
+        is_settled: Callable[[], bool] = lambda: True,
         note: Callable[[str], None],
         size: int,
         periodic: Sequence[Periodic] = (),
     ) -> None:
+        """`is_settled` as in `Mending.mend`."""
         self._store, self._note, self._periodic = store, note, tuple(periodic)
-        self._mend = mend or (lambda: mending.mend(store, note))
+        self._mend = mend or (lambda: mending.mend(store, note, is_settled=is_settled()))
         self._mends = 0
         self._queues: tuple[str, ...] = ()
         self._size = size

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
+from farm.results.blame import MOST_DEVICES
 from farm.store.cluster.build_rows import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.situations import lease_of_row, read_free, read_living
 from farm.store.cluster.wanted import look_for_wanted
-from farm.store.leases.rows import is_settled
+from farm.store.leases import rows as lease_rows
 from farm.store.leases.sharing import share_out
 from farm.store.leases.situation import usable
 
@@ -81,13 +82,15 @@ class Claims(ClusterPart):
         ttl_s: float,
         most: int | None = None,
         keep: Mapping[str, Lease] | None = None,
+        is_settled: bool = True,
     ) -> list[HeldShard]:
         """Return what idle devices of an agent are to run now, each with the lease of its device for `ttl_s`.
 
         `keep` are devices that are about to end a shard: they count as free, and where they get another shard they go
         on under the fence that they have, whichever user it is of. Of all these at most `most` get something. What
         nobody may have now, and what others have a better right to, is left; devices that others wait for are marked,
-        and who holds them learns it with the next heartbeat.
+        and who holds them learns it with the next heartbeat. Leases that expired are left as well where the database
+        has not been up for `ttl_s`, or the caller knows that it did not answer all the while: then not `is_settled`.
         """
         kept = dict(keep or {})
         asking = [*(device for device in devices if device not in kept), *kept]
@@ -102,7 +105,8 @@ class Claims(ClusterPart):
             known = read_free(connection, soc, now_ms, asking=asking, keep=list(kept))
             shares = share_out(known.situation)
             place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
-            held = _Taking(connection, known, living, us, place, round(ttl_s * 1000)).take(shares, asking, kept, most)
+            taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_settled=is_settled)
+            held = taking.take(shares, asking, kept, most)
             if len(held) < len(asking) or not asking:
                 look_for_wanted(connection, known, shares)
             return held
@@ -137,7 +141,10 @@ class _Taking:
         us: dict[str, Any],
         place: _HolderFacts,
         ttl_ms: int,
+        *,
+        is_settled: bool,
     ) -> None:
+        self._is_settled = is_settled
         self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
         self._ttl_ms, self._expires_ms = ttl_ms, us["now_ms"] + ttl_ms
 
@@ -158,7 +165,7 @@ class _Taking:
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # Who could not reach the database has not lost what he has.
-        if left and not is_settled(self._connection, self._ttl_ms):
+        if left and not (self._is_settled and lease_rows.is_settled(self._connection, self._ttl_ms)):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
 
@@ -231,4 +238,9 @@ class _Taking:
     def _others(self, runs: set[str]) -> dict[str, list[str]]:
         """Return the living devices that each run may use, free or not."""
         orders = {order.run_id: order for order in self._known.situation.orders}
-        return {run_id: usable(orders[run_id], self._living)[:_MOST_OTHERS] for run_id in runs}
+        others = {run_id: usable(orders[run_id], self._living)[:_MOST_OTHERS] for run_id in runs}
+        if any(len(found) <= MOST_DEVICES for found in others.values()):
+            # That there is no other blames the code: one that came a moment ago has to count.
+            living = read_living(self._connection, self._known.situation.soc, self._us["now_ms"])
+            others = {run_id: usable(orders[run_id], living)[:_MOST_OTHERS] for run_id in runs}
+        return others

@@ -16,7 +16,7 @@ from farm.store.cluster.records import Mended
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.cluster.situations import read_situation
 from farm.store.cluster.wanted import mark_wanted
-from farm.store.leases.rows import is_settled
+from farm.store.leases import rows as lease_rows
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
@@ -108,12 +108,13 @@ _ABANDON = text("""
 class Mending(ClusterPart):
     """What one of all agents does every few seconds."""
 
-    def mend(self, *, ttl_s: float = 10.0) -> Mended:
+    def mend(self, *, ttl_s: float = 10.0, is_settled: bool = True) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
-        Nothing where somebody else is at it. Nobody is dead before the database has been up for `ttl_s`.
+        Nothing where somebody else is at it. Nobody is dead before the database has been up for `ttl_s`, nor where the
+        caller knows that it did not answer all the while, and so is not `is_settled`.
         """
-        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000)))
+        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000) if is_settled else None))
         if looked is None:
             return Mended()
         row, lines = looked
@@ -125,13 +126,13 @@ class Mending(ClusterPart):
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _mend(self, connection: Connection, *, ttl_ms: int) -> tuple[Row[Any], list[str]] | None:
+    def _mend(self, connection: Connection, *, ttl_ms: int | None) -> tuple[Row[Any], list[str]] | None:
         if not connection.scalar(_LOCK):
             return None
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         lines: list[str] = []
-        if row.dead and is_settled(connection, ttl_ms):
+        if row.dead and ttl_ms is not None and lease_rows.is_settled(connection, ttl_ms):
             for name, token in sorted(row.dead):
                 lines += self._bury(connection, name, token, row.now_ms)
         if row.orphans:
