@@ -181,8 +181,11 @@ def test_the_database_is_away(running: tuple[Farm, str], way: str, away_s: float
 
 
 @pytest.mark.whole
-def test_nobody_is_dead_of_whom_a_database_heard_nothing_that_stood_still(running: tuple[Farm, str]) -> None:
-    farm, run_id = running
+def test_nobody_is_dead_of_whom_a_database_heard_nothing_that_stood_still(farm: Farm) -> None:
+    farm.begin(_HOSTS, _DEVICES)
+    # Agents that would take others for dead.
+    sleep_ttl()
+    run_id = _in_midst(farm)
     agent = farm.hosts.processes["host-1"].pid
     farm.server.freeze()
     os.kill(agent, signal.SIGSTOP)

@@ -208,7 +208,7 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
     # As if it had been started a moment ago: a time to live is longer than it is up.
     assert store.cluster.mend(ttl_s=1e6).lines == ()
     # Or as if it had stood still meanwhile, which the caller knows.
-    assert store.cluster.mend(ttl_s=0, is_settled=False).lines == ()
+    assert store.cluster.mend(ttl_s=0, is_settled=lambda: False).lines == ()
     with pytest.raises(AgentRefusedError):
         store.cluster.register("h1", facts("h1"), 1e6, user="farm")
     wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
@@ -225,7 +225,7 @@ def test_an_expired_lease_is_left_by_who_knows_that_it_could_not_be_renewed(stor
     assert store.leases.poll(token, ttl_s=0.1)
     submit(store, shards(1))
     time.sleep(0.2)
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_settled=False) == []
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_settled=lambda: False) == []
     assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)) == 1
 
 
@@ -235,6 +235,19 @@ def test_a_device_that_came_a_moment_ago_is_one_that_could_try_what_fails(store:
     agent(store, "h2")
     submit(store, shards(1))
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert held.others == ("h2-0",)
+
+
+def test_a_device_counts_of_whose_agent_the_database_could_not_hear(store: Store) -> None:
+    one = agent(store)
+    store.cluster.register("h2", facts("h2"), 0.1, user="farm")
+    submit(store, shards(2))
+    time.sleep(0.2)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert held.others == ()
+    store.cluster.put_back(one, held.id, held.lease.fence, why="again")
+    store.cluster.release(one, [held.lease])
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, is_settled=lambda: False)
     assert held.others == ("h2-0",)
 
 

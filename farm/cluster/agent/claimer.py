@@ -143,7 +143,7 @@ class Claimer:
         try:
             with self._ledger.changing():
                 found = self._store.cluster.claim(
-                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_settled=self._is_settled()
+                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_settled=self._is_settled
                 )
                 self._take(found, wishes, until_s)
         except FarmError as error:

@@ -64,8 +64,9 @@ class Minder:
         Only then is somebody dead who was not heard of: a database that stood still, as with the machine that it is on,
         has heard of nobody, and its clock went on.
         """
-        now = now_s()
-        return now - self._unbroken_s >= self._ttl_s and now - self._answered_s <= self._gap_s
+        # In this order: a heartbeat that is answered meanwhile tells of a gap before it closes it.
+        answered_s, now = self._answered_s, now_s()
+        return now - answered_s <= self._gap_s and now - self._unbroken_s >= self._ttl_s
 
     @property
     def _gap_s(self) -> float:

@@ -14,7 +14,7 @@ SILENT_S = 60.0
 _KEPT_HOURS = 1.0
 
 
-def mend(store: Store, note: Callable[[str], None], *, is_settled: bool = True) -> bool:
+def mend(store: Store, note: Callable[[str], None], *, is_settled: Callable[[], bool]) -> bool:
     """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `is_settled` as in

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter, defaultdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -94,11 +95,19 @@ class UnrecordedJob:
 class SlotWorker(Worker):
     """The worker of a single machine; its grants, and what other devices found, come from the agent."""
 
-    def __init__(self, plan: RunPlan, controller: int, grant: Callable[[], WorkerGrant], kept: UnrecordedJob) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        controller: int,
+        grant: Callable[[], WorkerGrant],
+        kept: UnrecordedJob,
+        server_losses: Counter[str],
+    ) -> None:
         self._newest, self._kept = grant, kept
         self._history: tuple[Tried, ...] = ()
         self.repeat: tuple[Tried, ...] = ()
         super().__init__(plan, 0, controller, self._outfit)
+        self._server_losses = server_losses
 
     def run_next(
         self, planned: PlannedJob, history: tuple[Tried, ...], following: PlannedJob | None
@@ -146,6 +155,8 @@ class SlotLoop:
         self._broken_off = False
         self._worker: SlotWorker | None = None
         self._kept = UnrecordedJob(tell)
+        self._server_losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Of each run, as its worker ends where another begins."""
         self._plan: RunPlan | None = None
 
     def take(self, message: ToSlot) -> None:
@@ -190,7 +201,8 @@ class SlotLoop:
     def _begun(self, plan: RunPlan) -> SlotWorker:
         """Return the worker of the plan; it begins a session ahead of the first job."""
         if self._worker is None:
-            self._worker = SlotWorker(plan, self._controller, lambda: self._grant, self._kept)
+            losses = self._server_losses[plan.run_id]
+            self._worker = SlotWorker(plan, self._controller, lambda: self._grant, self._kept, losses)
         return self._worker
 
     def _close_worker(self) -> None:

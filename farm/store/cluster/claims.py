@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from farm.results.blame import MOST_DEVICES
 from farm.store.cluster.build_rows import find_builds, find_failures
-from farm.store.cluster.part import ClusterPart, lock_soc
+from farm.store.cluster.part import ClusterPart, always_settled, lock_soc
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.situations import lease_of_row, read_free, read_living
@@ -21,7 +21,7 @@ from farm.store.leases.sharing import share_out
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
@@ -82,7 +82,7 @@ class Claims(ClusterPart):
         ttl_s: float,
         most: int | None = None,
         keep: Mapping[str, Lease] | None = None,
-        is_settled: bool = True,
+        is_settled: Callable[[], bool] = always_settled,
     ) -> list[HeldShard]:
         """Return what idle devices of an agent are to run now, each with the lease of its device for `ttl_s`.
 
@@ -90,7 +90,7 @@ class Claims(ClusterPart):
         on under the fence that they have, whichever user it is of. Of all these at most `most` get something. What
         nobody may have now, and what others have a better right to, is left; devices that others wait for are marked,
         and who holds them learns it with the next heartbeat. Leases that expired are left as well where the database
-        has not been up for `ttl_s`, or the caller knows that it did not answer all the while: then not `is_settled`.
+        has not been up for `ttl_s`, or the caller knows that it did not answer all the while, as `is_settled` says.
         """
         kept = dict(keep or {})
         asking = [*(device for device in devices if device not in kept), *kept]
@@ -142,7 +142,7 @@ class _Taking:
         place: _HolderFacts,
         ttl_ms: int,
         *,
-        is_settled: bool,
+        is_settled: Callable[[], bool],
     ) -> None:
         self._is_settled = is_settled
         self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
@@ -165,7 +165,7 @@ class _Taking:
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # Who could not reach the database has not lost what he has.
-        if left and not (self._is_settled and lease_rows.is_settled(self._connection, self._ttl_ms)):
+        if left and not (self._is_settled() and lease_rows.is_settled(self._connection, self._ttl_ms)):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
 
@@ -240,7 +240,9 @@ class _Taking:
         orders = {order.run_id: order for order in self._known.situation.orders}
         others = {run_id: usable(orders[run_id], self._living)[:_MOST_OTHERS] for run_id in runs}
         if any(len(found) <= MOST_DEVICES for found in others.values()):
-            # That there is no other blames the code: one that came a moment ago has to count.
-            living = read_living(self._connection, self._known.situation.soc, self._us["now_ms"])
+            # That there is no other blames the code: one that came a moment ago has to count, and one whose heartbeat
+            # is late as the database stood still.
+            since_ms = self._us["now_ms"] if self._is_settled() else 0
+            living = read_living(self._connection, self._known.situation.soc, since_ms)
             others = {run_id: usable(orders[run_id], living)[:_MOST_OTHERS] for run_id in runs}
         return others

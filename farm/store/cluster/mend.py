@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import text
 
@@ -11,7 +11,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import put_back_held
 from farm.store.cluster.orders import end_order
-from farm.store.cluster.part import ClusterPart, lock_soc
+from farm.store.cluster.part import ClusterPart, always_settled, lock_soc
 from farm.store.cluster.records import Mended
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.cluster.situations import read_situation
@@ -20,6 +20,8 @@ from farm.store.leases import rows as lease_rows
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import Connection, Row
 
 # A device of its kind may be back within so long: a host that is started again, a cable.
@@ -105,34 +107,48 @@ _ABANDON = text("""
 """)
 
 
+class _Looked(NamedTuple):
+    """What was found and done."""
+
+    row: Row[Any]
+    lines: list[str]
+    has_old_retries: bool
+    """Some that no device has taken for long: others do not come any more."""
+
+
 class Mending(ClusterPart):
     """What one of all agents does every few seconds."""
 
-    def mend(self, *, ttl_s: float = 10.0, is_settled: bool = True) -> Mended:
+    def mend(self, *, ttl_s: float = 10.0, is_settled: Callable[[], bool] = always_settled) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
-        Nothing where somebody else is at it. Nobody is dead before the database has been up for `ttl_s`, nor where the
-        caller knows that it did not answer all the while, and so is not `is_settled`.
+        Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
+        been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
+        so, is asked when the database has answered: that may have taken a while.
         """
-        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000) if is_settled else None))
+        is_up = partial(lease_rows.is_settled, ttl_ms=round(ttl_s * 1000))
+        looked = self._database.write(
+            lambda connection: self._mend(connection, lambda: is_settled() and is_up(connection))
+        )
         if looked is None:
             return Mended()
-        row, lines = looked
+        row, lines = looked.row, looked.lines
         ready: dict[str, int] = row.ready or {}
         for soc in sorted(ready):
-            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=bool(row.retries)))
+            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=looked.has_old_retries))
         messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
         messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _mend(self, connection: Connection, *, ttl_ms: int | None) -> tuple[Row[Any], list[str]] | None:
+    def _mend(self, connection: Connection, is_settled: Callable[[], bool]) -> _Looked | None:
         if not connection.scalar(_LOCK):
             return None
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         lines: list[str] = []
-        if row.dead and ttl_ms is not None and lease_rows.is_settled(connection, ttl_ms):
+        settled = bool(row.dead or row.forgotten or row.retries) and is_settled()
+        if row.dead and settled:
             for name, token in sorted(row.dead):
                 lines += self._bury(connection, name, token, row.now_ms)
         if row.orphans:
@@ -141,7 +157,7 @@ class Mending(ClusterPart):
         if row.deadly or lines:
             for shard in connection.execute(_DEADLY, {"most": _MOST_DEATHS}).all():
                 lines.append(_spare(connection, shard))
-        if row.forgotten:
+        if row.forgotten and settled:
             connection.execute(_FORGET, {"names": row.forgotten})
             connection.execute(_FORGET_DEVICES, {"names": row.forgotten})
         if row.ending:
@@ -149,7 +165,7 @@ class Mending(ClusterPart):
             connection.execute(_END_WAITING, runs)
         for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
             end_order(connection, run_id, row.now_ms)
-        return row, lines
+        return _Looked(row, lines, has_old_retries=settled and bool(row.retries))
 
     def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:

@@ -161,7 +161,7 @@ def read_free(
 
 
 def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDevice]:
-    """Return the devices of a SoC that are alive and fit, whoever has them."""
+    """Return the devices of a SoC that are alive and fit, whoever has them; at 0 ms, also those of the dead."""
     rows = connection.execute(_DEVICES, {"soc": soc, "now_ms": now_ms})
     return [living_device(row) for row in rows if row.is_fit]
 
