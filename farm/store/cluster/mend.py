@@ -107,7 +107,7 @@ _ABANDON = text("""
 """)
 
 
-class _Looked(NamedTuple):
+class _MendLook(NamedTuple):
     """What was found and done."""
 
     row: Row[Any]
@@ -141,7 +141,7 @@ class Mending(ClusterPart):
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _mend(self, connection: Connection, is_settled: Callable[[], bool]) -> _Looked | None:
+    def _mend(self, connection: Connection, is_settled: Callable[[], bool]) -> _MendLook | None:
         if not connection.scalar(_LOCK):
             return None
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
@@ -165,7 +165,7 @@ class Mending(ClusterPart):
             connection.execute(_END_WAITING, runs)
         for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
             end_order(connection, run_id, row.now_ms)
-        return _Looked(row, lines, has_old_retries=settled and bool(row.retries))
+        return _MendLook(row, lines, has_old_retries=settled and bool(row.retries))
 
     def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:
