@@ -267,7 +267,8 @@ def test_what_is_over_time_has_a_result_with_all_that_was_said(bare: Any, decode
     _list(bare, [_prompt(4), _prompt(4)])
     ran = bare.run("--generate=12", "--seconds=60", "--timeout_ms=1500", "--tokens_path=tokens.txt")
     assert ran.code == 9, ran.stderr
-    assert ran.error["stage"] == "execute"
+    # Between two texts what was said is put away: a stub takes no longer for a text.
+    assert ran.error["stage"] in ("execute", "outputs")
     assert ran.result is not None
     generated = ran.result["generated"]
     assert generated[0]["tokens"] == stub.says(_prompt(4), 12)
