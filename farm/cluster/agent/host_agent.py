@@ -203,12 +203,15 @@ class HostAgent:
         self._works.open()
 
     def _begin_delivery(self) -> None:
+        from farm.cluster.delivery.mend import mend
         from farm.cluster.delivery.worker import MessageDelivery
 
         periodic = self._nights.periodic() if self._nights is not None else ()
-        deliver = partial(MessageDelivery, self._store, work=self._wake_for, build=self._wake_builds)
-        settled = self._minder.is_settled
-        self._delivery = deliver(is_settled=settled, note=self._note, size=2, periodic=periodic)
+        mending = partial(mend, self._store, self._note, is_settled=self._minder.is_settled)
+        self._delivery = MessageDelivery(
+            self._store, work=self._wake_for, build=self._wake_builds, mend=mending,
+            note=self._note, size=2, periodic=periodic,
+        )  # fmt: skip
         self._delivery.start(self._queues())
 
     def _queues(self) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farm.store.leases.rows import always_settled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,7 +16,7 @@ SILENT_S = 60.0
 _KEPT_HOURS = 1.0
 
 
-def mend(store: Store, note: Callable[[str], None], *, is_settled: Callable[[], bool]) -> bool:
+def mend(store: Store, note: Callable[[str], None], *, is_settled: Callable[[], bool] = always_settled) -> bool:
     """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `is_settled` as in

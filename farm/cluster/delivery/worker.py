@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from farm.cluster.delivery import mend as mending
 from farm.cluster.delivery.serving import SERVICES, Calls, Serving
-from farm.store.cluster.part import always_settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -45,14 +44,12 @@ class MessageDelivery:
         build: Callable[[str], bool] = lambda _: True,
         finish: Callable[[str], object] | None = None,
         mend: Callable[[], object] | None = None,
-        is_settled: Callable[[], bool] = always_settled,
         note: Callable[[str], None],
         size: int,
         periodic: Sequence[Periodic] = (),
     ) -> None:
-        """`is_settled` as in `Mending.mend`."""
         self._store, self._note, self._periodic = store, note, tuple(periodic)
-        self._mend = mend or (lambda: mending.mend(store, note, is_settled=is_settled))
+        self._mend = mend or (lambda: mending.mend(store, note))
         self._mends = 0
         self._queues: tuple[str, ...] = ()
         self._size = size

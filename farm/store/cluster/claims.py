@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from farm.results.blame import MOST_DEVICES
 from farm.store.cluster.build_rows import find_builds, find_failures
-from farm.store.cluster.part import ClusterPart, always_settled, lock_soc
+from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.situations import lease_of_row, read_free, read_living
@@ -82,7 +82,7 @@ class Claims(ClusterPart):
         ttl_s: float,
         most: int | None = None,
         keep: Mapping[str, Lease] | None = None,
-        is_settled: Callable[[], bool] = always_settled,
+        is_settled: Callable[[], bool] = lease_rows.always_settled,
     ) -> list[HeldShard]:
         """Return what idle devices of an agent are to run now, each with the lease of its device for `ttl_s`.
 
@@ -165,7 +165,7 @@ class _Taking:
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # Who could not reach the database has not lost what he has.
-        if left and not (self._is_settled() and lease_rows.is_settled(self._connection, self._ttl_ms)):
+        if left and not lease_rows.is_settled(self._connection, self._ttl_ms, self._is_settled):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
 
@@ -238,11 +238,14 @@ class _Taking:
     def _others(self, runs: set[str]) -> dict[str, list[str]]:
         """Return the living devices that each run may use, free or not."""
         orders = {order.run_id: order for order in self._known.situation.orders}
-        others = {run_id: usable(orders[run_id], self._living)[:_MOST_OTHERS] for run_id in runs}
+
+        def usable_of(living: Sequence[LivingDevice]) -> dict[str, list[str]]:
+            return {run_id: usable(orders[run_id], living)[:_MOST_OTHERS] for run_id in runs}
+
+        others = usable_of(self._living)
         if any(len(found) <= MOST_DEVICES for found in others.values()):
             # That there is no other blames the code: one that came a moment ago has to count, and one whose heartbeat
             # is late as the database stood still.
             since_ms = self._us["now_ms"] if self._is_settled() else 0
-            living = read_living(self._connection, self._known.situation.soc, since_ms)
-            others = {run_id: usable(orders[run_id], living)[:_MOST_OTHERS] for run_id in runs}
+            return usable_of(read_living(self._connection, self._known.situation.soc, since_ms))
         return others

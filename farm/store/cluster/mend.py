@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
@@ -11,7 +11,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import put_back_held
 from farm.store.cluster.orders import end_order
-from farm.store.cluster.part import ClusterPart, always_settled, lock_soc
+from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import Mended
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.cluster.situations import read_situation
@@ -107,47 +107,40 @@ _ABANDON = text("""
 """)
 
 
-class _MendLook(NamedTuple):
-    """What was found and done."""
-
-    row: Row[Any]
-    lines: list[str]
-    has_old_retries: bool
-    """Some that no device has taken for long: others do not come any more."""
-
-
 class Mending(ClusterPart):
     """What one of all agents does every few seconds."""
 
-    def mend(self, *, ttl_s: float = 10.0, is_settled: Callable[[], bool] = always_settled) -> Mended:
+    def mend(self, *, ttl_s: float = 10.0, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
         Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
         so, is asked when the database has answered: that may have taken a while.
         """
-        is_up = partial(lease_rows.is_settled, ttl_ms=round(ttl_s * 1000))
-        looked = self._database.write(
-            lambda connection: self._mend(connection, lambda: is_settled() and is_up(connection))
-        )
+        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000), is_settled=is_settled))
         if looked is None:
             return Mended()
-        row, lines = looked.row, looked.lines
+        row, lines, settled = looked
         ready: dict[str, int] = row.ready or {}
         for soc in sorted(ready):
-            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=looked.has_old_retries))
+            has_old_retries = settled and bool(row.retries)
+            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries))
         messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
         messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _mend(self, connection: Connection, is_settled: Callable[[], bool]) -> _MendLook | None:
+    def _mend(
+        self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]
+    ) -> tuple[Row[Any], list[str], bool] | None:
+        """Return what was found and done, and whether who is silent is dead; None where somebody else is at it."""
         if not connection.scalar(_LOCK):
             return None
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         lines: list[str] = []
-        settled = bool(row.dead or row.forgotten or row.retries) and is_settled()
+        is_asked = bool(row.dead or row.forgotten or row.retries)
+        settled = is_asked and lease_rows.is_settled(connection, ttl_ms, is_settled)
         if row.dead and settled:
             for name, token in sorted(row.dead):
                 lines += self._bury(connection, name, token, row.now_ms)
@@ -165,7 +158,7 @@ class Mending(ClusterPart):
             connection.execute(_END_WAITING, runs)
         for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
             end_order(connection, run_id, row.now_ms)
-        return _MendLook(row, lines, has_old_retries=settled and bool(row.retries))
+        return row, lines, settled
 
     def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:

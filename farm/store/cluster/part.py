@@ -31,11 +31,6 @@ class ClusterPart:
         self._database, self._clock = database, clock
 
 
-def always_settled() -> bool:
-    """Return True: for who does not watch whether the database answers all the while."""
-    return True
-
-
 def notify(connection: Connection, hints: Iterable[str]) -> None:
     """Tell everybody who listens, once the transaction is committed: `work SM8650`, `cancel RUN`."""
     if listed := sorted(set(hints)):

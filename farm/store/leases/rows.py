@@ -96,8 +96,18 @@ def wake_agents(connection: Connection, devices: Iterable[str]) -> None:
         connection.execute(_WAKE, {"devices": list(map(device_key, devices))})
 
 
-def is_settled(connection: Connection, ttl_ms: int) -> bool:
-    """Tell whether a database has been up for as long as a lease lives: who could not reach it may have one still."""
+def always_settled() -> bool:
+    """Return True: for who does not watch whether the database answers all the while."""
+    return True
+
+
+def is_settled(connection: Connection, ttl_ms: int, answered: Callable[[], bool] = always_settled) -> bool:
+    """Tell whether a database has been up for as long as a lease lives: who could not reach it may have one still.
+
+    `answered` says whether it has answered the caller all the while.
+    """
+    if not answered():
+        return False
     return connection.dialect.name == "sqlite" or bool(connection.scalar(text(_UP_MS)) > ttl_ms)
 
 
