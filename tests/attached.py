@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from farm.devices.adb.server import AdbServer
@@ -95,11 +94,3 @@ def attach(
         server = kept or start_adb_server(supervisor, folder / "adb")
         devices = boot(supervisor, server, socs, folder / "devices", build=build, android=android)
         yield Attached(home, devices, folder, server, supervisor)
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
-    """Wait until something is so. Raises AssertionError when it never is."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.05)

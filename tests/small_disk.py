@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import until
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,32 +6,30 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import ends, until
 
 from farm.errors import InfraError, MissingToolError
 from farm.system import processes, reaper
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 # Starts three grandchildren: an ordinary one, one in a session of its own and one that ignores SIGTERM.
 FAMILY = """
 import os, signal, subprocess, sys
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-deaf = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+sleep, deaf = ["/bin/sleep", "600"], ["/bin/sh", "-c", "trap '' TERM; exec /bin/sleep 600"]
 pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid, subprocess.Popen(deaf).pid]
 print(*pids, os.getpid(), flush=True)
 signal.pause()
 """
 
 PARENT = """
-import sys, time
+import signal, sys
 from farm.system import processes
 from farm.system.processes import Supervisor
 supervisor = Supervisor()
@@ -39,23 +37,15 @@ child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", std
 print(child.process.stdout.readline().decode(), flush=True, end="")
 if sys.argv[2] == "fork":
     import os
-    if os.fork() == 0:
-        time.sleep(600)
+    os.fork()
 if sys.argv[2] != "exit":
-    time.sleep(600)
+    signal.pause()
 """
 
 
 def alive(pid: int) -> bool:
     stat = reaper.read_stat(pid)
     return stat is not None and stat.state not in "ZX"
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
 
 
 def family(supervisor: Supervisor) -> tuple[list[int], int]:
@@ -81,22 +71,22 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
             parent.send_signal(signal.SIGKILL)
         parent.wait()
         try:
-            until(lambda: not any(alive(pid) for pid in pids))
+            assert all(ends(pid) for pid in pids)
         finally:
             for pid in copies if ending == "fork" else []:
                 os.kill(pid, signal.SIGKILL)
 
 
 GUARDED = """
-import os, sys, time
+import os, signal, sys
 from farm.system import processes
 from farm.system.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
 print(processes._link._process.pid, child.process.stdout.readline().decode(), flush=True)
-if sys.argv[2] == "fork" and os.fork() == 0:
-    time.sleep(600)
-time.sleep(600)
+if sys.argv[2] == "fork":
+    os.fork()
+signal.pause()
 """
 
 # A group that neither obeys SIGTERM nor reads anything: a child, one that it started, and one that is stopped.
@@ -104,7 +94,7 @@ DEAF = """
 import os, signal, subprocess, sys
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
     signal.signal(number, signal.SIG_IGN)
-sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+sleep = ["/bin/sleep", "600"]
 pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep).pid]
 os.kill(pids[1], signal.SIGSTOP)
 print(*pids, os.getpid(), flush=True)
@@ -129,7 +119,7 @@ def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
             os.kill(pid, signal.SIGKILL)
         parent.wait()
         try:
-            until(lambda: not any(alive(pid) for pid in [guard, *pids]))
+            assert all(ends(pid) for pid in [guard, *pids])
         finally:
             for pid in [*copies, *pids]:
                 if alive(pid):
@@ -137,23 +127,22 @@ def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
 
 
 FOREGROUND = """
-import time
+import signal
 from farm.system import processes
 from farm.system.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn(["/bin/sleep", "600"], name="shell", foreground=True)
 print(processes._link._process.pid, child.pid, flush=True)
-time.sleep(600)
+signal.pause()
 """
 CALLER = """
-import os, signal, subprocess, sys, time
-from farm.system import reaper
+import os, select, signal, subprocess, sys
 parent = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
 guard, child = map(int, parent.stdout.readline().split())
+end = os.pidfd_open(child)
 for pid in (guard, parent.pid):
     os.kill(pid, signal.SIGKILL)
-while (stat := reaper.read_stat(child)) is not None and stat.state not in "ZX":
-    time.sleep(0.01)
+select.select([end], [], [])
 print("still here")
 """
 
@@ -206,7 +195,7 @@ def test_killing_the_leader_ends_what_it_started() -> None:
     with Supervisor() as supervisor:
         pids, leader = family(supervisor)
         os.kill(leader, signal.SIGKILL)
-        until(lambda: not any(alive(pid) for pid in pids))
+        assert all(ends(pid) for pid in pids)
 
 
 def test_terminate_from_several_threads_returns_the_same_code() -> None:
@@ -270,7 +259,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 2, done.stderr
-    until(lambda: not any(alive(pid) for pid in pids))
+    assert all(ends(pid) for pid in pids)
 
 
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
@@ -316,20 +305,19 @@ def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
 
 
 LATE_PARENT = """
-import os, signal, subprocess, time
-from farm.system import processes, reaper
+import os, signal
+from farm.system import processes
 from farm.system.processes import Supervisor
 supervisor = Supervisor()
 supervisor.spawn(["/bin/true"], name="first").process.wait()
 watcher = processes._link._process.pid
 os.kill(watcher, signal.SIGSTOP)
-while reaper.read_stat(watcher).state != "T":
-    time.sleep(0.01)
+os.waitid(os.P_PID, watcher, os.WSTOPPED)
 child = supervisor.spawn(["/bin/sleep", "600"], name="late")
 copy = os.fork()
 if copy:
     print(watcher, child.pid, copy, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -342,6 +330,6 @@ def test_what_was_said_just_before_a_death_counts() -> None:
         parent.wait()
         try:
             os.kill(watcher, signal.SIGCONT)
-            until(lambda: not alive(child))
+            assert ends(child)
         finally:
             os.kill(copy, signal.SIGKILL)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from attached import until
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from attached import until
 from ssh_server import alive
+from waiting import until
 
 from farm.config.settings import load_config
 from farm.devices import discovery

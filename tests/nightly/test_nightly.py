@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from attached import attach, until
+from attached import attach
 from farm_home import FarmHome, wait_for_no_process
 from receivers import Hook, Mailbox, mail_server, make_certificate, web_server
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

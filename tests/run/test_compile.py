@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from attached import until
+from waiting import until
 
 from farm.compile.protocol import BuildReply
 from farm.device_run.builds import builds_folder, has_reply

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from attached import until
+from waiting import until
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import NoDeviceError, StoreError

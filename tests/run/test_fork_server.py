@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from attached import until
+from waiting import until
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME, forking
 

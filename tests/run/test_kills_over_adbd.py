@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from adbd_system import need_adbd, processes_on
-from attached import Attached, attach, until
+from attached import Attached, attach
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import attach, until
+from attached import attach
 from farm_home import FarmHome, processes_of, wait_for_no_process
 from small_disk import small_disk
+from waiting import until
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 from farm.virtual.faults import Fault, inject

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import until
 from run_model import Script, World
+from waiting import until
 
 from farm.results.attempt import Cause, Verdict
 from farm.run.workers import MOST_DEATHS, START_SECONDS, STOPPED_SECONDS, Workers

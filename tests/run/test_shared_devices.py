@@ -11,9 +11,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import Attached, attach, until
+from attached import Attached, attach
 from farm_home import FarmHome, wait_for_no_process
 from ordinary_server import kill_server
+from waiting import until
 
 from farm.virtual.faults import Fault, inject
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import until
+from waiting import until
 
 psycopg = pytest.importorskip("psycopg")
 
