@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from forked_command import call, can_fork
+from waiting import poll
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 
@@ -46,13 +48,18 @@ class FarmHome:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: str = "",
+        forked: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `farm` as a user does, without a terminal."""
+        """Run `farm` as a user does, without a terminal; where `forked` allows it, in a fork that has imported farm."""
+        env = {**self.env, **(env or {})}
+        cwd = cwd or self.cwd
+        if forked and self.interpreter == sys.executable and not self.start and can_fork(arguments, env):
+            return call(arguments, env=env, cwd=cwd, stdin=stdin, timeout_s=timeout_s)
         return subprocess.run(
             [self.interpreter, "-m", "farm.cli.main", *arguments],
             **self.start,
-            env={**self.env, **(env or {})},
-            cwd=cwd or self.cwd,
+            env=env,
+            cwd=cwd,
             input=stdin,
             capture_output=True,
             text=True,
@@ -108,7 +115,12 @@ def processes_of(home: FarmHome) -> dict[int, str]:
 
 def wait_for_no_process(home: FarmHome, seconds: float = 30) -> dict[int, str]:
     """Return what still lives after a while."""
-    deadline = time.monotonic() + seconds
-    while processes_of(home) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return processes_of(home)
+    left: dict[int, str] = {}
+
+    def is_empty() -> bool:
+        left.clear()
+        left.update(processes_of(home))
+        return not left
+
+    poll(is_empty, seconds)
+    return left

@@ -1,0 +1,104 @@
+"""Forks of one process per test worker that has imported farm: a command without the start of an interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import pytest
+
+from farm.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PRELOADED = (
+    "alembic",
+    "farm.cli.looking.history",
+    "farm.cli.looking.report",
+    "farm.cli.looking.sql",
+    "farm.cli.looking.status",
+    "farm.cli.looking.transfer",
+    "farm.cli.setup.prune",
+    "farm.cli.setup.runtime",
+    "farm.cli.setup.suites",
+    "farm.report.html.page_of_run",
+    "farm.report.terminal.run",
+    "farm.store.store",
+    "multiprocessing.popen_fork",
+    "numpy",
+    "psycopg",
+    "pytest",
+    "sqlalchemy.dialects.postgresql.psycopg",
+)
+FORKED = frozenset({
+    "baseline", "bundle", "cache", "cancel", "completion", "coverage", "device", "devices", "diff", "doctor", "export",
+    "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",
+    "show", "sign", "socs", "sql", "status", "store", "suites", "toolchain", "triage",
+})  # fmt: skip
+"""Commands that run no program on a device: they read and write a store, files, the configuration, ask adb."""
+
+_READ_AT_START = ("PYTHON", "LANG", "LC_", "TZ", "LD_", "_FARM_COMPLETE")
+
+
+def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Return whether a fork answers as a new interpreter does: nothing in `env` that only the start of one reads."""
+    changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)}
+    return bool(arguments) and arguments[0] in FORKED and not any(name.startswith(_READ_AT_START) for name in changed)
+
+
+def call(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Return the output and the exit code of `farm.cli.main.main` in a fork. Raises TimeoutExpired."""
+    context = multiprocessing.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="farm-command-") as folder:
+        # The server outlives this test: leftover processes are found by the names of folders in their environment.
+        for name in [name for name in os.environ if name.startswith("FARM_")]:
+            patch.delenv(name)
+        context.set_forkserver_preload(list(PRELOADED))
+        forkserver.ensure_running()
+        streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(stdin, encoding="utf-8")
+        process = context.Process(target=_answer, args=(list(arguments), dict(env), cwd, streams))
+        process.start()
+        try:
+            process.join(timeout_s)
+            if process.exitcode is None:
+                raise subprocess.TimeoutExpired(["farm", *arguments], timeout_s)
+        finally:
+            process.kill()
+            process.join()
+        code = process.exitcode
+        output, errors = (stream.read_text(encoding="utf-8") for stream in streams[1:])
+    return subprocess.CompletedProcess(["farm", *arguments], code or 0, output, errors)
+
+
+def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[Path]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    for number, path in enumerate(streams):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    started: list[IO[str] | None] = [sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", errors=was and was.errors, closefd=False)  # noqa: SIM115 - until the end
+        for number, mode, was in zip(range(3), "rww", started, strict=True)
+    )
+    # A new interpreter has the current folder there, and nothing of the tests.
+    sys.path[:] = [str(cwd), *(entry for entry in sys.path if entry and Path(entry).name not in {"tests", "bench"})]
+    sys.argv = [sys.modules["farm.cli.main"].__file__ or "", *arguments]
+    try:
+        main()
+    finally:
+        # A fork of multiprocessing ends by os._exit.
+        atexit._run_exitfuncs()
