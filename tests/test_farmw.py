@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = (
@@ -80,7 +80,7 @@ class Machine:
         sums = subprocess.run(
             ["cksum"], stdin=(self.checkout / "pyproject.toml").open("rb"), capture_output=True, text=True, check=True
         )
-        (venv / f".farmw-{extras}").write_text(f"{sums.stdout.strip()} {self.checkout} stub python -V")
+        (venv / ".farmw").write_text(f"{sums.stdout.strip()} {self.checkout} stub python -V extras={extras}")
         return venv
 
 
@@ -103,16 +103,47 @@ def test_it_works_through_a_link_from_anywhere(machine: Machine, tmp_path: Path)
     assert done.stdout == "stub farm socs\n"
 
 
-def test_the_tests_are_run_by_pytest(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "workers"), [((), 3), (("-k", "x"), 3), (("-n", "1", "tests/store"), 3), (("--pdb",), 0)]
+)
+def test_pytest_runs_the_tests_with_the_same_workers_for_all_arguments(
+    arguments: tuple[str, ...], workers: int, machine: Machine
+) -> None:
     machine.set_up("build,simulator,conformance,dev")
-    assert machine.farmw("test", "-k", "x").stdout == "stub python -m pytest -k x\n"
+    expected = " ".join(["stub python -m pytest -n", str(workers), "--dist worksteal", *arguments])
+    assert machine.farmw("test", *arguments).stdout == f"{expected}\n"
 
 
-def test_extras_that_are_chosen_are_installed_and_stay(machine: Machine) -> None:
-    venv = machine.set_up("build,simulator,cluster")
-    assert machine.farmw("socs", FARM_EXTRAS="cluster").stdout == "stub farm socs\n", "there is nothing to do"
-    (venv / ".farmw.extras").write_text("cluster")
-    assert machine.farmw("socs").stdout == "stub farm socs\n"
+@pytest.mark.parametrize(
+    ("command", "chosen", "installed", "asked"),
+    [
+        ("socs", "cluster", "build,simulator,cluster", None),
+        ("socs", "", "build,simulator,conformance,dev,cluster", None),
+        ("test", "conformance,dev cluster", "build,simulator,conformance,dev,cluster", None),
+        ("test", "dev,dev", "build,simulator", "build,simulator,conformance,dev"),
+        ("socs", "cluster", "build,simulator,conformance,dev", "build,simulator,conformance,dev,cluster"),
+        ("socs", "", "build,removed", "build,simulator"),
+    ],
+)
+def test_each_extra_is_installed_once_and_stays(
+    command: str, chosen: str, installed: str, asked: str | None, machine: Machine
+) -> None:
+    machine.set_up(installed)
+    log = machine.checkout / "pip"
+    (machine.checkout / ".venv/bin/python").write_text(
+        f'#!/bin/sh\ncase "$*" in *install*) echo "$@" >>{log} ;; esac\necho stub python "$@"\n'
+    )
+    done = machine.farmw(command, FARM_EXTRAS=chosen)
+    assert (done.returncode, "stub" in done.stdout) == (7 if command == "socs" else 0, True)
+    found = log.read_text().split("\n")[-2].rpartition("[")[2].rstrip("]") if log.exists() else None
+    assert found == asked
+    log.unlink(missing_ok=True)
+    machine.farmw(command)
+    assert not log.exists()
+
+
+def test_an_extra_that_pyproject_does_not_have_is_refused(machine: Machine) -> None:
+    machine.set_up()
     for wrong in ("clutser", "x; touch /tmp/x", "../x"):
         done = machine.farmw("socs", FARM_EXTRAS=wrong)
         assert (done.returncode, "cluster" in done.stderr) == (2, True)
@@ -199,8 +230,7 @@ def test_ctrl_c_leaves_no_lock(machine: Machine) -> None:
     process = subprocess.Popen(
         [machine.checkout / "farmw", "socs"], env=machine.env, stderr=subprocess.PIPE, start_new_session=True
     )
-    while not (machine.checkout / ".venv.lock" / "pid").exists():
-        time.sleep(0.01)
+    until((machine.checkout / ".venv.lock" / "pid").exists, "the lock", 60)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
     assert process.stderr is not None
