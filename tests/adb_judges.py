@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from waiting import until
 
 from farm.devices.adb.server import find_adb
 from farm.errors import MissingToolError
@@ -24,7 +25,7 @@ from farm.virtual.android.debian import unpack
 from farm.virtual.boot import start_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 SECONDS = 30.0
 # Read before the tests take farm's variables out of the environment.
@@ -244,10 +245,3 @@ def run_node(script: str, packages: Path, settings: dict[str, Any]) -> dict[str,
     assert done.returncode == 0, (done.returncode, done.stdout.decode(), done.stderr.decode())
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.05)

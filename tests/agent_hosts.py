@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from three_hosts import ThreeHosts
+from waiting import until
 
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
@@ -98,10 +98,7 @@ class AgentHosts(ThreeHosts):
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = 60) -> None:
         """Wait until something is so. Raises AssertionError with what the agents printed when it never is."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"never: {what}\n{self.logs()}"
-            time.sleep(0.05)
+        until(condition, lambda: f"{what}\n{self.logs()}", seconds)
 
     def registered(self, *names: str) -> None:
         """Wait until agents are there with their devices."""

@@ -10,6 +10,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+from waiting import until
+
 from farm.devices.device import LOOPBACK, SshAddress
 
 if TYPE_CHECKING:
@@ -117,11 +119,12 @@ class Board:
 
     def wait(self, start: int, seconds: float = BOOT_SECONDS) -> None:
         """Return as soon as its SSH server greets, in its start number `start` since it was switched on."""
-        deadline = time.monotonic() + seconds
-        while self.starts < start or not self.is_well:
+
+        def has_started() -> bool:
             assert self._process().poll() is None, (self._folder / "qemu.log").read_text()
-            assert time.monotonic() < deadline, f"the board did not start: {self.console[-2000:]}"
-            time.sleep(0.1)
+            return self.starts >= start and self.is_well
+
+        until(has_started, lambda: f"the start of the board: {self.console[-2000:]}", seconds)
 
     def _order(self, command: str, **arguments: Any) -> None:
         """Have QEMU do something."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from waiting import until
 
 from farm.bundles.key import bundle_key
 from farm.cluster.agent.builds import BuildHost
@@ -163,12 +164,9 @@ class BuildFarm:
 
 def await_true(find: Callable[[], _T | None], timeout_s: float = 120.0, say: Callable[[], str] = lambda: "") -> _T:
     """Return what `find` finds, as soon as that is something."""
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        if (found := find()) is not None and found is not False:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"it did not come in {timeout_s:g} s: {say()}")
+    found = until(find, say, timeout_s)
+    assert found is not None
+    return found
 
 
 @contextmanager

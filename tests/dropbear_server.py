@@ -9,11 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from ssh_server import alive, descendants, name_of
+from waiting import require_listening
 
 from farm.devices.device import SshAddress
 from farm.errors import MissingToolError
@@ -148,14 +148,8 @@ class DropbearServer:
             env={"PATH": f"{os.defpath}:/usr/sbin:/sbin"},
             stderr=self.root / "dropbear.log",
         )
-        deadline = time.monotonic() + SECONDS
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return self
-            assert self._child.process.poll() is None, self._child.log_tail()
-            assert time.monotonic() < deadline, "dropbear does not listen"
-            time.sleep(0.01)
+        require_listening(self._child, self.port, SECONDS)
+        return self
 
     def connections(self) -> list[int]:
         """Return the processes that serve a connection each."""

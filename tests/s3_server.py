@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING
+
+from waiting import require_listening
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,14 +40,8 @@ class S3Server:
             name="s3",
             stderr=self._folder / "s3.log",
         )
-        deadline = time.monotonic() + SECONDS
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return self
-            assert self._child.process.poll() is None, self._child.log_tail()
-            assert time.monotonic() < deadline, "the S3 server does not listen"
-            time.sleep(0.05)
+        require_listening(self._child, self.port, SECONDS)
+        return self
 
     def stop(self) -> None:
         assert self._child is not None

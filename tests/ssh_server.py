@@ -9,10 +9,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from waiting import require_listening
 
 from farm.devices.device import SshAddress
 from farm.system.processes import Child, Supervisor
@@ -100,14 +100,8 @@ class SshServer:
             env={"PATH": os.defpath},
             stderr=self.folder / "sshd.log",
         )
-        deadline = time.monotonic() + SECONDS
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return self
-            assert self._child.process.poll() is None, self._child.log_tail()
-            assert time.monotonic() < deadline, "sshd does not listen"
-            time.sleep(0.01)
+        require_listening(self._child, self.port, SECONDS)
+        return self
 
     def stop(self) -> None:
         """End it with every connection, which are in sessions of their own and show no environment.

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from waiting import until
+
 from farm.bundles.bundle import Manifest
 from farm.cluster.ending import finish
 from farm.cluster.terms import PROTOCOL
@@ -151,7 +153,7 @@ class StubHost(threading.Thread):
                 return False
             if time.monotonic() >= end_s and self._may.acquire(timeout=0.1):
                 return True
-            time.sleep(0.02)
+            self._over.wait(0.02)
 
     def _result(self, held: HeldShard, one: ShardJob, device: AgentDevice) -> ShardResult:
         verdict, stage, reason = self._answer(one.job.id, device.id)
@@ -173,10 +175,7 @@ def manifest_of(key: str, job_id: str) -> Manifest:
 
 def waits_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait until something is so. Raises AssertionError when it is not in time."""
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.05)
+    until(condition, timeout_s=seconds)
 
 
 def write_config(folder: Path, url: str, artifacts: Path, more: str = "") -> Path:

@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from waiting import until
 
 from farm.devices.adb.server import start_adb_server
 from farm.store.store import open_store
@@ -96,15 +97,16 @@ class ThreeHosts:
 
     def await_agents(self, timeout_s: float = 90) -> None:
         """Wait until all agents that were started are registered. Raises AssertionError with what they printed."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+
+        def are_there() -> bool:
             done = self.farm("you", "agent", "list", "--json")
-            if done.returncode == 0 and all(name in done.stdout for name in self.agents):
-                return
             ended = [name for name, process in self.agents.items() if process.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                raise AssertionError(f"{done.stdout}{done.stderr}{self.logs()}")
-            time.sleep(0.5)
+            if done.returncode == 0 and all(name in done.stdout for name in self.agents):
+                return True
+            assert not ended, f"{ended}: {done.stdout}{done.stderr}{self.logs()}"
+            return False
+
+        until(are_there, lambda: f"every agent: {self.logs()}", timeout_s)
 
     def stop_agents(self, timeout_s: float = 60) -> dict[str, int]:
         """Stop all agents as systemd does, and return their exit codes."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from farm.system.processes import Child
 
 _T = TypeVar("_T")
 # A short wait costs milliseconds; a long one leaves the processors to the processes under test.
@@ -35,7 +39,7 @@ def until(condition: Callable[[], _T], what: str | Callable[[], object] = "", ti
     raise AssertionError(f"not in {timeout_s:g} s: {(what if isinstance(what, str) else what()) or 'the condition'}")
 
 
-def stays(condition: Callable[[], object], seconds: float) -> bool:
+def all_the_time(condition: Callable[[], object], seconds: float) -> bool:
     """Return whether `condition` is true all the time for `seconds`."""
     return not poll(lambda: not condition(), seconds)
 
@@ -48,3 +52,22 @@ def ends(pid: int, timeout_s: float = 60) -> bool:
         return True
     with contextlib.closing(os.fdopen(descriptor, closefd=True)):
         return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+def require_listening(child: Child, port: int, timeout_s: float) -> None:
+    """Wait until `child` listens on a port of this machine. Raises AssertionError with the end of its log."""
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        assert child.process.poll() is None, child.log_tail()
+        return False
+
+    until(listens, f"a server on port {port}", timeout_s)
+
+
+def is_idle(pid: int) -> bool:
+    """Return whether every thread of a process waits."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import until
 
 from farm.devices.connect import open_transport
 from farm.devices.identity import identify
@@ -53,13 +54,6 @@ def shell(board: Board) -> Iterator[Callable[[str], str]]:
 def boot_id(board: Board) -> str:
     with shell(board) as run:
         return run("cat /proc/sys/kernel/random/boot_id")
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def decided(view: dict[str, Any]) -> dict[str, list[str]]:

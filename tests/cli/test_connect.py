@@ -10,11 +10,11 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from ssh_server import SshServer
+from waiting import until
 
 from farm.cli.devices.adb import refusal
 from farm.devices.adb.host import parse_listing
@@ -26,7 +26,7 @@ from farm.virtual.boot import boot
 from farm.virtual.relay import Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from farm_home import FarmHome
@@ -78,13 +78,6 @@ def store(home: FarmHome) -> Iterator[Store]:
     home.state.mkdir(exist_ok=True)
     with open_store(home.state / "farm.db") as opened:
         yield opened
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Connected:

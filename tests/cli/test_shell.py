@@ -11,12 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from ssh_server import SshServer, alive
+from waiting import until
 
 from farm.cli.devices.shell import shell_of
 from farm.devices.adb.server import start_adb_server
@@ -27,7 +27,7 @@ from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from farm_home import FarmHome
 
@@ -60,13 +60,6 @@ def store(home: FarmHome) -> Iterator[Store]:
     home.state.mkdir(exist_ok=True)
     with open_store(home.state / "farm.db") as opened:
         yield opened
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chaos_store import Cluster
 from postgresql_server import server_binaries
+from waiting import until
 
 from farm.cluster.delivery import app as delivery_app
 from farm.cluster.delivery.app import Periodic
@@ -22,7 +23,7 @@ from farm.store.messages.messages import work_queue
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from farm.store.store import Store
 
@@ -92,13 +93,6 @@ def delivering(
     finally:
         heard.hold.set()
         delivery.stop(patience_s)
-
-
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.02)
 
 
 def messages(store: Store) -> Counter[tuple[str, str]]:
@@ -192,7 +186,7 @@ def test_a_stopped_agent_puts_back_what_it_held(store: Store) -> None:
     # Also where clocks are wrong: the other one has it at once.
     other = Heard()
     with delivering(store, other):
-        until(lambda: other.of("work"), 3)
+        until(lambda: other.of("work"), timeout_s=3)
 
 
 def test_a_full_agent_is_mended_and_ends_runs(store: Store) -> None:
@@ -237,7 +231,7 @@ def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
             )
             assert messages(store) == {(QUEUE, "doing"): 1}
             assert store.messages.retry(0.01) >= 1
-            until(lambda: heard.of("work"), 3)
+            until(lambda: heard.of("work"), timeout_s=3)
 
 
 @pytest.mark.whole

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import until
 
 from farm.device_run import thermometer as room
 from farm.device_run.thermometer import Thermometer
@@ -58,13 +59,6 @@ def odd(answer: Callable[[], bytes], every_s: float = SOON_S) -> Thermometer:
 
 def watching() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "thermometer"]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_so()
 
 
 def test_a_device_that_gets_warm_is_seen_to(phone: tuple[Device, Transport, Path]) -> None:

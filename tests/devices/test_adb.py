@@ -3,11 +3,11 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import until
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import start_adb_server
@@ -105,14 +105,9 @@ def test_a_broken_push_leaves_no_partial_file(bench: Bench) -> None:
         stream.sendall(struct.pack("<4sI", b"SEND", len(argument)) + argument)
         stream.sendall(struct.pack("<4sI", b"DATA", 65536) + b"x" * 65536)
         broken = bench.files() / "broken"
-        deadline = time.monotonic() + 20
-        while not broken.exists() or broken.stat().st_size < 65536:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: broken.exists() and broken.stat().st_size >= 65536, "65536 bytes")
         stream.shutdown(socket.SHUT_RDWR)
-    while broken.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not broken.exists(), "the removal of the partial file")
 
 
 def test_an_unknown_device_and_a_missing_server(bench: Bench) -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import signal
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from dropbear_server import DropbearServer
 from ssh_server import alive
+from waiting import until
 
 from farm.devices.identity import identify
 from farm.devices.room import free_bytes
@@ -26,7 +26,7 @@ from farm.execution.content_store import ContentStore, hashes_of
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SECONDS = 30.0
 # Beside the programs, what ends them.
@@ -48,13 +48,6 @@ def transport(board: DropbearServer) -> Iterator[SshTransport]:
     transport = SshTransport("board", board.address)
     yield transport
     transport.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

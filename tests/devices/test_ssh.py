@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import msgspec
 import pytest
 from networks import Relay
 from ssh_server import SshServer, alive, descendants
+from waiting import until
 
 from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.transport import SshTransport
@@ -304,10 +304,7 @@ def test_a_closed_transport_hangs_up_when_its_last_program_is_over(server: SshSe
     assert process.receive(SECONDS).stdout == b"still here\n"
     assert descendants(server.child.pid)
     process.close()
-    deadline = time.monotonic() + SECONDS
-    while descendants(server.child.pid):
-        assert time.monotonic() < deadline, "it is still connected"
-        time.sleep(0.01)
+    until(lambda: not descendants(server.child.pid), "the end of the connection", SECONDS)
 
 
 def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:

@@ -19,6 +19,7 @@ import pytest
 from adbd_system import alive_on, need_adbd
 from dropbear_server import DropbearServer, newer_system
 from ssh_server import SshServer, alive
+from waiting import until
 
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import from_plain, open_transport
@@ -154,14 +155,7 @@ def folder(device: Transport, request: pytest.FixtureRequest) -> PurePosixPath:
     return device.storage / f"test {request.node.originalname}"
 
 
-def wait_until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def until(process: Process, end: bytes | None) -> tuple[bytes, bytes, int | None]:
+def read_until(process: Process, end: bytes | None) -> tuple[bytes, bytes, int | None]:
     """Return what comes until one of the streams ends so, or the program has ended."""
     out, err, code = b"", b"", None
     deadline = time.monotonic() + SECONDS
@@ -237,7 +231,7 @@ def test_a_program_that_does_not_end_is_ended_with_its_children(device: Transpor
     assert "trouble" in caught.value.stderr
     for name in ("pid", "child", "daemon"):
         pid = int((way.here(device.storage) / name).read_text())
-        wait_until(lambda pid=pid: not way.alive(pid), f"the {name} outlived its stream")
+        until(lambda pid=pid: not way.alive(pid), f"the {name} outlived its stream")
 
 
 def test_output_without_end_is_an_error(device: Transport) -> None:
@@ -255,12 +249,12 @@ def test_a_program_that_stays_answers_what_it_is_sent(device: Transport) -> None
     script = 'echo ready; while read -r line; do echo "got $line"; done; exit 7'
     process = device.start(["sh", "-c", script])
     try:
-        assert until(process, b"ready\n") == (b"ready\n", b"", None)
+        assert read_until(process, b"ready\n") == (b"ready\n", b"", None)
         for word in (b"one", b"two"):
             process.send(word + b"\n")
-            assert until(process, b"\n") == (b"got " + word + b"\n", b"", None)
+            assert read_until(process, b"\n") == (b"got " + word + b"\n", b"", None)
         process.close_stdin()
-        assert until(process, None) == (b"", b"", 7)
+        assert read_until(process, None) == (b"", b"", 7)
         assert process.receive(0).code == 7
     finally:
         process.close()
@@ -275,16 +269,16 @@ def test_waiting_for_a_program_that_says_nothing_ends(device: Transport) -> None
 
 def test_a_program_ends_with_its_children_when_its_pipes_are_closed(device: Transport, way: Way) -> None:
     process = device.start(["sh", "-c", "sleep 600 & echo $$ $!; exec sleep 600"])
-    pids = [int(word) for word in until(process, b"\n")[0].split()]
+    pids = [int(word) for word in read_until(process, b"\n")[0].split()]
     assert len(pids) == 2
     process.close()
     for pid in pids:
-        wait_until(lambda pid=pid: not way.alive(pid), "a program outlived its pipes")
+        until(lambda pid=pid: not way.alive(pid), "a program outlived its pipes")
 
 
 def test_a_signal_ends_a_program_that_stays(device: Transport) -> None:
     process = device.start(["sh", "-c", "echo last words >&2; kill -KILL $$"])
-    assert until(process, None) == (b"", b"last words\n", 137)
+    assert read_until(process, None) == (b"", b"last words\n", 137)
     process.close()
 
 
@@ -415,7 +409,7 @@ def test_closed_and_used_again(device: Transport, folder: PurePosixPath) -> None
     process = device.start(["cat"])
     device.close()
     process.send(b"still here\n")
-    assert until(process, b"\n")[0] == b"still here\n"
+    assert read_until(process, b"\n")[0] == b"still here\n"
     process.close()
 
 
@@ -445,10 +439,10 @@ def test_a_device_that_vanishes_is_gone(doomed: tuple[Transport, Callable[[], No
     transport.push({transport.storage / "file": b"x"})
     process = transport.start(["cat"])
     process.send(b"here\n")
-    assert until(process, b"\n")[0] == b"here\n"
+    assert read_until(process, b"\n")[0] == b"here\n"
     vanish()
     with pytest.raises(DeviceGoneError):
-        until(process, None)
+        read_until(process, None)
     process.close()
     with pytest.raises(DeviceGoneError):
         transport.run(["true"], timeout_s=SECONDS)

@@ -8,12 +8,12 @@ import resource
 import signal
 import socket
 import struct
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from ssh_server import SshServer
+from waiting import is_idle, poll, until
 
 from farm.config.settings import load_config
 from farm.devices.hosts import reach_server
@@ -68,10 +68,7 @@ def tunnel(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 
 
 def _fewer_than(tunnel: Tunnel, most: int) -> bool:
-    deadline = time.monotonic() + SECONDS
-    while tunnel.threads > most and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return tunnel.threads <= most
+    return poll(lambda: tunnel.threads <= most, SECONDS)
 
 
 @pytest.mark.parametrize("data", [b"", b"000chost:ver"], ids=["at once", "within a request"])
@@ -110,8 +107,8 @@ def test_a_lack_of_descriptors_ends_nothing(tunnel: Tunnel) -> None:
     resource.prlimit(tunnel.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
         waiting = [tunnel.connect() for _ in range(12)]
-        # So that it tries to accept them.
-        time.sleep(0.3)
+        # An idle process has tried to accept them.
+        until(lambda: is_idle(tunnel.pid), "an idle process")
     finally:
         resource.prlimit(tunnel.pid, resource.RLIMIT_NOFILE, limits)
     for connection in waiting:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from ssh_server import SshServer
+from waiting import ends, until
 
 from farm.devices.ssh.transport import SshTransport
 from farm.execution import one_shot as one_shot_module
@@ -143,20 +143,8 @@ def test_a_hang_is_ended_in_its_time_and_nothing_is_left_of_it(run: Callable[...
     assert isinstance(ending, Ending)
     assert ending.cause is Cause.HANG
     [file] = storage.glob("run-r-*/*/hangs")
-    assert ended(int(file.read_text()))
+    assert ends(int(file.read_text()))
     assert run(b"good").exit_code == 0
-
-
-def ended(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_new_owner_ends_a_runner_that_still_runs(
@@ -166,14 +154,14 @@ def test_a_new_owner_ends_a_runner_that_still_runs(
 
     with ThreadPoolExecutor(1) as aside:
         running = aside.submit(session.execute, "s/c", session.stage(make_bundle(b"hang")), tmp_path / "out", OPTIONS)
-        deadline = time.monotonic() + 20
-        while not (found := [path for path in storage.glob("run-r-*/*/hangs") if path.read_text().strip()]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        found = until(
+            lambda: [path for path in storage.glob("run-r-*/*/hangs") if path.read_text().strip()],
+            "a runner that hangs",
+        )
         pid = int(found[0].read_text())
         take_over(transport, "run-other")
         raw = running.result()
-    assert ended(pid)
+    assert ends(pid)
     assert raw.exit_code == 128 + 9
 
 
@@ -222,7 +210,7 @@ def test_a_board_behind_ssh_runs_jobs_the_same_way(
         [file] = (server.folder / "storage").glob(f"run-r-{os.getpid()}/*/hangs")
         pid = int(file.read_text())
         session.close()
-        assert ended(pid)
+        assert ends(pid)
         server.stop()
     assert latency(good) == (2.5 * MS, 3.5 * MS), good.stderr
     assert "domain_id" not in good.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from waiting import ends
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -50,13 +50,6 @@ def alive(pid: str) -> bool:
     return True
 
 
-def wait_for_end(pid: str) -> bool:
-    deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
-
-
 def test_what_was_chosen_is_collected_and_nothing_else(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
@@ -86,7 +79,7 @@ def test_one_process_takes_many_jobs_and_nothing_is_left_of_it(
     assert len(transport.listed(transport.storage / name)) < 30, "a suite must not fill the device"
     session.close()
     assert name not in transport.listed(transport.storage)
-    assert wait_for_end(processes[0])
+    assert ends(int(processes[0]))
 
 
 def test_packed_weights_which_are_as_large_as_the_program_do_not_pile_up(
@@ -122,7 +115,7 @@ def test_a_process_that_is_ended_is_followed_by_a_new_one(
         raw = session.execute("s/c", session.stage(bundle), tmp_path / str(number), OPTIONS)
         processes.append(process_of(raw.stderr))
     assert [bool(process) for process in processes] == [True, False, True, False]
-    assert wait_for_end(processes[0])
+    assert ends(int(processes[0]))
 
 
 def test_other_backend_options_are_another_process(
@@ -138,7 +131,7 @@ def test_other_backend_options_are_another_process(
             "tracing costs time: only when asked"
         )
     assert [bool(process) for process in processes] == [True, False, True, False]
-    assert wait_for_end(processes[0])
+    assert ends(int(processes[0]))
 
 
 def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
@@ -226,7 +219,7 @@ def test_a_job_that_ends_the_runner_is_blamed_and_the_next_gets_a_new_one(
     after = session.execute("s/c", ready, tmp_path / "after", OPTIONS)
     assert (after.exit_code, after.error, after.process_ended) == (0, "", False)
     assert process_of(after.stderr)
-    assert wait_for_end(process_of(first.stderr)), "nothing of it is left on the device"
+    assert ends(int(process_of(first.stderr))), "nothing of it is left on the device"
 
 
 def test_a_job_is_not_blamed_for_a_process_that_ended_before_it(

@@ -6,12 +6,12 @@ import contextlib
 import os
 import shlex
 import subprocess
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from adbd_system import alive_on
+from waiting import until
 
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -47,10 +47,7 @@ def start_in(
             ["sh", "-c", f"mkdir -p {place}/up; cd {place}; exec sleep 600"], terminal=False
         )
         started.append(subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL))
-        deadline = time.monotonic() + SECONDS
-        while not (folder / "up").is_dir():
-            assert time.monotonic() < deadline, "it does not start"
-            time.sleep(0.01)
+        until((folder / "up").is_dir, "the start of the program", SECONDS)
         return started[-1]
 
     yield start

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from waiting import poll
 from watched_transport import Watched
 
 from farm.devices.adb.server import start_adb_server
@@ -86,9 +86,7 @@ def during(run: Callable[[], RawResult], weak: Weak, fault: Fault) -> RawResult:
         left.unlink()
 
     def strike() -> None:
-        deadline = time.monotonic() + 60
-        while not list(storage.glob("run-*/*/hangs")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        poll(lambda: list(storage.glob("run-*/*/hangs")), 60)
         inject(weak.root, fault)
 
     striker = threading.Thread(target=strike)

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pytest
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
+from waiting import until
 
 from farm.runtime.packages import package_folder
 from farm.runtime.runtime import simulator_runtime
@@ -148,9 +148,13 @@ class Session:
         return (self.workspace.folder / "stderr.txt").read_text(errors="replace")
 
     def wait_for(self, text: str) -> None:
-        while text not in self.stderr:
-            assert self.process.poll() is None, self.stderr[-2000:]
-            time.sleep(0.01)
+        def is_there() -> bool:
+            has_ended = self.process.poll() is not None
+            stderr = self.stderr
+            assert text in stderr or not has_ended, stderr[-2000:]
+            return text in stderr
+
+        until(is_there, text)
 
 
 @pytest.fixture(scope="session")

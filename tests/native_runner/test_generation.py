@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
 from small_disk import small_disk
+from waiting import until
 
 CONTEXT, VOCABULARY = 32, 24
 
@@ -290,11 +291,12 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
         env=runner_environment(bare.runtime, {}),
         stderr=subprocess.DEVNULL,
     ) as process:
-        limit = time.monotonic() + 60
-        while not tokens.is_file() or tokens.read_text().count(" ") < 12:
-            assert process.poll() is None
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        until(
+            lambda: (tokens.is_file() and tokens.read_text().count(" ") >= 12) or process.poll() is not None,
+            "12 tokens",
+            60,
+        )
+        assert process.poll() is None
         process.send_signal(number)
         code = process.wait()
     said = [int(line.split()[1]) for line in tokens.read_text().rstrip("\n").splitlines()]

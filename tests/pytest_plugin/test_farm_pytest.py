@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ import pytest
 from adbd_system import DAEMONS, need_adbd
 from attached import attach
 from farm_home import wait_for_no_process
+from waiting import until
 
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.store.store import open_store
@@ -174,19 +173,20 @@ def test_ctrl_c_keeps_what_has_ended(home: FarmHome) -> None:
     lay_out(
         home.cwd,
         """
-import time
+import signal
 
 def test_first(): pass
 
 def test_second(request):
     (request.config.rootpath / "reached").touch()
-    time.sleep(600)
+    signal.pause()
 
 def test_third(): pass
 """,
     )
     with home.running("pytest", "--soc", "SM8650", "--virtual", "1", "--", env=ALONE) as process:
-        until((home.cwd / "reached").exists, process)
+        until(lambda: (home.cwd / "reached").exists() or process.poll() is not None, "the second test")
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=120)
 
@@ -316,9 +316,3 @@ def latest(home: FarmHome) -> RunView:
 
 def job(run: RunView, name: str) -> JobView:
     return next(one for one in run.jobs if one.case.endswith(f"::{name}"))
-
-
-def until(condition: Any, process: subprocess.Popen[str]) -> None:
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.05)

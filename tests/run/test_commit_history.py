@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from bisected_history import COMPILE, IMPORT, JOBS, NUMERICS, SLOWER, make_history
 from executorch_checkout import run_git
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,11 +75,13 @@ def test_after_a_kill_midway_nothing_is_compiled_twice(bisected: Bisected) -> No
     with subprocess.Popen(
         bisected.command(SLOWER), env=bisected.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as killed:
-        deadline = time.monotonic() + 900.0
-        while len(known := bisected.known()) < 3 or known == before:
+
+        def known_soon() -> Any:
             assert killed.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+            known = bisected.known()
+            return len(known) >= 3 and known != before and known
+
+        known = until(known_soon, "three known commits", 900.0)
         os.kill(killed.pid, signal.SIGKILL)
     answer = bisected.run(SLOWER)
     check(bisected, SLOWER, answer)

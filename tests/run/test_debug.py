@@ -10,14 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from attached import attach
-from farm_home import FarmHome, processes_of
+from farm_home import FarmHome, processes_of, wait_for_no_process
 
 from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
@@ -265,10 +264,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stdout.read()
-    deadline = time.monotonic() + 30
-    while processes_of(home) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_of(home) == {}
+    assert wait_for_no_process(home) == {}
     assert not list((home.cache / "virtual").glob("debug-*"))
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
         view = store.runs.view(store.runs.resolve("latest", unbegun=True))

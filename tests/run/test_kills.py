@@ -8,12 +8,12 @@ import os
 import random
 import signal
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm_home import FarmHome, processes_of, wait_for_no_process
+from waiting import all_the_time, poll, until
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 
@@ -112,23 +112,16 @@ def undisturbed(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 def find(home: FarmHome, victim: str, seconds: float) -> int | None:
     """Wait for a process of the run and return its id; None when the run is over."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        for pid, command in processes_of(home).items():
-            if VICTIMS[victim] in command:
-                return pid
-        time.sleep(0.02)
-    return None
+
+    def is_there() -> int | None:
+        return next((pid for pid, command in processes_of(home).items() if VICTIMS[victim] in command), None)
+
+    return poll(is_there, seconds)
 
 
 def stays(home: FarmHome, victim: str, seconds: float) -> bool:
     """Wait, and tell whether a process of that kind was there all the time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if find(home, victim, 0.1) is None:
-            return False
-        time.sleep(0.02)
-    return find(home, victim, 0.1) is not None
+    return all_the_time(lambda: find(home, victim, 0.1) is not None, seconds)
 
 
 def kill(home: FarmHome, victim: str) -> bool:
@@ -225,9 +218,7 @@ def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(home: Far
     """Workers are copies of the fork server: alone they end, and others take their place."""
     write_suite(home)
     with home.running(*RUN[:-1], "4000", "--json") as process:
-        deadline = time.monotonic() + 120
-        while len(attempts(home)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(attempts(home)) >= 2, "two attempts")
         assert kill(home, "fork server")
         finished = attempts(home)
         said = process.communicate(timeout=120)[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +42,7 @@ def test_a_run_whose_store_is_lost_stops_and_says_so(home: FarmHome, act: Callab
     home.farm("run", "--soc", "SM8650", "--virtual", "1", "--suite", "smoke", timeout_s=600)
     before = _recorded(path)
     with home.running(*RUN) as process:
-        deadline = time.monotonic() + 120
-        while _recorded(path) <= before and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: _recorded(path) > before, "a recorded attempt")
         act(path)
         there = path.exists()
         output = process.communicate(timeout=240)[0]

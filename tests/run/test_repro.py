@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ import msgspec
 import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
+from waiting import until
 
 import farm
 from farm.bundles.cache import BundleCache
@@ -352,14 +352,13 @@ class TestScript:
             start_new_session=True,
         )  # fmt: skip
         pids = bench.root(0) / "data/local/tmp"
-        deadline = time.monotonic() + 60
-        while not (found := [one for one in pids.glob("farm-repro-*/device/pid") if one.read_text().strip()]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        found = until(
+            lambda: [one for one in pids.glob("farm-repro-*/device/pid") if one.read_text().strip()], "a runner", 60
+        )
         runner = int(found[0].read_text())
-        while len(runners := {runner} | running(str(found[0].parent))) < 1 + direct:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        folder = str(found[0].parent)
+        until(lambda: len({runner} | running(folder)) >= 1 + direct, "every runner", 60)
+        runners = {runner} | running(folder)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert self.left(bench) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import IO
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
+from waiting import until
 
 RUN = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--virtual", "1", "--suite", "./mine", "--watch")
 SUITE = """
@@ -40,10 +40,7 @@ class Lines(threading.Thread):
             self.text += line
 
     def wait_for(self, words: str, times: int) -> str:
-        deadline = time.monotonic() + 240
-        while self.text.count(words) < times and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert self.text.count(words) >= times, self.text
+        until(lambda: self.text.count(words) >= times, lambda: f"{words}: {self.text}", 240)
         return self.text
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from farm_home import FarmHome
 from made_environments import make_executorch_wheel, make_wheel
 from small_disk import small_disk
+from waiting import until
 
 from farm.errors import InfraError, MissingToolError, UsageError
 from farm.toolchains.environments import about, environments_folder, made_environment
@@ -87,9 +87,9 @@ def test_one_that_is_ended_midway_leaves_nothing_half(index: Path, tmp_path: Pat
     make_executorch_wheel(index, RELEASE, more="x" * 200_000_000)
     cache = tmp_path / "cache"
     process = _making(cache)
-    while not list(environments_folder(cache).glob("*.partial/lib/*/site-packages")):
-        time.sleep(0.02)
-        assert process.poll() is None
+    half = "*.partial/lib/*/site-packages"
+    until(lambda: list(environments_folder(cache).glob(half)) or process.poll() is not None, half)
+    assert process.poll() is None
     process.send_signal(ending)
     process.wait(timeout=60)
     assert not [folder for folder in environments_folder(cache).glob("*") if about(folder)]

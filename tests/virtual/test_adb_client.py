@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import all_the_time, ends, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,10 +75,7 @@ def test_binary_out_and_in(device: Attached) -> None:
         path.unlink(missing_ok=True)
         data = os.urandom(3_000_000)
         device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
-        deadline = time.monotonic() + 20
-        while not path.exists() or path.stat().st_size < len(data):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: path.exists() and path.stat().st_size >= 3_000_000, "all bytes")
     assert device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
 
 
@@ -153,12 +151,9 @@ def test_hanging_up_tells_one_process_and_what_it_started_lives_on(device: Attac
         command, *children = (int(shell.stdout.readline()) for _ in range(3))
         shell.kill()
     try:
-        deadline = time.monotonic() + 20
-        while way == "shell" and os.path.exists(f"/proc/{command}"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.2)
-        assert all(os.path.exists(f"/proc/{pid}") for pid in children)
+        until(lambda: way != "shell" or not os.path.exists(f"/proc/{command}"), "the end of the command")
+        living = children if way == "shell" else [command, *children]
+        assert all_the_time(lambda: all(os.path.exists(f"/proc/{pid}") for pid in living), 0.2)
         assert os.path.exists(f"/proc/{command}") == (way != "shell")
     finally:
         for pid in (command, *children):
@@ -173,10 +168,7 @@ def test_a_program_that_writes_to_nobody_ends(device: Attached) -> None:
         assert shell.stdout is not None
         pid = int(shell.stdout.readline())
         shell.kill()
-    deadline = time.monotonic() + 20
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert ends(pid)
 
 
 def test_files_have_the_rights_that_adbd_gives_them(device: Attached, tmp_path: Path) -> None:

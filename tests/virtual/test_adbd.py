@@ -6,12 +6,12 @@ import errno
 import os
 import pwd
 import signal
-import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 from adbd_system import need_adbd, processes_on
+from waiting import until
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
@@ -55,10 +55,7 @@ def output(transport: Transport, script: str) -> str:
 
 
 def wait_until_empty(root: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while left := processes_on(root):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    until(lambda: not processes_on(root), lambda: str(processes_on(root)), SECONDS)
 
 
 @whole
@@ -122,15 +119,16 @@ def test_after_a_reboot_its_files_are_there_and_what_ran_is_not(booted: tuple[Tr
     output(transport, "setsid sleep 1234 >/dev/null 2>&1 </dev/null &")
     assert any("1234" in command for command in processes_on(root).values())
     transport.reboot()
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_back() -> bool:
         try:
             assert output(transport, "cat /data/local/tmp/kept") == "kept"
-            break
         except InfraError:
-            assert time.monotonic() < deadline
             transport.nudge()
-            time.sleep(0.1)
+            return False
+        return True
+
+    until(is_back, "the device after its reboot", 60)
     assert output(transport, "cat /proc/sys/kernel/random/boot_id") != boot_id
     assert not any("1234" in command for command in processes_on(root).values())
     assert "the device has started: reboot,adb" in output(transport, "logcat -d")

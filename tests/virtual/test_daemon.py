@@ -10,12 +10,12 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import is_idle, until
 
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -25,8 +25,6 @@ from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Attached
 
     from farm.system.processes import Child
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 
 PARENT = """
-import sys, time
+import signal, sys
 from farm.system import processes
 from pathlib import Path
 from farm.devices.adb.server import start_adb_server
@@ -45,15 +43,8 @@ supervisor = Supervisor()
 server = start_adb_server(supervisor, root / "adb")
 devices = boot(supervisor, server, ["SM8650", "SM8650"], root)
 print(processes._link._process.pid, server.port, *(device.serial for device in devices), flush=True)
-time.sleep(600)
+signal.pause()
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -277,8 +268,8 @@ def test_a_lack_of_descriptors_ends_nothing(device: Attached) -> None:
     resource.prlimit(device.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
-        # So that it tries to accept them.
-        time.sleep(0.3)
+        # An idle process has tried to accept them.
+        until(lambda: is_idle(device.pid), "an idle process")
     finally:
         resource.prlimit(device.pid, resource.RLIMIT_NOFILE, limits)
     for connection in waiting:

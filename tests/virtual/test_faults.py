@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import until
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -30,7 +31,7 @@ from farm.virtual.faults import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from conftest import Attached
 
@@ -64,13 +65,6 @@ def large(tmp_path: Path) -> Path:
     path = tmp_path / "large"
     path.write_bytes(os.urandom(SIZE))
     return path
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.05)
 
 
 def state(phone: Attached) -> str:
