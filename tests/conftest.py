@@ -7,20 +7,24 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from farm_home import FarmHome
 from made_decoders import compiled, tiny_decoder
+from postgresql_server import running_cluster
+from store_template import create_database, create_store, place_store
 from users import User, two_users
 
 from farm.devices.adb.server import start_adb_server
 from farm.runtime.simulator import host_sdk
+from farm.store.database import Database
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from farm.bundles.bundle import Bundle
 
@@ -119,6 +123,38 @@ def home(farm_cache: Path, tmp_path: Path) -> FarmHome:
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     return FarmHome(farm_cache, tmp_path / "state", cwd)
+
+
+@pytest.fixture(scope="session")
+def postgresql_cluster() -> Iterator[str]:
+    """The folder of the socket of a running cluster, whose superuser `farm` needs no password."""
+    with running_cluster() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def new_database(postgresql_cluster: str) -> Callable[[str], str]:
+    """A function that makes an empty database of a name and returns its address."""
+    return partial(create_database, postgresql_cluster)
+
+
+@pytest.fixture(scope="session")
+def new_store(postgresql_cluster: str) -> Callable[[str], str]:
+    """A function that makes a database of a name with an empty store and returns its address."""
+    return partial(create_store, postgresql_cluster)
+
+
+@pytest.fixture(autouse=True)
+def _new_stores_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a new SQLite store of this process be a copy; tests/store has the revisions themselves."""
+    check = Database._check_file
+
+    def check_and_place(database: Database, *, existing: bool) -> None:
+        check(database, existing=existing)
+        if not database.readonly and not Path(database.name).exists():
+            place_store(Path(database.name))
+
+    monkeypatch.setattr(Database, "_check_file", check_and_place)
 
 
 @pytest.fixture(autouse=True)

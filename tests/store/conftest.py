@@ -1,4 +1,4 @@
-"""A store on each database: SQLite in a file, and a throw-away PostgreSQL cluster where its server is installed."""
+"""Stores on each database: SQLite in a file, and PostgreSQL in a throw-away cluster where its server is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from postgresql_server import running_cluster
+from store_template import place_store
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
@@ -20,33 +20,31 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-@pytest.fixture(scope="session")
-def postgresql_cluster() -> Iterator[str]:
-    """The folder of the socket of a running cluster, whose superuser `farm` needs no password."""
-    with running_cluster() as folder:
-        yield folder
+@pytest.fixture(autouse=True)
+def _new_stores_are_copies() -> None:
+    """Leave new stores as they are made."""
 
 
-@pytest.fixture
-def new_database(postgresql_cluster: str) -> Callable[[str], str]:
-    """A function that makes a database of a name and returns the address of a store in it."""
-    import psycopg
+def _address(request: pytest.FixtureRequest, tmp_path: Path, maker: str) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "farm.db")
+    new: Callable[[str], str] = request.getfixturevalue(maker)
+    return new(f"t{abs(hash(request.node.nodeid))}")
 
-    def make(name: str) -> str:
-        with psycopg.connect(f"host={postgresql_cluster} user=farm dbname=postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return f"postgresql://farm@/{name}?host={postgresql_cluster}"
 
-    return make
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Address of a place without a store: no file yet, or an empty database."""
+    return _address(request, tmp_path, "new_database")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a new store can be."""
+    """Address of a store without a run."""
+    found = _address(request, tmp_path, "new_store")
     if request.param == "sqlite":
-        return str(tmp_path / "farm.db")
-    new_database: Callable[[str], str] = request.getfixturevalue("new_database")
-    return new_database(f"t{abs(hash(request.node.nodeid))}")
+        place_store(Path(found))
+    return found
 
 
 @pytest.fixture
@@ -57,6 +55,7 @@ def store(address: str) -> Iterator[Store]:
 
 @pytest.fixture
 def sqlite_store(tmp_path: Path) -> Iterator[Store]:
+    place_store(tmp_path / "farm.db")
     with open_store(tmp_path / "farm.db") as opened:
         yield opened
 

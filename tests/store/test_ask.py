@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from store_template import place_store
 
 from farm.errors import StoreError, UsageError
 from farm.store.records import RunRecord
@@ -33,11 +34,10 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Where a store with three runs is; no test changes it, which is the point of all of them."""
     if request.param == "sqlite":
         found = str(tmp_path_factory.mktemp("ask") / "farm.db")
+        place_store(Path(found))
     else:
-        folder = request.getfixturevalue("postgresql_cluster")
-        name = f"ask{uuid.uuid4().hex}"
-        execute(f"postgresql://farm@/postgres?host={folder}", f"CREATE DATABASE {name}")
-        found = f"postgresql://farm@/{name}?host={folder}"
+        new_store: Callable[[str], str] = request.getfixturevalue("new_store")
+        found = new_store(f"ask{uuid.uuid4().hex}")
     with open_store(found) as store:
         for number in range(3):
             store.begin_run(RunRecord("farm run", f"user{number}", "50%", {}, 1_795_225_501_000))

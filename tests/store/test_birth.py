@@ -128,8 +128,7 @@ def test_a_reader_of_an_empty_file_is_told_that_there_is_no_store(tmp_path: Path
     open_store(tmp_path / "farm.db", readonly=True).close()
 
 
-def test_a_reader_of_an_empty_database_is_told_that_there_is_no_store(address: str) -> None:
-    if not address.startswith("postgresql"):
-        pytest.skip("an empty file is another test")
+@pytest.mark.parametrize("empty_address", ["postgresql"], indirect=True)
+def test_a_reader_of_an_empty_database_is_told_that_there_is_no_store(empty_address: str) -> None:
     with pytest.raises(StoreError, match="there is no store yet: 'farm run' makes one"):
-        open_store(address, readonly=True)
+        open_store(empty_address, readonly=True)

@@ -86,8 +86,8 @@ while store.cluster.orders():
 
 
 @pytest.fixture
-def address(new_database: Callable[[str], str], request: pytest.FixtureRequest) -> str:
-    return new_database(f"t{abs(hash(request.node.nodeid))}")
+def address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> str:
+    return new_store(f"t{abs(hash(request.node.nodeid))}")
 
 
 @pytest.fixture

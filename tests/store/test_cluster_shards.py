@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def store(new_database: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
-    with open_store(new_database(f"t{abs(hash(request.node.nodeid))}")) as opened:
+def store(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
+    with open_store(new_store(f"t{abs(hash(request.node.nodeid))}")) as opened:
         yield opened
 
 

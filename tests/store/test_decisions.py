@@ -72,12 +72,12 @@ def _carry(home: Store, elsewhere: Store, run_id: str, file: Path) -> None:
         import_runs(elsewhere.transfer, runs_in([lines]))
 
 
-def test_what_an_old_store_has_is_decided_when_it_is_brought_up_to_date(address: str) -> None:
-    make_old_store(address)
-    with open_store(address) as store:
+def test_what_an_old_store_has_is_decided_when_it_is_brought_up_to_date(empty_address: str) -> None:
+    make_old_store(empty_address)
+    with open_store(empty_address) as store:
         ids = [run.id for run in store.transfer.runs()]
         views = [store.runs.view(run_id) for run_id in ids]
-    found = rows(address, f"{_DECIDED} ORDER BY run_job.run_id, run_job.position, run_job.id")
+    found = rows(empty_address, f"{_DECIDED} ORDER BY run_job.run_id, run_job.position, run_job.id")
     shown = [(job.id, final_attempt(job.attempts)) for view in views for job in view.jobs]
     assert found == [(job, None, None) if one is None else (job, one.verdict, one.started_ms) for job, one in shown]
-    assert set(rows(address, "SELECT run_kind, run_device_kind FROM run")) == {("suite", None)}
+    assert set(rows(empty_address, "SELECT run_kind, run_device_kind FROM run")) == {("suite", None)}

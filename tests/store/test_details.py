@@ -113,10 +113,14 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002"])
-def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: type[Make], revision: str) -> None:
+def test_a_store_of_an_older_revision_is_brought_up_to_date(
+    empty_address: str, make: type[Make], revision: str
+) -> None:
+    empty_address: str, make: type[Make], revision: str
+) -> None:
     config = Config()
     config.set_main_option("script_location", "farm.store:migrations")
-    engine = engine_of(address)
+    engine = engine_of(empty_address)
     job = make.job()
     attempt = make.attempt(job, measurements=(), notes=("old",))
     with engine.begin() as connection:
@@ -141,8 +145,8 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: 
         assert "lease" not in old.tables
 
     with pytest.raises(StoreError, match="older farm"):
-        open_store(address, readonly=True)
-    with open_store(address) as store:
+        open_store(empty_address, readonly=True)
+    with open_store(empty_address) as store:
         view = store.runs.view("old")
         assert view.jobs[0].attempts == (attempt,)
         assert (view.priority, view.jobs[0].options, store.leases.all()) == ("person", {}, [])
@@ -152,7 +156,7 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: 
         store.record_attempt(again, later)
         assert store.runs.view(again).jobs[0].attempts == (later,)
         assert [profile.run_id for profile in store.profiles.newest(job.id)] == [again]
-    with open_store(address, readonly=True) as store, engine.connect() as connection:
+    with open_store(empty_address, readonly=True) as store, engine.connect() as connection:
         assert store.runs.latest_id() == again
         assert len(connection.execute(select(schema.layer)).all()) == len(LAYERS)
     engine.dispose()

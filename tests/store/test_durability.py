@@ -112,14 +112,14 @@ def test_an_interrupted_run_shows_what_is_missing(sqlite_store: Store, make: typ
     assert [(job.case, len(job.attempts)) for job in view.jobs] == [("done", 1), ("missing", 0)]
 
 
-def test_processes_that_make_the_same_store_at_once_all_get_it(address: str) -> None:
+def test_processes_that_make_the_same_store_at_once_all_get_it(empty_address: str) -> None:
     code = (
         "import sys; from farm.store.store import open_store; print('ready', flush=True); sys.stdin.read();"
         "store = open_store(sys.argv[1]); print(store.runs.latest_id())"
     )
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, empty_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for _ in range(3)
     ]
@@ -131,7 +131,7 @@ def test_processes_that_make_the_same_store_at_once_all_get_it(address: str) -> 
         process.stdin.close()
         process.stdin = None
     assert [process.communicate()[0] for process in processes] == ["None\n"] * 3
-    open_store(address).close()
+    open_store(empty_address).close()
 
 
 def test_threads_may_share_a_store(sqlite_store: Store, make: type[Make]) -> None:

@@ -275,9 +275,9 @@ def test_where_only_named_lines_have_runs_the_newest_is_shown(store: Store, make
     assert store.status.line_to_show(None) == ""
 
 
-def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recording(address: str) -> None:
-    old = make_old_store(address)
-    with open_store(address) as store:
+def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recording(empty_address: str) -> None:
+    old = make_old_store(empty_address)
+    with open_store(empty_address) as store:
         assert store.status.lines() == [""]
         assert all(not store.runs.view(row[0]).toolchain for row in old["run"][1:])
         # An older farm that has the store open names none of the new columns.
@@ -289,7 +289,7 @@ def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recordi
         store._database.write(lambda connection: connection.execute(text(insert), {"id": old["run"][1][0]}))
         assert store.runs.line("20260101-000000-dddddd") == ("", False)
         assert store.status.lines() == [""]
-    assert set(snapshot(address, like=old)["run"]) > set(old["run"])
+    assert set(snapshot(empty_address, like=old)["run"]) > set(old["run"])
 
 
 def test_an_older_farm_refuses_the_newer_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

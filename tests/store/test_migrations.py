@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 _ROOT = str(Path(__file__).parents[2])
 
 
-def test_every_number_and_text_of_the_first_schema_stays(address: str) -> None:
-    old = make_old_store(address)
+def test_every_number_and_text_of_the_first_schema_stays(empty_address: str) -> None:
+    old = make_old_store(empty_address)
     assert {name: len(rows) - 1 for name, rows in old.items()} == {name: len(r) for name, r in old_rows().items()}
 
-    open_store(address).close()
+    open_store(empty_address).close()
 
-    assert revision(address) == REVISION
-    new = snapshot(address, like=old)
+    assert revision(empty_address) == REVISION
+    new = snapshot(empty_address, like=old)
     for table, rows in old.items():
         assert new[table] == rows, table
 
 
-def test_what_an_old_store_holds_is_read_as_of_today(address: str) -> None:
-    make_old_store(address)
+def test_what_an_old_store_holds_is_read_as_of_today(empty_address: str) -> None:
+    make_old_store(empty_address)
     rows = old_rows()
-    with open_store(address) as store:
+    with open_store(empty_address) as store:
         assert [store.runs.resolve(f"latest~{n}", own=False) for n in range(3)] == list(reversed(RUNS))
         view = store.runs.view(RUNS[2])
         assert (view.finished_ms, view.exit_code, view.priority, view.user) == (None, None, "person", "ada ü")
@@ -78,10 +78,10 @@ def test_what_an_old_store_holds_is_read_as_of_today(address: str) -> None:
         assert INF in [point.p50 for point in store.history.points("quantized_ops/*", "sqnr", limit=100)]
 
 
-def test_an_old_store_goes_on(address: str, make: type[Make]) -> None:
-    make_old_store(address)
+def test_an_old_store_goes_on(empty_address: str, make: type[Make]) -> None:
+    make_old_store(empty_address)
     job = make.job("case_2")
-    with open_store(address) as store:
+    with open_store(empty_address) as store:
         run_id = make.begin(store, job)
         store.record_attempt(run_id, make.attempt(job))
         assert store.status.of_run(run_id).jobs[0].job_id == job.id
@@ -158,19 +158,19 @@ def _opened_and_killed(address: str, last: int) -> int:
     return subprocess.run(argv, cwd=_ROOT, stderr=subprocess.DEVNULL, check=False).returncode
 
 
-def test_a_migration_that_is_killed_leaves_the_old_store_and_is_made_up_for(address: str) -> None:
-    old = make_old_store(address)
+def test_a_migration_that_is_killed_leaves_the_old_store_and_is_made_up_for(empty_address: str) -> None:
+    old = make_old_store(empty_address)
     killed = 0
     for last in itertools.chain([0], itertools.count(1, 11)):
-        code = _opened_and_killed(address, last)
+        code = _opened_and_killed(empty_address, last)
         if code != -signal.SIGKILL:
             break
         killed += 1
-        assert revision(address) == "0001", last
-        assert snapshot(address) == old, last
+        assert revision(empty_address) == "0001", last
+        assert snapshot(empty_address) == old, last
     assert (code, killed > 3) == (0, True)
-    assert revision(address) == REVISION
-    assert snapshot(address, like=old) == old
+    assert revision(empty_address) == REVISION
+    assert snapshot(empty_address, like=old) == old
 
 
 @pytest.fixture
@@ -253,9 +253,9 @@ print(len(store.history.points("quantized_ops/*", "latency", limit=100)))
 """
 
 
-def test_processes_that_open_an_old_store_at_once_all_work(address: str) -> None:
-    old = make_old_store(address)
-    argv = [sys.executable, "-c", _OPENS, address]
+def test_processes_that_open_an_old_store_at_once_all_work(empty_address: str) -> None:
+    old = make_old_store(empty_address)
+    argv = [sys.executable, "-c", _OPENS, empty_address]
     processes = [
         subprocess.Popen(argv, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -268,9 +268,9 @@ def test_processes_that_open_an_old_store_at_once_all_work(address: str) -> None
         process.stdin = None
     said = [process.communicate()[0] for process in processes]
     assert said == [f"{len(old_rows()['attempt'])}\n"] * 3
-    assert revision(address) == REVISION
-    with open_store(address, readonly=True) as store:
+    assert revision(empty_address) == REVISION
+    with open_store(empty_address, readonly=True) as store:
         assert sum(store.runs.view(store.runs.resolve(f"latest~{n}", own=False)).user == "bob" for n in range(6)) == 3
     del old["run"]
     del old["fingerprint"]
-    assert snapshot(address, like=old) == old
+    assert snapshot(empty_address, like=old) == old

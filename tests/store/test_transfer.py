@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from store_template import place_store
 
 from farm.errors import UsageError
 from farm.results.attempt import (
@@ -44,6 +45,7 @@ DAY = 86_400_000
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Store]:
     """A second store, in SQLite."""
+    place_store(tmp_path / "other.db")
     with open_store(tmp_path / "other.db") as opened:
         yield opened
 
