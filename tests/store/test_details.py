@@ -116,8 +116,6 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
 def test_a_store_of_an_older_revision_is_brought_up_to_date(
     empty_address: str, make: type[Make], revision: str
 ) -> None:
-    empty_address: str, make: type[Make], revision: str
-) -> None:
     config = Config()
     config.set_main_option("script_location", "farm.store:migrations")
     engine = engine_of(empty_address)
