@@ -6,6 +6,9 @@ import contextlib
 
 import msgspec
 
+_READY = set[type]()
+"""Structs whose decoder this process, or the process that forked it, has made."""
+
 
 def prepare_decoders() -> int:
     """Make ready to decode every Struct that is imported by now, and return how many there are.
@@ -19,7 +22,10 @@ def prepare_decoders() -> int:
             if kind not in seen:
                 seen.add(kind)
                 kinds.append(kind)
+                if kind in _READY:
+                    continue
                 # Names that only a type checker imports: such a type is never decoded.
                 with contextlib.suppress(NameError, TypeError):
                     msgspec.json.Decoder(kind)
+                    _READY.add(kind)
     return len(seen)
