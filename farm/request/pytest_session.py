@@ -113,10 +113,11 @@ def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
     configuration = plan.folder / "pytest.ini"
     if not configuration.exists():
         configuration.write_text("[pytest]\n")
+    # The plugin unraisableexception collects garbage ten times, a quarter second, for warnings without a reader.
     return [
         "-c", str(configuration), "--rootdir", str(plan.folder), "--noconftest", "--import-mode", "importlib",
         "-o", f"cache_dir={state_dir / 'pytest_cache'}", *_PLUGINS,
-        "-p", "no:faulthandler", "--farm-plan", str(plan.path), str(plan.path),
+        "-p", "no:faulthandler", "-p", "no:unraisableexception", "--farm-plan", str(plan.path), str(plan.path),
     ]  # fmt: skip
 
 
