@@ -23,6 +23,7 @@ from sqlalchemy import delete, func, select
 from farm.errors import LeaseLostError
 from farm.store import schema
 from farm.store.database import Database
+from farm.store.leases import rows as leases_rows
 from farm.store.leases.registry import HealthEvent, Seen
 from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
 from farm.store.store import Store, open_store
@@ -51,6 +52,12 @@ class SetClock:
     def __call__(self, connection: Connection) -> int:
         del connection
         return self.now_ms
+
+
+@pytest.fixture(autouse=True)
+def _old_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server be as old as its clock is set: its real age would decide whose lease is over."""
+    monkeypatch.setattr(leases_rows, "_UP_MS", "SELECT 3600000")
 
 
 @pytest.fixture
