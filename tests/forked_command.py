@@ -51,7 +51,8 @@ _READ_AT_START = ("PYTHON", "LANG", "LC_", "TZ", "LD_", "_FARM_COMPLETE")
 def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return whether a fork answers as a new interpreter does: nothing in `env` that only the start of one reads."""
     changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)}
-    return bool(arguments) and arguments[0] in FORKED and not any(name.startswith(_READ_AT_START) for name in changed)
+    runs_nothing = (arguments[:1] and arguments[0] in FORKED) or list(arguments[:2]) == ["agent", "list"]
+    return bool(runs_nothing) and not any(name.startswith(_READ_AT_START) for name in changed)
 
 
 def call(
