@@ -66,16 +66,33 @@ _PIECES = [
     b"\r\n", b"928212", b"0", b"-1", b"9" * 30, b"\xd9\xa5", b"\x00", BEFORE, AFTER, BEFORE[:20], AFTER[:-2],
     BEFORE[:-7], AFTER[:-7], b"1\n", b"5" * 15 + b"\n", b"DSP:peak (bytes), 5\n", b" ", b"\t",
 ]  # fmt: skip
-_files = st.binary(max_size=10).map(
-    lambda drawn: b"".join(_PIECES[byte] if byte < len(_PIECES) else _PIECES[byte % 2 + 15] if byte < 160
-                           else bytes([byte]) for byte in drawn)
-)  # fmt: skip
+# A draw costs many times the check of a file, so that each draw makes several files.
+_MOST_PIECES, _FILES = 10, 8
 
 
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
-@example(BEFORE + AFTER)
+def _file(drawn: bytes) -> bytes:
+    """Make a file of as many pieces as the first byte states."""
+    return b"".join(
+        _PIECES[byte] if byte < len(_PIECES) else _PIECES[byte % 2 + 15] if byte < 160 else bytes([byte])
+        for byte in drawn[1 : 1 + drawn[0] % (_MOST_PIECES + 1)]
+    )
+
+
+_size = _FILES * (1 + _MOST_PIECES)
+_files = st.binary(min_size=_size, max_size=_size).map(
+    lambda drawn: [_file(drawn[start : start + 1 + _MOST_PIECES]) for start in range(0, _size, 1 + _MOST_PIECES)]
+)
+
+
+@settings(max_examples=10_000 // _FILES, deadline=None, suppress_health_check=list(HealthCheck))
+@example([BEFORE + AFTER])
 @given(_files)
-def test_no_file_crashes_it_or_makes_it_tell_a_number_that_is_not_there(data: bytes) -> None:
+def test_no_file_crashes_it_or_makes_it_tell_a_number_that_is_not_there(files: list[bytes]) -> None:
+    for data in files:
+        _require_true(data)
+
+
+def _require_true(data: bytes) -> None:
     heap = parse_heap(data)
     for identifier, value in ((b"DSP:before_context_created", heap.before), (b"DSP:after_context_freed", heap.after)):
         if value is None:
