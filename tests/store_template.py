@@ -35,6 +35,8 @@ def place_store(path: Path) -> None:
 def _sqlite_template() -> bytes:
     with tempfile.TemporaryDirectory(prefix="farm-template-") as folder:
         path = Path(folder, "farm.db")
+        # An empty file: tests place copies of the template where no file is, also here.
+        path.touch()
         open_store(path).close()
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
