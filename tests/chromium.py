@@ -1,14 +1,18 @@
 """Debian's Chromium, headless, for tests that look at pages as a reader does.
 
-Pages are kept as screenshots, for people to look at: in $FARM_TEST_SCREENSHOTS, or beside pytest's temporary folders.
+$FARM_TEST_SCREENSHOTS names a folder for a picture of every page. A page with flaws gets its picture in any case,
+beside pytest's temporary folders.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shutil
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -41,27 +45,119 @@ def start(profile: Path) -> WebDriver:
     return webdriver.Chrome(options=options, service=Service(driver))
 
 
-def look(browser: WebDriver, page: Path, fragment: str = "", *, scheme: str = "light", width: int = 1280) -> None:
-    """Open a page as one does who has set up the system so."""
+def see(browser: WebDriver, *, scheme: str = "light", width: int = 1280, height: int = 1000) -> None:
+    """Set the colour scheme and the window of the system; the page in it stays and follows."""
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def look(browser: WebDriver, page: Path, fragment: str = "", *, scheme: str = "light", width: int = 1280) -> None:
+    """Open a page as one does who has set up the system so."""
+    see(browser, scheme=scheme, width=width)
     assert page.is_file(), f"{page} is gone: something removes temporary folders that are in use"
-    browser.get("about:blank")
+    if fragment:
+        # A fragment of the page that is open already would load nothing.
+        browser.get("about:blank")
     browser.get(f"{page.as_uri()}{fragment}")
 
 
-def keep_screenshot(browser: WebDriver, folder: Path, name: str) -> None:
-    """Write the whole page, up to 5,000 pixels of it, as a PNG file."""
+def requested(browser: WebDriver) -> list[str]:
+    """Return the addresses of all requests since the last call, without those of the browser's own pages (chrome:)."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith("chrome:")]
+
+
+def keep_screenshot(browser: WebDriver, folder: Path, name: str, *, flawed: bool = False) -> None:
+    """Write the page, up to 5,000 pixels of it, as a PNG file, if $FARM_TEST_SCREENSHOTS is set or the page is `flawed`."""
+    if not SCREENSHOTS and not flawed:
+        return
     width, height = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
     # What is beyond the window may not be drawn yet.
-    metrics = {"width": width, "height": min(height, 5000), "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    see_height = {"width": width, "height": min(height, 5000), "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", see_height)
     folder = Path(SCREENSHOTS) if SCREENSHOTS else folder / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     (folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.png").write_bytes(base64.b64decode(shot))
+
+
+@cache
+def _axe() -> str:
+    package = pytest.importorskip("selenium_axe_python", reason="pip install -e .[dev]")
+    return files(package).joinpath("axe-core", "axe.min.js").read_text(encoding="utf-8")
+
+
+def violations(browser: WebDriver) -> list[str]:
+    """Return the serious and critical findings of axe in the page as it is.
+
+    Asked again of a page that has changed (another theme, another width, something unfolded), axe examines colours of
+    those elements only whose style, text or background is new. All other rules examine the whole page again, unless
+    the page is the same as before in markup, layout and colours.
+    """
+    if not browser.execute_script("return 'axe' in window"):
+        browser.execute_script(_axe())
+    found: list[str] = browser.execute_async_script(_VIOLATIONS)
+    return [one for one in found if one.startswith(("serious", "critical"))]
+
+
+_VIOLATIONS = r"""
+const done = arguments[arguments.length - 1];
+// The rules of axe with the tag cat.color that are on.
+const colours = ["color-contrast", "link-in-text-block"];
+const first = !window.axeSeen;
+const seen = window.axeSeen ??= {states: new Set(), chains: new Map(), looks: new WeakMap()};
+// Where the page is scrolled to is no part of its state, though a bar that stays is elsewhere then.
+const placed = (r) => [r.left + scrollX, r.width, r.height, r.bottom + scrollY > 0].map(Math.round).join();
+
+const elements = [...document.querySelectorAll("*")], chains = new Map(), boxes = new Map(), floating = [], state = [];
+for (const e of elements) {
+  const s = getComputedStyle(e), box = e.getBoundingClientRect();
+  const pseudo = ["::before", "::after"].map((name) => getComputedStyle(e, name)).filter((one) => one.content !== "none");
+  const own = [s, ...pseudo].map((one) => [one.color, one.backgroundColor, one.backgroundImage, one.opacity, one.fontSize,
+    one.fontWeight, one.textShadow, one.filter, one.mixBlendMode, one.visibility, one.display, one.textDecorationLine,
+    one.borderBottom, one.position, one.zIndex, one.overflow].join()).join();
+  // Equal chains of styles from the root down are one number.
+  const chain = `${chains.get(e.parentElement)}|${own}`;
+  if (!seen.chains.has(chain)) seen.chains.set(chain, seen.chains.size);
+  chains.set(e, seen.chains.get(chain));
+  boxes.set(e, box);
+  const painted = s.backgroundImage !== "none" || !/(^transparent|, 0\))$/.test(s.backgroundColor);
+  if (s.position !== "static" && painted && box.width && e.checkVisibility()) floating.push(e);
+}
+// What is beside an open modal dialog is inert, and axe passes over it.
+const modal = document.querySelector(":modal"), fresh = [];
+for (const e of elements) {
+  const box = boxes.get(e), shown = e.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) && (!modal || modal.contains(e));
+  const text = [...e.childNodes].filter((one) => one.nodeType === 3).map((one) => one.data.trim()).join(" ");
+  const over = floating.filter((one) => {
+    const other = boxes.get(one);
+    return other.left < box.right && box.left < other.right && other.top < box.bottom && box.top < other.bottom && !one.contains(e);
+  });
+  const self = `${chains.get(e)}|${shown}|${e.disabled}|${e.value}|${text}`, look = `${self}|${over.map((one) => chains.get(one))}`;
+  state.push(`${self}|${placed(box)}|${e.scrollWidth}|${e.scrollHeight}|${e.checked}|${e.matches(":modal")}`);
+  if (!seen.looks.has(e)) seen.looks.set(e, new Set());
+  const hasText = text.trim() || e.matches("input, select, textarea, button");
+  if (shown && hasText && !seen.looks.get(e).has(look)) fresh.push(e);
+  seen.looks.get(e).add(look);
+}
+const page = `${document.documentElement.outerHTML}|${state.join()}`;
+const same = seen.states.has(page);
+seen.states.add(page);
+
+const told = async (context, rules) => (await axe.run(context, {resultTypes: ["violations"], ...rules})).violations.map(
+  (one) => `${one.impact} ${one.id}: ${one.nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary}`).join(" | ")}`);
+(async () => {
+  if (first) return told(document, {});
+  const off = Object.fromEntries(colours.map((rule) => [rule, {enabled: false}]));
+  return [
+    ...(same ? [] : await told(document, {rules: off})),
+    ...(fresh.length ? await told({include: fresh}, {runOnly: colours}) : []),
+  ];
+})().then(done, (error) => done([`critical axe: ${error}`]));
+"""  # noqa: E501
 
 
 def flaws(browser: WebDriver) -> list[str]:

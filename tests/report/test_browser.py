@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from chromium import flaws, keep_screenshot, look, start
+from chromium import flaws, keep_screenshot, look, requested, start
 from compare.made import everything
 from report_context import context, with_stale
 from selenium.webdriver.common.by import By
@@ -79,11 +78,6 @@ def open_page(browser: WebDriver, pages: dict[str, Path]) -> Iterator[Open]:
     assert {url for url in requested(browser) if not url.startswith(("data:", "about:"))} <= {
         page.as_uri() for page in pages.values()
     }
-
-
-def requested(browser: WebDriver) -> list[str]:
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 
 
 def shown_rows(browser: WebDriver) -> list[str]:
@@ -434,7 +428,8 @@ def test_nothing_of_a_page_is_where_it_should_not_be(
         look(browser, pages[name], "#job=j0" if name == "known" else "", width=width)
         browser.execute_script(unfold)
         found[name] = flaws(browser)
-        keep_screenshot(browser, tmp_path_factory.getbasetemp(), f"report-{name}-{width}")
+        folder = tmp_path_factory.getbasetemp()
+        keep_screenshot(browser, folder, f"report-{name}-{width}", flawed=bool(found[name]))
     assert {name: what for name, what in found.items() if what} == {}
     assert browser.get_log("browser") == []
 
