@@ -3,9 +3,9 @@
     python bench/bisect_commits.py            all four, a quarter of an hour and more
     python bench/bisect_commits.py --quick    the one that does not compile
 
-The checkout is made of the installed ExecuTorch (tests/bisected_history.py). Every search begins with an empty cache,
-as nothing that another one compiled is to count. The last line is one JSON object: bisect_builds, the most that any
-search compiled, the ends among them.
+The checkout is made of the installed ExecuTorch (tests/bisected_history.py). Every search begins without
+bundles, as nothing that another one compiled is to count. The last line is one JSON object: bisect_builds, the most
+that any search compiled, the ends among them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from empty_cache import make_empty_cache
+
+from farm.config.settings import load_config
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def figures_bisect(*, quick: bool = False) -> dict[str, int]:
     """Return how many commits were compiled at most. Raises SystemExit where a commit is not the right one."""
     sys.path.insert(0, str(_ROOT / "tests"))
+    parts = load_config().cache_dir
     from bisected_history import COMPILE, IMPORT, JOBS, make_history
 
     most = 0
@@ -32,11 +37,10 @@ def figures_bisect(*, quick: bool = False) -> dict[str, int]:
         for defect in [COMPILE] if quick else JOBS:
             bad = defects[IMPORT] if defect == IMPORT else "HEAD"
             env = os.environ | {
-                "FARM_CACHE_DIR": str(folder / defect / "cache"),
+                "FARM_CACHE_DIR": str(make_empty_cache(folder / defect / "cache", parts)),
                 "FARM_STATE_DIR": str(folder / defect / "state"),
                 "FARM_STORE": f"sqlite:///{folder / defect / 'farm.db'}",
             }
-            (folder / defect).mkdir()
             argv = [
                 sys.executable,
                 "-m",

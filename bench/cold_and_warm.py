@@ -3,7 +3,8 @@
     python bench/cold_and_warm.py           quantized_ops for SM8650 on 2 virtual devices
     python bench/cold_and_warm.py --quick   smoke instead, under a minute
 
-The last line is one JSON object. The native runner is built before the clock starts: it is built once a machine.
+The last line is one JSON object. The cache has no bundles; runner and SDK of $FARM_CACHE_DIR are links in it, or are
+made before the clock starts: both are made once a machine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from empty_cache import make_empty_cache
+
+from farm.config.settings import load_config
 
 
 def busy_and_all() -> tuple[int, int]:
@@ -82,7 +87,8 @@ def main() -> None:
     suite = "smoke" if parser.parse_args().quick else "quantized_ops"
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         state = Path(folder, "state")
-        env = {**os.environ, "FARM_CACHE_DIR": str(Path(folder, "cache")), "FARM_STATE_DIR": str(state)}
+        cache = make_empty_cache(Path(folder, "cache"), load_config().cache_dir)
+        env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(state)}
         build = [sys.executable, "-m", "farm.cli.main", "runtime", "build"]
         subprocess.run(build, env=env, check=True, stdout=subprocess.DEVNULL)
         watch = BuildWatch(state)

@@ -1,7 +1,7 @@
 """Whether compiling a suite takes longer here than with ExecuTorch's own test flow.
 
     python bench/compile.py           40 jobs of quantized_ops for SM8650, three times: a quarter of an hour
-    python bench/compile.py --quick   4 jobs, once
+    python bench/compile.py --quick   2 jobs, once
 
 Three ways compile the same jobs, in turns, so that a noisy machine is noisy for all of them: ExecuTorch's tests (one
 process: upstream_compile.py), farm's pool with one builder, and with two. Every time farm's cache is empty. The last
@@ -181,11 +181,11 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="4 jobs, once")
+    parser.add_argument("--quick", action="store_true", help="2 jobs, once")
     parser.add_argument("--rounds", type=int, default=3, help="times each way is taken")
     arguments = parser.parse_args()
     require_upstream()
-    count, rounds = (4, 1) if arguments.quick else (40, arguments.rounds)
+    count, rounds = (2, 1) if arguments.quick else (40, arguments.rounds)
     config = load_config()
     tools = prepare(config, note=print)
     ratios: dict[str, list[float]] = {}

@@ -1,7 +1,7 @@
 """How long `farm debug` takes for a model of fifty layers, from a warm cache.
 
     python bench/debug.py
-    python bench/debug.py --quick   eight layers
+    python bench/debug.py --quick   five layers
 
 Two calls of the command as a user makes them: the first builds and fetches what is missing, the second is timed. Their
 state folder is their own; the cache is the user's, or $FARM_CACHE_DIR. The last line is JSON: layers that were
@@ -30,7 +30,7 @@ module = ".model:Residual"
 inputs = [{ shape = [1, 3, 32, 32] }]
 """
 # A convolution, a ReLU and an addition in each block, after a convolution and a ReLU.
-_BLOCKS, _QUICK_BLOCKS = 16, 2
+_BLOCKS, _QUICK_BLOCKS = 16, 1
 _MODEL = """
 import torch
 
@@ -51,7 +51,7 @@ class Residual(torch.nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="eight layers")
+    parser.add_argument("--quick", action="store_true", help="five layers")
     blocks = _QUICK_BLOCKS if parser.parse_args().quick else _BLOCKS
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         suite = Path(folder, "deep")

@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller numbers of everything")
     quick = parser.parse_args().quick
-    suite, count, size, many = ("smoke", 8, 100_000_000, 500) if quick else ("quantized_ops", 60, 10**9, 10_000)
+    suite, count, size, many = ("smoke", 4, 50_000_000, 150) if quick else ("quantized_ops", 60, 10**9, 10_000)
 
     # In memory, if it can be: a disk would be what is measured.
     memory = Path("/dev/shm")  # noqa: S108

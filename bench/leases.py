@@ -200,10 +200,10 @@ def main() -> None:
     parser.add_argument(
         "--store", default="", help="a store, which gets leases of devices 'device-N'; a new SQLite file"
     )
-    parser.add_argument("--quick", action="store_true", help="20 processes, 4 devices, 10 seconds")
+    parser.add_argument("--quick", action="store_true", help="20 processes, 4 devices, 5 seconds")
     options = parser.parse_args()
     if options.quick:
-        options.processes, options.devices, options.seconds = 20, 4, 10.0
+        options.processes, options.devices, options.seconds = 20, 4, 5.0
     with tempfile.TemporaryDirectory(prefix="farm-leases-") as name:
         folder = Path(name)
         address = options.store or str(folder / "farm.db")

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from farm_home import FarmHome
 from planted import Planted, write_suite
 
+from farm.analysis.candidates import LEAST_BASELINE
 from farm.store.store import open_store
 
 
@@ -50,10 +51,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="More than the twelve that there are.")
     parser.add_argument("--nights", type=int, default=9)
     parser.add_argument("--iterations", type=int, default=3, help="Of each run, as farm run takes them.")
-    parser.add_argument("--quick", action="store_true", help="Once.")
+    parser.add_argument("--quick", action="store_true", help="Once, with the fewest nights.")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.times = 1
+        arguments.times, arguments.nights = 1, LEAST_BASELINE
     cache = Path(os.environ.get("FARM_CACHE_DIR") or Path.home() / ".cache" / "farm")
     told = [once(cache, arguments.nights, arguments.layers, arguments.iterations) for _ in range(arguments.times)]
     candidates, found = (sum(column) for column in zip(*told, strict=True))

@@ -551,7 +551,7 @@ def main() -> None:
     if options.worlds is not None:
         from worlds import run_worlds
 
-        size = (90, 40) if options.quick else (options.series, options.nights)
+        size = (45, 40) if options.quick else (options.series, options.nights)
         seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
         run_worlds(options.worlds, seeds, *size, changed=options.changed)
         return

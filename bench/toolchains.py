@@ -1,7 +1,7 @@
 """What an edit of a toolchain costs: seen, told apart, and never missed.
 
     python bench/toolchains.py             quantized_ops for SM8650 on 2 virtual devices, half an hour and more
-    python bench/toolchains.py --quick     a handful of jobs, some three minutes
+    python bench/toolchains.py --quick     a handful of jobs, some two minutes
     python bench/toolchains.py --minutes N how long random edits are tried, 20 unless it is said
 
 A copy of the installed ExecuTorch is the toolchain, and is edited in place. The last line is one JSON object:
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from edits import mutated, outermost_functions
+from empty_cache import make_empty_cache
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.changes import parts_of
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from farm.toolchains.toolchain import Toolchain
 
 SOC, SUITE = "SM8650", "quantized_ops"
-QUICK = ("relu", "sigmoid", "conv1d", "cat")
+QUICK = ("relu", "conv1d", "cat")
 """Cases of --quick, in 8a8w."""
 EDITED = ("backends/qualcomm/builders/op_relu.py", "define_node")
 """One operator's builder; what it builds keeps its meaning."""
@@ -302,11 +303,7 @@ def main() -> None:
     jobs = chosen_jobs(config, quick=quick)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as scratch:
         # An empty cache of bundles; runners, SDKs and environments are made once a machine.
-        cache, state = Path(scratch, "cache"), Path(scratch, "state")
-        cache.mkdir()
-        for path in config.cache_dir.iterdir():
-            if path.name not in ("bundles", "builders", "traced", "sources"):
-                (cache / path.name).symlink_to(path)
+        cache, state = make_empty_cache(Path(scratch, "cache"), config.cache_dir), Path(scratch, "state")
         env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(state)}
         os.environ.update(env)
         toolchain = copied_toolchain(Path(scratch, "executorch"))
