@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from farm_home import FarmHome
 
 from farm.bundles.bundle import MANIFEST, Manifest, TensorSpec
 from farm.bundles.cache import BundleCache
@@ -22,8 +24,6 @@ from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from farm_home import FarmHome
 
 _JOB = "mine/scaled[SM8650-xnnpack-fp32]"
 
@@ -86,13 +86,34 @@ def test_its_table_fits_and_cuts_no_title(wide: int) -> None:
     assert sum(line.endswith("aten::add x2") for line in lines) == 2
 
 
-@pytest.mark.whole
-def test_it_compiles_and_stops(home: FarmHome, tmp_path: Path) -> None:
-    scale = tmp_path / "scale.txt"
+@dataclass(frozen=True)
+class Compiled:
+    """A suite whose jobs were compiled once by `--compile-only`."""
+
+    home: FarmHome
+    scale: Path
+    """File with the number that the program of `scaled` multiplies by."""
+    code: int
+    jobs: list[dict[str, Any]]
+    made_state: bool
+    """The command left a state folder."""
+
+
+@pytest.fixture(scope="module")
+def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("compile-only")
+    (folder / "cwd").mkdir()
+    home, scale = FarmHome(farm_cache, folder / "state", folder / "cwd"), folder / "scale.txt"
     scale.write_text("2.0")
     _write_suite(home.cwd / "mine", scale)
     code, jobs, _ = _asked(home, "--compile-only")
-    assert code == 1
+    return Compiled(home, scale, code, jobs, home.state.exists())
+
+
+@pytest.mark.whole
+def test_it_compiles_and_stops(compiled: Compiled) -> None:
+    jobs = compiled.jobs
+    assert compiled.code == 1
     assert [(job["job"], job["outcome"]) for job in jobs] == [
         (_JOB, "compiled"),
         ("mine/broken[SM8650-xnnpack-fp32]", "failed"),
@@ -101,20 +122,15 @@ def test_it_compiles_and_stops(home: FarmHome, tmp_path: Path) -> None:
     with open(jobs[1]["log"]) as log:
         assert "RuntimeError: this module is broken" in log.read()
     # A night's screen and a history have nothing to show of it.
-    assert not home.state.exists()
+    assert not compiled.made_state
 
 
 @pytest.mark.whole
-def test_what_is_compiled_anew_is_told_from_what_was_cached(home: FarmHome, tmp_path: Path) -> None:
-    scale = tmp_path / "scale.txt"
-    scale.write_text("2.0")
-    _write_suite(home.cwd / "mine", scale)
-    code, jobs, _ = _asked(home, "--compile-only", "-k", "scaled")
-    assert (code, [job["outcome"] for job in jobs]) == (0, ["compiled"])
-    scale.write_text("3.0")
-    code, [job], notes = _asked(home, "--compile-only", "--rebuild", "-k", "scaled")
+def test_what_is_compiled_anew_is_told_from_what_was_cached(compiled: Compiled) -> None:
+    compiled.scale.write_text(str(float(compiled.scale.read_text()) + 1))
+    code, [job], notes = _asked(compiled.home, "--compile-only", "--rebuild", "-k", "scaled")
     assert (code, job["outcome"]) == (0, "compiled")
-    assert job["folder"] == jobs[0]["folder"]
+    assert job["folder"] == compiled.jobs[0]["folder"]
     assert "differs from what was cached: another program; other inputs or references (1 of 2 files)" in job["reason"]
     assert f"{_JOB}: compiled anew, it differs" in notes
     assert "1 bundle, 1 of them cached before: 0 the same, 1 different" in notes
@@ -166,13 +182,10 @@ def test_how_a_new_bundle_differs_from_the_cached_one(
 
 
 @pytest.mark.whole
-def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(home: FarmHome, tmp_path: Path) -> None:
-    scale = tmp_path / "scale.txt"
-    scale.write_text("2.0")
-    _write_suite(home.cwd / "mine", scale)
-    code, [job], _ = _asked(home, "--compile-only", "-k", "scaled")
-    assert (code, job["outcome"]) == (0, "compiled")
-    for value, told in (("2.0", "1 the same, 0 different"), ("3.0", "0 the same, 1 different")):
+def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(compiled: Compiled) -> None:
+    home, scale = compiled.home, compiled.scale
+    same, other = scale.read_text(), str(float(scale.read_text()) + 1)
+    for value, told in ((same, "1 the same, 0 different"), (other, "0 the same, 1 different")):
         scale.write_text(value)
         code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
         assert code == 0, notes
@@ -181,6 +194,8 @@ def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(home: Fa
     # A compile that fails leaves what was cached, and says so.
     scale.write_text("three")
     code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
+    # The cache still has the program of the last number.
+    scale.write_text(other)
     assert (code, job["attempts"][-1]["stage"]) == (1, "build")
     assert "did not compile anew; what was cached before stays in the cache" in notes
 
