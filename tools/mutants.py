@@ -2,7 +2,7 @@
 
     python tools/mutants.py draw --source CHECKOUT --seed 1 --count 150 --out mutants.jsonl
     python tools/mutants.py map --tests CHECKOUT --out map.json -- -n 2 --dist loadfile tests/results tests/run
-    python tools/mutants.py run --tests CHECKOUT --mutants mutants.jsonl --map map.json --results results.jsonl --limit-s 60
+    python tools/mutants.py run --tests CHECKOUT --mutants mutants.jsonl --map map.json --results out.jsonl --limit-s 60
 
 `map` records by coverage.py which test executes which line, processes that a test starts or forks included. A second
 `map` with the same file adds the tests of other files. `run` ends a mutant at its first failed test and appends a line
