@@ -149,25 +149,28 @@ def test_a_hang_counts_only_when_the_device_answers(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
-    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 2.0)
     monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     short = RunnerOptions(timeout_s=1)
     assert ending(run(b"hang", options=short)) == ("", "", True, True)
     assert run(b"good").error == ""
-    raw = during(lambda: run(b"hang", options=short), weak, Fault(FaultKind.STALL, seconds=6))
+    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 0.5)
+    raw = during(lambda: run(b"hang", options=short), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more (the runner did not end in its time)" in raw.error
+    clear(weak.root)
 
 
 def test_a_long_silence_is_no_reason_to_wait_for_a_device_that_is_dead(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.runner_process.SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 2.0)
+    monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     assert run(b"good").error == ""
-    raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=6))
+    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 0.5)
+    raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more" in raw.error
+    clear(weak.root)
 
 
 def test_an_adb_server_that_died_is_not_the_device(

@@ -144,7 +144,9 @@ def test_a_device_that_is_killed_while_it_starts_is_told_at_once(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(supervisor: Supervisor) -> None:
-        supervisor.find("virtual-SM8650-0").process.kill()
+        process = supervisor.find("virtual-SM8650-0").process
+        process.kill()
+        process.wait()
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
