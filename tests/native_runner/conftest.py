@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import shlex
 import shutil
@@ -17,8 +18,9 @@ import pytest
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 from waiting import until
 
-from farm.runtime.packages import package_folder
+from farm.runtime.packages import package_folder, package_version
 from farm.runtime.runtime import simulator_runtime
+from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,25 +172,29 @@ def runtime_folder(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def preload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """From the name of a C++ file here to the environment that puts it in front of the runner's libraries."""
-    folder = tmp_path_factory.mktemp("preload")
+def preload(farm_cache: Path) -> Callable[[str], dict[str, str]]:
+    """From the name of a C++ file here to the environment that puts it in front of the runner's libraries.
+
+    Compiled once a cache: no sanitizer has a part in it.
+    """
     include = package_folder("executorch", "include", "build") / "include"
 
     @functools.cache
     def build(name: str) -> dict[str, str]:
-        library = folder / f"{name}.so"
-        subprocess.run(
-            [
-                *("c++", "-std=c++17", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
-                *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
-                f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
-                *(str(HERE / f"{name}.cpp"), "-o", str(library)),
-            ],
-            check=True,
-            timeout=120,
-        )
-        return {"LD_PRELOAD": str(library)}
+        source = HERE / f"{name}.cpp"
+        argv = [
+            *("c++", "-std=c++17", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
+            *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
+            f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
+            str(source),
+        ]
+        parts = (source.read_text(), package_version("executorch"), *argv)
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+        def compile_into(folder: Path) -> None:
+            subprocess.run([*argv, "-o", str(folder / f"{name}.so")], check=True, timeout=120)
+
+        return {"LD_PRELOAD": str(published(farm_cache / "runner-test-stubs" / key, compile_into) / f"{name}.so")}
 
     return build
 
