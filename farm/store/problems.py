@@ -64,9 +64,9 @@ def is_busy(error: BaseException | None) -> bool:
 
 
 def is_contention(error: DBAPIError) -> bool:
-    """Tell whether a transaction was rolled back because of another one, and may be tried again."""
-    # PostgreSQL: serialization failure and deadlock.
-    return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01")
+    """Return whether a transaction was rolled back because of another one, or stood still, and may be tried again."""
+    # PostgreSQL: serialization failure, deadlock, and a session that was idle in its transaction for too long.
+    return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01", "25P03")
 
 
 def interruption_before(error: BaseException) -> BaseException | None:

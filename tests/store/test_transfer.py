@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from farm.results.measurements import counted
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store
 from farm.store.transfer.line_files import LineFile, import_runs, runs_in
+from farm.store.transfer.lines import encode
 from farm.store.values import jsonable
 from farm.store.view import Stale
 
@@ -232,6 +234,30 @@ def test_an_unfinished_run_goes_over_as_it_stands(store: Store, other: Store, ma
     other.record_attempt(run_id, make.attempt(job))
     with pytest.raises(UsageError, match="or another state of this one: not imported"):
         imported(store, tmp_path, exported(other))
+
+
+@pytest.mark.parametrize("address", ["postgresql"], indirect=True)
+def test_a_transaction_does_not_stand_still_while_lines_are_made_or_read(
+    address: str, other: Store, make: type[Make], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(0.2)
+            return function(*arguments)
+
+        return call
+
+    run_id, _ = everything(other, make)
+    path = tmp_path / "export.jsonl"
+    path.write_bytes(exported(other, run_id))
+    with (
+        open_store(f"{address}&options=-c idle_in_transaction_session_timeout%3D500ms") as store,
+        LineFile(str(path)) as file,
+    ):
+        [found] = runs_in([file])
+        monkeypatch.setattr("farm.store.transfer.runs.encode", slowly(encode))
+        assert store.transfer.add(lambda: map(slowly(lambda line: line), found.lines()), found.digest)
+        assert exported(store, run_id) == path.read_bytes()
 
 
 def test_the_newest_result_is_that_of_the_newest_run_not_of_the_last_import(

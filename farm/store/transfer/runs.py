@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import select
@@ -22,10 +22,11 @@ from farm.store.transfer.lines import FIRST_LAYOUT, LAYOUT, AttemptLine, Head, J
 from farm.store.view import RunToolchain, Stale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
 
+    from farm.results.attempt import Attempt
     from farm.store.database import Database
     from farm.store.transfer.lines import Line
 
@@ -58,15 +59,16 @@ class Transfer:
         yield encode(Head, {"layout": layout, "farm": __version__}) + b"\n"
         for run_id in chosen:
             # A reader of the lines may be slow, or stop; a transaction must not wait for it.
-            with self._database.reading() as connection:
-                lines = list(_lines(connection, run_id))
-            for line in lines:
+            for line in _lines(self._recorded(run_id)):
                 yield line + b"\n"
 
     def digest(self, run_id: str) -> str:
         """Return the digest of the lines of a run; empty where there is no such run."""
+        return digest_of(_lines(self._recorded(run_id)))
+
+    def _recorded(self, run_id: str) -> _RecordedRun | None:
         with self._database.reading() as connection:
-            return digest_of(_lines(connection, run_id))
+            return _read(connection, run_id)
 
     def add(self, read: Callable[[], Iterable[Line]], digest: str) -> bool:
         """Insert the run whose lines `read` gives and whose digest is known; False where it is there already.
@@ -75,17 +77,18 @@ class Transfer:
         or a case otherwise than the lines do.
         """
 
+        # PostgreSQL ends a transaction that stands still while lines are read and checked.
+        run, *lines = read()
+        assert isinstance(run, RunLine)  # noqa: S101 - a slip of ours, not of the file
+
         def insert(connection: Connection) -> bool:
-            lines = iter(read())
-            run = next(lines)
-            assert isinstance(run, RunLine)  # noqa: S101 - a slip of ours, not of the file
             if not _insert_run(connection, run):
-                if digest_of(_lines(connection, run.id)) != digest:
+                if _digest_within(connection, run.id) != digest:
                     raise UsageError(another_run(run.id))
                 return False
-            _insert_lines(connection, run, lines)
+            _insert_lines(connection, run, iter(lines))
             # Whatever a hostile file says: what the store has of it from now on is what it says, or nothing.
-            if digest_of(_lines(connection, run.id)) != digest:
+            if _digest_within(connection, run.id) != digest:
                 raise UsageError(f"run {run.id}: the store knows one of its jobs or cases otherwise: not imported")
             return True
 
@@ -106,14 +109,46 @@ def digest_of(lines: Iterable[bytes]) -> str:
     return digest.hexdigest() if found else ""
 
 
-def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
+class _RecordedRun(NamedTuple):
+    """Rows of a run, of which lines are made when the transaction is over."""
+
+    run: Row[Any]
+    attempts: list[tuple[Row[Any], Attempt]]
+    devices: Sequence[Row[Any]]
+    jobs: Sequence[Row[Any]]
+    artifacts: Sequence[Row[Any]]
+
+
+def _read(connection: Connection, run_id: str) -> _RecordedRun | None:
     query = select(schema.run, schema.fingerprint.c.facts).join(schema.fingerprint).where(schema.run.c.id == run_id)
     run = connection.execute(query).first()
     if run is None:
+        return None
+    return _RecordedRun(
+        run,
+        attempts_of(connection, run_id),
+        devices_of(connection, run_id),
+        jobs_of(connection, run_id),
+        connection.execute(statement("runs.artifacts"), {"run": run_id}).all(),
+    )
+
+
+def _digest_within(connection: Connection, run_id: str) -> str:
+    """Return the digest of the lines of a run in a transaction that goes on."""
+
+    def lines() -> Iterator[bytes]:
+        for line in _lines(_read(connection, run_id)):
+            # PostgreSQL ends a transaction without a statement for some seconds, and lines of a long run take longer.
+            connection.exec_driver_sql("SELECT 1")
+            yield line
+
+    return digest_of(lines())
+
+
+def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
+    if recorded is None:
         return
-    attempts = attempts_of(connection, run_id)
-    devices = devices_of(connection, run_id)
-    jobs = jobs_of(connection, run_id)
+    run, attempts, devices, jobs, rows_of_artifacts = recorded
     facts = {
         **run._mapping,  # noqa: SLF001 - public in SQLAlchemy
         "user": run.user_name,
@@ -134,7 +169,7 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
         yield encode(JobLine, facts)
     places = {row.id: place for place, row in enumerate(devices)}
     artifacts: dict[int, list[ArtifactRecord]] = {}
-    for row in connection.execute(statement("runs.artifacts"), {"run": run_id}):
+    for row in rows_of_artifacts:
         artifacts.setdefault(row.attempt_id, []).append(artifact_of(row))
     for row, attempt in attempts:
         facts = {
