@@ -1,7 +1,7 @@
-"""Run every command that answers in JSON over one store, in this one process: `python commands.py FOLDER [serve]`.
+"""Run every command with an answer for programs over one store, in this one process: `python commands.py FOLDER`.
 
-Prints one JSON object: what each command wrote to standard output, and its exit code. The clock stands still, so that
-ages are the same at all times. Of farm only the entry point of the command line is used.
+Prints one JSON list: the group, command, exit code, standard output and standard error of each. The clock stands still,
+so that ages are the same at all times. Only the entry point of the command line is called.
 """
 
 from __future__ import annotations
@@ -11,147 +11,134 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOW_MS = 1_795_381_200_000
 """2026-11-22 21:00 UTC: shortly after the newest run of the store began."""
 
-JOBS = ("quantized_ops/conv2d", "quantized_ops/linear", "quantized_ops/softmax", "quantized_ops/layer_norm", "smoke")
+NIGHT = "20261120-2100"
+"""Run with every outcome: passed, failed, infra, skipped, known issue, failed build, crash, flaky, attempts of two."""
+
 RUNS = {
-    "latest": "latest",
-    "last night": "20261120-2100",
-    "night with a flaky job": "20261119-2100",
-    "night with stale jobs": "20261116-2100",
-    "night with a failed build": "20261113-2100",
-    "night that ended with 4": "20261110-2100",
-    "both kinds of device": "20261122-0300",
-    "virtual": "20261122-0800",
-    "pytest": "20261122-1300",
-    "debug": "20261122-1400",
-    "real: detailed profile": "20261122-195600",
-    "real: debug": "20261122-195606",
-    "real: exec": "20261122-195717",
+    "without an end": "20261122-205800",
     "killed": "20261116-2000",
+    "stale jobs": "20261122-0100",
+    "both kinds of device": "20261122-0300",
+    "farm pytest": "20261122-1300",
+    "farm debug": "20261122-1400",
+    "detailed profile": "20261122-195600",
+    "farm exec": "20261122-195717",
 }
-QUERIES = {
-    "runs": "SELECT id, command, priority, started_ms, finished_ms, exit_code FROM run ORDER BY id",
-    "verdicts": (
-        "SELECT run_id, job.name, verdict, stage, cause, reason, known_issue FROM attempt"
-        " JOIN run_job ON run_job.id = run_job_id JOIN job ON job.id = job_id ORDER BY attempt.id"
-    ),
-    "samples": "SELECT attempt_id, position, n, p50, mad, samples FROM measurement ORDER BY 1, 2 LIMIT 40",
-    "nothing": "SELECT id FROM run WHERE id = 'x'",
+"""Runs of other shapes than the night."""
+
+_VERDICTS = (
+    "SELECT run_id, job.name, verdict, stage, cause, reason, known_issue FROM attempt"
+    " JOIN run_job ON run_job.id = run_job_id JOIN job ON job.id = job_id WHERE run_id LIKE '20261120%'"
+    " ORDER BY attempt.id LIMIT 12"
+)
+_RUNS = "SELECT id, command, priority, started_ms, finished_ms, exit_code FROM run WHERE id < '20261119' ORDER BY id"
+_SAMPLES = "SELECT attempt_id, position, n, p50, mad, samples FROM measurement ORDER BY 1, 2 LIMIT 5"
+_NOTHING = "SELECT id FROM run WHERE id = 'x'"
+
+ASKED = [
+    ["status"],
+    ["status", RUNS["killed"]],
+    ["status", "20261122-0800"],
+    *(["report", run] for run in (NIGHT, *RUNS.values())),
+    ["triage"],
+    ["triage", "1"],
+    ["triage", "quantized_ops/gelu"],
+    ["devices"],
+    *(["device", "show", device] for device in ("R5CX1", "R5CX2", "bench-8750", "sim")),
+    ["coverage", "--soc", "SM8650"],
+    ["coverage", "--soc", "SM8650", "--suite", "smoke"],
+    ["coverage", "--soc", "SM8650", "--run", NIGHT],
+    ["baseline", "show", "*"],
+    ["baseline", "show", "quantized_ops/conv2d", "--metric", "latency"],
+    ["diff", "latest~1"],
+    ["diff", "20261116-2100", NIGHT],
+    ["diff", "20261119-2100", NIGHT],
+    ["diff", "20261122-0700", "20261122-0800"],
+    ["profile", "smoke"],
+    ["profile", "quantized_ops/conv2d"],
+    ["profile", "*", "--diff", "20261116-2100", NIGHT],
+    ["history", "quantized_ops/conv2d", "--limit", "2"],
+    ["history", "*/c*", "--metric", "pte_size", "--soc", "SM8650", "--limit", "1"],
+    ["history", "quantized_ops/*", "--soc", "SM8750", "--limit", "4"],
+    ["history", "smoke", "--limit", "1"],
+    ["history", "pytest/*"],
+    ["prune", "--keep-runs", "8", "--keep-results", "2", "--orphans"],
+    ["suites", "smoke"],
+    ["socs"],
+    ["cache", "show"],
+    ["virtual", "faults"],
+    ["nightly", "night.toml", "--check"],
+    *(["sql", query] for query in (_RUNS, _VERDICTS, _SAMPLES, _NOTHING)),
+]
+CSV = [["sql", "--csv", query] for query in (_VERDICTS, _SAMPLES, _NOTHING)]
+EXPORTED = {
+    "ctrf": (NIGHT, RUNS["farm exec"], RUNS["farm pytest"]),
+    "junit": (NIGHT, RUNS["farm debug"], RUNS["farm exec"]),
+    "hud": (NIGHT, RUNS["both kinds of device"], RUNS["farm pytest"]),
+    "trace": (NIGHT, RUNS["detailed profile"]),
+    "jsonl": (NIGHT, RUNS["farm debug"]),
 }
-PLACES = {
-    "status": "/",
-    "status of a run": "/?run=20261120-2100",
-    "runs": "/runs?limit=100",
-    "runs of a filter": "/runs?user=nightly&soc=SM8650&state=failed",
-    "report": "/runs/20261120-2100",
-    "report of the newest": "/runs/latest",
-    "files": "/runs/20261122-195600/files",
-    "diff": "/diff?a=20261119-2100&b=20261120-2100",
-    "diff of a filter": "/diff?a=20261119-2100&b=20261120-2100&q=softmax",
-    "devices": "/devices",
-    "devices of a filter": "/devices?health=quarantined",
-    "device": "/devices/R5CX1",
-    "history": "/history?job=quantized_ops/conv2d",
-    "history of a metric": "/history?job=*&metric=pte_size&soc=SM8650&limit=3",
-    "progress": "/api/progress",
-    "no run": "/runs/20200101",
-}
+ALL = ["export", "--all", "--unfinished"]
+_NOTE = ["--note", "seen"]
+WRITTEN = [
+    ["baseline", "accept", "quantized_ops/conv2d", *_NOTE],
+    ["baseline", "accept", "quantized_ops/add", "--metric", "latency", *_NOTE],
+    ["triage", "6", "--owner", "grace", *_NOTE, "--until", "2099-01-01"],
+    ["triage", "quantized_ops/gelu", "--owner", "ada"],
+    ["status"],
+    ["triage"],
+    ["baseline", "show", "quantized_ops/conv2d", "--metric", "latency"],
+    ["history", "quantized_ops/conv2d", "--limit", "2"],
+    ["prune", "--keep", "5d", "--yes"],
+    ["sql", _RUNS],
+    ["history", "quantized_ops/layer_norm", "--limit", "1"],
+    ["import", "all.jsonl"],
+    ["import", "all.jsonl"],
+    ["status"],
+]
+"""Commands that write, and then commands that show the changes."""
 
+IMPORTED = [
+    ["import", "all.jsonl"],
+    ["history", "quantized_ops/conv2d", "--limit", "2"],
+    ["report", NIGHT],
+    ["status"],
+]
+"""Commands for a store that is empty before."""
 
-def asked() -> dict[str, list[str]]:
-    """Return the commands by a name for each."""
-    found = {
-        "status": ["status"],
-        "triage": ["triage"],
-        "triage of an alert": ["triage", "1"],
-        "triage of a job": ["triage", "quantized_ops/gelu"],
-        "devices": ["devices"],
-        "coverage": ["coverage", "--soc", "SM8650"],
-        "coverage of a suite": ["coverage", "--soc", "SM8650", "--suite", "smoke"],
-        "coverage of a run": ["coverage", "--soc", "SM8650", "--run", "20261120-2100"],
-        "baseline": ["baseline", "show", "*"],
-        "baseline of a metric": ["baseline", "show", "quantized_ops/conv2d", "--metric", "latency"],
-        "diff": ["diff", "latest~1"],
-        "diff of nights": ["diff", "20261119-2100", "20261120-2100"],
-        "diff of distant nights": ["diff", "20261107-2100", "20261120-2100"],
-        "diff of virtual runs": ["diff", "20261122-0730", "20261122-0800"],
-        "profile": ["profile", "smoke"],
-        "profile on hardware": ["profile", "quantized_ops/conv2d"],
-        "profile of two runs": ["profile", "*", "--diff", "20261116-2100", "20261120-2100"],
-        "history of one metric": ["history", "*", "--metric", "pte_size", "--limit", "3"],
-        "history of one target": ["history", "quantized_ops/*", "--soc", "SM8750", "--limit", "4"],
-        "history of pytest": ["history", "pytest/*"],
-        "prune": ["prune", "--keep", "5d"],
-        "prune of results": ["prune", "--keep-runs", "8", "--keep-results", "2", "--orphans"],
-        "suite": ["suites", "smoke"],
-        "socs": ["socs"],
-        "cache": ["cache", "show"],
-        "faults": ["virtual", "faults"],
-        "night": ["nightly", "night.toml", "--check"],
-    }
-    found |= {f"history of {job}": ["history", job] for job in JOBS}
-    found |= {f"status of {name}": ["status", run] for name, run in RUNS.items()}
-    found |= {f"report of {name}": ["report", run] for name, run in RUNS.items()}
-    found |= {f"sql: {name}": ["sql", query] for name, query in QUERIES.items()}
-    devices = ("R5CX1", "pixel-left", "R5CX2", "bench-8750", "sim")
-    found |= {f"device {device}": ["device", "show", device] for device in devices}
-    found = {name: [*arguments, "--json"] for name, arguments in found.items()}
-    found |= {f"sql as csv: {name}": ["sql", "--csv", query] for name, query in QUERIES.items()}
-    for kind in ("ctrf", "junit", "hud", "trace", "jsonl"):
-        for name in ("last night", "both kinds of device", "night with a failed build", "real: debug", "pytest"):
-            found[f"export of {name} as {kind}"] = ["export", "--format", kind, RUNS[name]]
-    found["export since a day"] = ["export", "--since", "2026-11-22"]
-    found["export of all"] = ["export", "--all", "--unfinished"]
-    return found
-
-
-def changed(lines: Path) -> dict[str, list[str]]:
-    """Return commands that write, and then what others say, in their order; `lines` are all runs."""
-    note = ["--note", "seen"]
-    return {
-        "baseline accept": ["baseline", "accept", "quantized_ops/conv2d", *note, "--json"],
-        "baseline accept of a metric": [
-            "baseline",
-            "accept",
-            "quantized_ops/add",
-            "--metric",
-            "latency",
-            *note,
-            "--json",
-        ],
-        "triage of an alert, written": ["triage", "6", "--owner", "grace", *note, "--until", "2099-01-01", "--json"],
-        "triage of a job, written": ["triage", "quantized_ops/gelu", "--owner", "ada", "--json"],
-        "status then": ["status", "--json"],
-        "triage then": ["triage", "--json"],
-        "baseline then": ["baseline", "show", "quantized_ops/*", "--json"],
-        "history then": ["history", "quantized_ops/conv2d", "--metric", "latency", "--json"],
-        "prune, written": ["prune", "--keep", "5d", "--yes", "--json"],
-        "runs left": ["sql", QUERIES["runs"], "--json"],
-        "history left": ["history", "quantized_ops/linear", "--json"],
-        "import of runs that are there": ["import", str(lines), "--json"],
-        "import again": ["import", str(lines), "--json"],
-        "status after the import": ["status", "--json"],
-    }
-
-
-def imported(lines: Path) -> dict[str, list[str]]:
-    """Return commands for a store that is empty before."""
-    return {
-        "import": ["import", str(lines), "--json"],
-        "imported: history": ["history", "quantized_ops/*", "--limit", "3", "--json"],
-        "imported: report": ["report", "20261120-2100", "--json"],
-        "imported: status": ["status", "20261120-2100", "--json"],
-    }
-
-
-NIGHT = """\
+PAGES = [
+    "/",
+    f"/?run={NIGHT}",
+    "/runs?limit=9",
+    "/runs?user=nightly&soc=SM8650&state=failed",
+    f"/runs/{NIGHT}",
+    "/runs/latest",
+    "/runs/20261122-195600/files",
+    f"/diff?a=20261116-2100&b={NIGHT}",
+    f"/diff?a=20261116-2100&b={NIGHT}&q=softmax",
+    "/devices",
+    "/devices?health=quarantined",
+    "/devices/R5CX2",
+    "/history?job=quantized_ops/conv2d&limit=2",
+    "/history?job=*/c*&metric=pte_size&soc=SM8650&limit=1",
+    "/api/progress",
+    "/runs/20200101",
+]
+NIGHTLY = """\
 [nightly]
 name = "night"
 budget = "1h"
@@ -163,8 +150,8 @@ suites = ["smoke"]
 """
 
 
-def call(arguments: list[str]) -> dict[str, Any]:
-    """Return what a command writes and its exit code; `notes` are words on standard error, which may change."""
+def call(group: str, arguments: list[str]) -> dict[str, Any]:
+    """Return the answer of one command; standard error has words, which may change."""
     from farm.cli.main import main
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
@@ -176,42 +163,73 @@ def call(arguments: list[str]) -> dict[str, Any]:
         except SystemExit as ended:
             code = ended.code
     wrote, notes = (file.buffer.getvalue().decode() for file in (out, err))  # type: ignore[attr-defined]
-    return {"command": " ".join(arguments), "code": code, "wrote": wrote, "notes": notes}
+    return {"group": group, "asked": f"farm {' '.join(arguments)}", "code": code, "wrote": wrote, "notes": notes}
 
 
-def kept(answers: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return answers without what depends on this machine, folders and sizes, or on words: the size of a page."""
-    for answer in answers.values():
-        for name in ("command", "wrote"):
-            answer[name] = answer[name].replace(str(folder), "FOLDER").replace(os.uname().nodename, "HOST")
-        answer["wrote"] = re.sub(r'"[^"]*/test_suites/', '"FARM/test_suites/', answer["wrote"])
-        answer["wrote"] = re.sub(r'("(?:database|folder)_bytes": )\d+', r"\g<1>0", answer["wrote"])
-    return answers
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Run `farm serve` in a fork of this process, whose modules are loaded already, and yield its address."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        from farm.cli.main import main
+
+        os.dup2(writer, 1)
+        sys.argv = ["farm", "serve", "--port", "0", "--json"]
+        try:
+            main()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as said:
+        try:
+            yield json.loads(said.readline())["url"].rstrip("/")
+        finally:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+
+
+def get(url: str, path: str) -> dict[str, Any]:
+    """Return the answer of the server; an error has words, which may change."""
+    request = urllib.request.Request(f"{url}{path}", headers={"Accept": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            code, body = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        code, body = error.code, ""
+    return {"group": "serve", "asked": f"GET {path}", "code": code, "wrote": body, "notes": ""}
+
+
+def without_this_machine(answer: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an answer without folders, host name and sizes on disk, which depend on this machine."""
+    wrote = answer["wrote"].replace(str(folder), "FOLDER").replace(os.uname().nodename, "HOST")
+    wrote = re.sub(r'"[^"]*/test_suites/', '"FARM/test_suites/', wrote)
+    return answer | {"wrote": re.sub(r'("(?:database|folder)_bytes": )\d+', r"\g<1>0", wrote)}
 
 
 def main() -> None:
-    """Answer all of it, or serve until somebody ends it."""
+    """Print all answers."""
     folder = Path(sys.argv[1])
     os.environ |= {"FARM_STATE_DIR": str(folder / "state"), "FARM_CACHE_DIR": str(folder / "cache"), "TZ": "UTC"}
-    # Of whoever writes into the store.
+    # The store records the user of every remark.
     os.environ |= {"LOGNAME": "ada", "COLUMNS": "80"}
     time.tzset()
     time.time = lambda: NOW_MS / 1000
     time.time_ns = lambda: NOW_MS * 1_000_000
     os.chdir(folder)
-    if sys.argv[2:] == ["serve"]:
-        from farm.cli.main import main as farm
-
-        sys.argv = ["farm", "serve", "--port", "0", "--json"]
-        farm()
-    (folder / "night.toml").write_text(NIGHT)
-    lines = folder / "all.jsonl"
-    answers = {name: call(arguments) for name, arguments in asked().items()}
-    lines.write_text(answers["export of all"]["wrote"])
-    answers |= {name: call(arguments) for name, arguments in changed(lines).items()}
+    (folder / "night.toml").write_text(NIGHTLY)
+    answers = [call(arguments[0], [*arguments, "--json"]) for arguments in ASKED]
+    answers += [call(arguments[0], arguments) for arguments in CSV]
+    for kind, runs in EXPORTED.items():
+        answers += [call(f"export {kind}", ["export", "--format", kind, run]) for run in runs]
+    with serving() as url:
+        answers += [get(url, path) for path in PAGES]
+    answers += [call("export all", ["export", "--since", "2026-11-22"]), everything := call("export all", ALL)]
+    (folder / "all.jsonl").write_text(everything["wrote"])
+    answers += [call("written", [*arguments, "--json"]) for arguments in WRITTEN]
     os.environ["FARM_STATE_DIR"] = str(folder / "another")
-    answers |= {name: call(arguments) for name, arguments in imported(lines).items()}
-    sys.stdout.write(json.dumps(kept(answers, folder)))
+    answers += [call("imported", [*arguments, "--json"]) for arguments in IMPORTED]
+    sys.stdout.write(json.dumps([without_this_machine(answer, folder) for answer in answers]))
 
 
 if __name__ == "__main__":
