@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+# No test has a machine that fails: databases are made with half the writes, and the server does nothing by itself.
+_LIGHT = (
+    "fsync=off",
+    "full_page_writes=off",
+    "wal_level=minimal",
+    "max_wal_senders=0",
+    "autovacuum=off",
+    "checkpoint_timeout=1h",
+)
+
+
 def _find_binaries() -> Path | None:
     found = shutil.which("pg_ctl")
     folders = [Path(found).parent] if found else []
@@ -72,7 +83,7 @@ def running_cluster(*settings: str, hba: str = "", files: Sequence[Path] = ()) -
             copy.chmod(0o600)
         if hba:
             (data / "pg_hba.conf").write_text(hba)
-        chosen = ("listen_addresses=''", f"unix_socket_directories={folder}", "fsync=off", *settings)
+        chosen = (*_LIGHT, "listen_addresses=''", f"unix_socket_directories={folder}", *settings)
         options = " ".join(f"-c {one.format(folder=folder)}" for one in chosen)
         run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-o", options, "start")
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from store_template import place_store
+from store_template import drop_database, place_store
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
@@ -25,26 +26,31 @@ def _new_stores_are_copies() -> None:
     """Leave new stores as they are made."""
 
 
-def _address(request: pytest.FixtureRequest, tmp_path: Path, maker: str) -> str:
+@contextmanager
+def _address(request: pytest.FixtureRequest, tmp_path: Path, maker: str) -> Iterator[str]:
     if request.param == "sqlite":
-        return str(tmp_path / "farm.db")
+        yield str(tmp_path / "farm.db")
+        return
     new: Callable[[str], str] = request.getfixturevalue(maker)
-    return new(f"t{abs(hash(request.node.nodeid))}")
+    address = new(f"t{abs(hash(request.node.nodeid))}")
+    yield address
+    drop_database(address)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def empty_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def empty_address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Address of a place without a store: no file yet, or an empty database."""
-    return _address(request, tmp_path, "new_database")
+    with _address(request, tmp_path, "new_database") as address:
+        yield address
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Address of a store without a run."""
-    found = _address(request, tmp_path, "new_store")
-    if request.param == "sqlite":
-        place_store(Path(found))
-    return found
+    with _address(request, tmp_path, "new_store") as address:
+        if request.param == "sqlite":
+            place_store(Path(address))
+        yield address
 
 
 @pytest.fixture

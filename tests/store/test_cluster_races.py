@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+from store_template import drop_database
 
 from farm.errors import AgentRefusedError, LeaseLostError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
+from farm.store import schema
 from farm.store.cluster.records import Build, NewBuild
 from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection
 
     from farm.store.store import Store
 
@@ -86,8 +90,10 @@ while store.cluster.orders():
 
 
 @pytest.fixture
-def address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> str:
-    return new_store(f"t{abs(hash(request.node.nodeid))}")
+def address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[str]:
+    address = new_store(f"t{abs(hash(request.node.nodeid))}")
+    yield address
+    drop_database(address)
 
 
 @pytest.fixture
@@ -316,13 +322,19 @@ def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> No
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
 
 
+def let_leases_expire(connection: Connection) -> None:
+    """Set the end of every agent's and device's lease back by its time to live."""
+    for table in (schema.agent, schema.lease):
+        connection.execute(table.update().values(expires_ms=table.c.expires_ms - round(TTL_S * 1000)))
+
+
 def test_a_job_that_agents_die_of_is_run_no_more(store: Store) -> None:
     run_id = submit(store, shards(1))
     for _ in range(3):
-        one = store.cluster.register("h1", facts("h1"), 0.1, user="farm")
-        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)
-        time.sleep(0.15)
-        lines = store.cluster.mend(ttl_s=0.1).lines
+        one = agent(store)
+        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+        store._database.write(let_leases_expire)
+        lines = store.cluster.mend(ttl_s=0).lines
     assert "is not run any more" in lines[1]
     one = store.cluster.register("h1", facts("h1"), TTL_S, user="farm", replaces=one.token)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)

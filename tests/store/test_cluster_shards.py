@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
+from store_template import drop_database
 
 from farm.cluster.terms import PROTOCOL
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
-    with open_store(new_store(f"t{abs(hash(request.node.nodeid))}")) as opened:
+    address = new_store(f"t{abs(hash(request.node.nodeid))}")
+    with open_store(address) as opened:
         yield opened
+    drop_database(address)
 
 
 def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
+from waiting import until
 
 from farm.results.attempt import Attempt
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from conftest import Make
+    from sqlalchemy import Connection
 
     from farm.store.store import Store
 
@@ -163,3 +166,26 @@ def test_a_writer_waits_for_a_reader_and_another_writer(sqlite_store: Store, mak
     other.close()
     thread.join()
     assert len(_recorded(sqlite_store, run_id)) == 1
+
+
+@pytest.mark.parametrize("address", ["postgresql"], indirect=True)
+def test_a_write_whose_transaction_stood_still_is_made_again(address: str) -> None:
+    sessions: list[int] = []
+    with (
+        open_store(f"{address}&options=-c idle_in_transaction_session_timeout%3D100ms") as store,
+        open_store(address) as observer,
+    ):
+
+        def is_open(session: int) -> bool:
+            with observer._database.reading() as connection:
+                found = connection.exec_driver_sql("SELECT pid FROM pg_stat_activity")
+                return session in found.scalars()
+
+        def stand_still_once(connection: Connection) -> str:
+            sessions.append(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+            if len(sessions) == 1:
+                until(lambda: not is_open(sessions[0]), "the end of the session")
+            return str(connection.exec_driver_sql("SELECT 'written'").scalar_one())
+
+        assert store._database.write(stand_still_once) == "written"
+    assert len(set(sessions)) == 2
