@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import processes_of
 from forked_command import FORKED
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
+PUBLISHES = """
+import sys
+from forked_command import publish
+publish({"OTHER": "x" * 100_000, "FARM_STATE_DIR": sys.argv[1]})
+print("published", flush=True)
+sys.stdin.read()
+"""
+
 CALLS = {
     "baseline": ["show", "*"],
     "bundle": ["smoke/add", "out"],
-    "cache": ["show", "--json"],
+    "cache": ["show", "--help"],
     "cancel": ["latest"],
     "completion": ["bash"],
     "coverage": ["--soc", "SM8650", "--suite", "smoke"],
@@ -22,10 +34,12 @@ CALLS = {
     "devices": ["--json"],
     "diff": ["latest~1", "latest"],
     "doctor": ["--soc", "SM1"],
+    "exec": ["none.pte"],
     "export": ["latest"],
     "history": ["smoke/*"],
     "import": ["none.jsonl"],
     "lease": ["--device", "R5CX1"],
+    "nightly": ["none.toml"],
     "notify": ["--json"],
     "profile": ["smoke/add"],
     "prune": ["--keep", "3 fortnights"],
@@ -33,6 +47,8 @@ CALLS = {
     "quota": [],
     "release": ["R5CX1"],
     "report": ["latest"],
+    "repro": ["smoke/add"],
+    "run": ["--soc", "SM1"],
     "runtime": ["--soc"],
     "sdk": ["list"],
     "show": ["smoke/add"],
@@ -60,3 +76,18 @@ def test_a_fork_ends_in_time(home: FarmHome) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         home.farm("status", timeout_s=0)
     assert home.farm("status").returncode == home.farm("status", forked=False).returncode
+
+
+def test_a_fork_that_is_left_over_is_found_by_its_folders(home: FarmHome) -> None:
+    # The folder is no argument, as a fork has the arguments of the process that forked it.
+    code = f"import sys; sys.argv[1:] = [{str(home.state.parent)!r} + '/' + 'state']{PUBLISHES}"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"published\n"
+        assert set(processes_of(home)) == {process.pid}
+        process.communicate()
+    assert process.returncode == 0
