@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -71,3 +72,16 @@ def is_idle(pid: int) -> bool:
     """Return whether every thread of a process waits."""
     stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
+
+
+def await_later_file_time(folder: Path) -> None:
+    """Wait until a file that is written in `folder` gets a later time than now: file systems round it down."""
+    now_ns, probe = time.time_ns(), folder / f"probe-{uuid.uuid4().hex}"
+
+    def is_later() -> bool:
+        probe.touch()
+        stat = probe.stat()
+        probe.unlink()
+        return stat.st_mtime_ns > now_ns
+
+    until(is_later, "a later file time")

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 # A run's display and its signals, with nothing behind them.
 RUN = """
-import threading, time
+import signal
 from farm.cli.progress import make_front
 from farm.system.interrupts import InterruptHandler
 
-done = threading.Event()
 with InterruptHandler() as interrupts:
     try:
         with make_front() as front:
@@ -29,7 +28,7 @@ with InterruptHandler() as interrupts:
             front.devices({"phone-1": "s/conv[SM8650]"})
             with interrupts.finishing(lambda: None, lambda: front.note("Ctrl-C again stops, --resume goes on")):
                 while True:
-                    time.sleep(0.01)
+                    signal.pause()
     except KeyboardInterrupt:
         print("the end", flush=True)
 """

@@ -289,9 +289,10 @@ def test_what_is_done_now_and_then_is_done_once_by_those_who_have_it(store: Stor
 def test_connections_are_bounded_and_say_what_they_are(store: Store) -> None:
     import psycopg
 
-    with delivering(store, Heard()) as delivery, psycopg.connect(**store.connection_arguments()) as connection:
+    heard = Heard()
+    with delivering(store, heard) as delivery, psycopg.connect(**store.connection_arguments()) as connection:
         store.messages.wake({QUEUE: 5})
-        time.sleep(0.5)
+        until(lambda: len(heard.of("work")) == 5)
         assert delivery.is_connected
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
         found = connection.execute(query, ("farm messages",)).fetchone()

@@ -174,9 +174,9 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
 
 def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     code = (
-        "import time; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
+        "import signal; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
         "def fill(folder):\n"
-        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(60)\n"
+        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); signal.pause()\n"
         f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

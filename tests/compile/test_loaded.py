@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import await_later_file_time
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, source_as_of_ns
@@ -50,7 +51,7 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
     compiler = msgspec.structs.replace(
         tools.compiler, as_of_ns=time.time_ns(), env={**tools.compiler.env, "PYTHONPATH": str(site)}
     )
-    time.sleep(0.05)
+    await_later_file_time(folder)
     (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
     # Keys of suites are computed as late: what is in there is what they say.
     (suite / "ops.py").write_text(OPS)
@@ -65,7 +66,7 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
         job = Job(case, Target("SM8650", "xnnpack", "fp32"))
         key = bundle_key(job, tools.versions)
         requests[key] = BuildRequest(job, key, tools.versions, str(folder / f"{name}.log"))
-    time.sleep(0.05)
+    await_later_file_time(folder)
     (saved / "ops.py").write_text(OPS)
     with Supervisor() as supervisor:
         pool = BuilderPool(
@@ -90,7 +91,7 @@ def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundl
     loaded._seen.add(str(tmp_path / "other.py"))
     # What was written just before its key is in it.
     loaded.require_suite_old(job.case, as_of_ns)
-    time.sleep(0.05)
+    await_later_file_time(tmp_path)
     (tmp_path / "other.py").unlink() if act == "removed" else (tmp_path / "other.py").write_text("LEVEL = 2\n")
     with pytest.raises(InfraError, match="other.py was changed after the run had begun"):
         loaded.require_suite_old(job.case, as_of_ns)
@@ -130,12 +131,13 @@ def is_loaded(site: Path) -> None:
     importlib.import_module("ctypes").CDLL(str(site / "libQnnSeen.so"))
 
 
-def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> None:
+def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A memory knows what had not just changed.
-    time.sleep(2.1)
+    monkeypatch.setattr("farm.system.hashes._YOUNG_S", 0.0)
+    await_later_file_time(tmp_path)
     hash_tree(tmp_path / "cache", site)
     loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    time.sleep(0.05)
+    await_later_file_time(tmp_path)
     (tmp_path / "link").hardlink_to(site / "seen_module.py")
     (site / "libQnnSeen.so").chmod(0o755)
     is_loaded(site)
@@ -144,7 +146,7 @@ def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> 
 
 def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_path: Path) -> None:
     loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    time.sleep(0.05)
+    await_later_file_time(tmp_path)
     (site / "sem.shared").write_bytes(bytes(32))
     with (site / "sem.shared").open("r+b") as file, mmap.mmap(file.fileno(), 32):
         loaded.require_old("")
@@ -153,9 +155,9 @@ def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_p
 @pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
 def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: str) -> None:
     hash_tree(tmp_path / "cache", site)
-    time.sleep(0.05)
+    await_later_file_time(tmp_path)
     loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    time.sleep(0.05)
+    await_later_file_time(tmp_path)
     kept = tmp_path / name
     shutil.copy2(site / name, kept)
     with kept.open("ab") as file:

@@ -54,7 +54,7 @@ KILLED_SERVER = """
 with forking() as forks:
     group = ForkingGroup(forks)
     os.kill(forks.pid, signal.SIGKILL)
-    time.sleep(0.2)
+    os.waitid(os.P_PID, forks.pid, os.WEXITED | os.WNOWAIT)
     gateway = worker(group)
     pid = ask(gateway, "os.getpid()")
     print(json.dumps({"parent": ask(gateway, "os.getppid()") == os.getpid(), "name": name(pid)}))
@@ -64,7 +64,7 @@ KILLED_CONTROLLER = """
 with forking() as forks:
     gateway = worker(ForkingGroup(forks))
     print(json.dumps([forks.pid, ask(gateway, "os.getpid()")]), flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
