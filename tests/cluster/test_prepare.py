@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from made_shards import made_bundle, made_device, made_job, made_key, made_shard, made_terms
-from postgresql_server import running_cluster
 from shared_rows import key as row_key
 from shared_rows import shards as row_shards
 from shared_rows import submit
@@ -268,9 +267,8 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with running_cluster() as folder:
-        yield f"postgresql://farm@/postgres?host={folder}"
+def server(new_store: Callable[[str], str]) -> str:
+    return new_store("prepare")
 
 
 @pytest.fixture
