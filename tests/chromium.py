@@ -71,7 +71,10 @@ def requested(browser: WebDriver) -> list[str]:
 
 
 def keep_screenshot(browser: WebDriver, folder: Path, name: str, *, flawed: bool = False) -> None:
-    """Write the page, up to 5,000 pixels of it, as a PNG file, if $FARM_TEST_SCREENSHOTS is set or the page is `flawed`."""
+    """Write the page, up to 5,000 pixels of it, as a PNG file.
+
+    Without FARM_TEST_SCREENSHOTS, only a `flawed` page gets a picture.
+    """
     if not SCREENSHOTS and not flawed:
         return
     width, height = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")

@@ -214,6 +214,30 @@ def server(config: Config, filled: Filled) -> Iterator[Server]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def config_of_unchanged(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = tmp_path_factory.mktemp("unchanged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARM_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("FARM_STATE_DIR", str(folder / "state"))
+        return load_config(folder=folder)
+
+
+@pytest.fixture(scope="module")
+def unchanged(config_of_unchanged: Config) -> Iterator[Filled]:
+    """Store for tests that only read: it is filled once for all of a module."""
+    config_of_unchanged.state_dir.mkdir(parents=True)
+    with open_store(config_of_unchanged.store_url) as store:
+        yield fill(store, ArtifactStore(config_of_unchanged.state_dir / "artifacts"))
+
+
+@pytest.fixture(scope="module")
+def server_of_unchanged(config_of_unchanged: Config, unchanged: Filled) -> Iterator[Server]:
+    assert unchanged.live
+    with running(config_of_unchanged) as found:
+        yield found
+
+
 @pytest.fixture
 def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Return a function that starts a server with a token, or with none."""

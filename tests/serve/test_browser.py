@@ -58,11 +58,11 @@ def find(browser: WebDriver, selector: str) -> Any:
 
 
 def test_access_for_everybody_and_nothing_of_a_page_is_where_it_should_not_be(
-    browser: WebDriver, server: Server, tmp_path_factory: pytest.TempPathFactory
+    browser: WebDriver, server_of_unchanged: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     found, misplaced = {}, {}
     for path in PAGES:
-        show(browser, f"{server.url}/{path}")
+        show(browser, f"{server_of_unchanged.url}/{path}")
         for scheme, width in VIEWS:
             chromium.see(browser, scheme=scheme, width=width, height=768)
             found[path, scheme, width] = chromium.violations(browser)
@@ -135,22 +135,24 @@ def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: S
     assert find(browser, f"{row} .js-health").text == "△ suspect"
 
 
-def test_what_is_chosen_is_in_the_address_and_nothing_else(browser: WebDriver, server: Server, filled: Filled) -> None:
-    show(browser, f"{server.url}/runs")
+def test_what_is_chosen_is_in_the_address_and_nothing_else(
+    browser: WebDriver, server_of_unchanged: Server, unchanged: Filled
+) -> None:
+    show(browser, f"{server_of_unchanged.url}/runs")
     browser.execute_script("arguments[0].value = 'grace'", find(browser, 'select[name="user"]'))
     find(browser, "form.filters button").click()
-    wait(browser, lambda b: b.current_url == f"{server.url}/runs?user=grace")
+    wait(browser, lambda b: b.current_url == f"{server_of_unchanged.url}/runs?user=grace")
     assert len(browser.find_elements(By.CSS_SELECTOR, "tr[data-run]")) == 2
-    show(browser, f"{server.url}/runs")
+    show(browser, f"{server_of_unchanged.url}/runs")
     find(browser, 'form[action="/diff"] button').click()
-    wait(browser, lambda b: b.current_url == f"{server.url}/diff?b={filled.live}&a={filled.runs[3]}")
+    wait(browser, lambda b: b.current_url == f"{server_of_unchanged.url}/diff?b={unchanged.live}&a={unchanged.runs[3]}")
 
 
-def test_the_report_of_a_run_is_the_file_with_a_way_home(browser: WebDriver, server: Server) -> None:
-    show(browser, f"{server.url}/runs/latest~1#q=softmax")
+def test_the_report_of_a_run_is_the_file_with_a_way_home(browser: WebDriver, server_of_unchanged: Server) -> None:
+    show(browser, f"{server_of_unchanged.url}/runs/latest~1#q=softmax")
     assert len([one for one in browser.find_elements(By.CSS_SELECTOR, "#jobs-table tbody") if one.is_displayed()]) == 2
     find(browser, "a.brand").click()
-    wait(browser, lambda b: b.current_url == f"{server.url}/")
+    wait(browser, lambda b: b.current_url == f"{server_of_unchanged.url}/")
     assert complaints(browser) == []
 
 
@@ -182,11 +184,11 @@ def test_one_logs_in_and_out(
         assert browser.current_url.startswith(f"{server.url}/login")
 
 
-def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, filled: Filled, tmp_path: Path) -> None:
+def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, unchanged: Filled, tmp_path: Path) -> None:
     from farm.report.html.page import render_diff
     from farm.report.model.diff import diff_runs
 
-    views = [filled.store.runs.view(run) for run in filled.runs[2:]]
+    views = [unchanged.store.runs.view(run) for run in unchanged.runs[2:]]
     file = tmp_path / "diff.html"
     file.write_text(render_diff(diff_runs(*views), virtual=False), encoding="utf-8")
     show(browser, file.as_uri())

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,7 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
     assert filled.live
     code = (
         "import sys, time\nfrom farm.serve import pages\nfrom farm.cli.main import main\n"
-        "pages.runs_page = lambda *_: time.sleep(300)\n"
+        "pages.runs_page = lambda *_: (print('begun', flush=True), time.sleep(300))\n"
         "sys.argv = ['farm', 'serve', '--port', '0', '--json']\nmain()\n"
     )
     process = subprocess.Popen(
@@ -65,7 +64,7 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
             asking.sendall(b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert asking.recv(20).startswith(b"HTTP/1.1 303")
             asking.sendall(b"GET /runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            time.sleep(1)
+            assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
     finally:

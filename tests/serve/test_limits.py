@@ -80,16 +80,20 @@ def test_idle_connections_keep_nobody_out(server: Server, say: bytes) -> None:
         assert server.get("/runs").status == 200
 
 
-@pytest.mark.parametrize(
-    "say", [b"", b"GET / HT", b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nt"]
-)
 def test_a_request_has_to_come_in_time(
-    start: Callable[..., AbstractContextManager[Server]], filled: Filled, monkeypatch: pytest.MonkeyPatch, say: bytes
+    start: Callable[..., AbstractContextManager[Server]], filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert filled.live
     monkeypatch.setattr(limits, "REQUEST_S", 1.0)
-    with start("a-token-of-sixteen-characters") as server, connected(server, 3, say) as held:
-        wait_until(lambda: all(map(is_closed, held)))
+    post = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nt"
+    with (
+        start("a-token-of-sixteen-characters") as server,
+        connected(server, 3) as silent,
+        connected(server, 3, b"GET / HT") as without_end,
+        connected(server, 3, post) as without_body,
+    ):
+        for held in (silent, without_end, without_body):
+            wait_until(lambda held=held: all(map(is_closed, held)))
 
 
 def test_a_request_that_trickles_has_no_more_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

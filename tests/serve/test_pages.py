@@ -24,8 +24,8 @@ PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/device
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_is_whole_and_nothing_of_a_device_is_markup(server: Server, path: str) -> None:
-    page = server.get(path)
+def test_every_page_is_whole_and_nothing_of_a_device_is_markup(server_of_unchanged: Server, path: str) -> None:
+    page = server_of_unchanged.get(path)
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
     assert page.text.rstrip().endswith("</html>")
@@ -35,8 +35,8 @@ def test_every_page_is_whole_and_nothing_of_a_device_is_markup(server: Server, p
     assert " style=" not in page.text
 
 
-def test_the_status_tells_what_farm_status_tells(server: Server, filled: Filled) -> None:
-    page = server.get("/").text
+def test_the_status_tells_what_farm_status_tells(server_of_unchanged: Server, unchanged: Filled) -> None:
+    page = server_of_unchanged.get("/").text
     assert "New failures" in page
     assert "quantized_ops/softmax[SM8650-htp-8a8w]" in page
     assert "Infra <span" in page
@@ -45,11 +45,11 @@ def test_the_status_tells_what_farm_status_tells(server: Server, filled: Filled)
     assert "latency <strong>slower</strong>: +30.0 %" in page
     assert "grace: see #345" in page
     assert "grace: a new toolchain" in page
-    assert f"/diff?a={filled.runs[2]}&amp;b={filled.runs[3]}" in page
-    assert filled.live in page
+    assert f"/diff?a={unchanged.runs[2]}&amp;b={unchanged.runs[3]}" in page
+    assert unchanged.live in page
     assert "1 of 8 jobs: 1 passed" in page
-    told = server.json("/")
-    assert told["status"]["runs"][0]["run"]["run_id"] == filled.runs[-1]
+    told = server_of_unchanged.json("/")
+    assert told["status"]["runs"][0]["run"]["run_id"] == unchanged.runs[-1]
     assert told["status"]["runs"][0]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
 
 
@@ -70,30 +70,30 @@ def test_json_is_what_the_command_says(server: Server, filled: Filled, home: Far
     assert text.strip() == home.farm("report", filled.live, "--json").stdout.strip()
 
 
-def test_runs_are_filtered_and_paged_by_the_address(server: Server, filled: Filled) -> None:
+def test_runs_are_filtered_and_paged_by_the_address(server_of_unchanged: Server, unchanged: Filled) -> None:
     def ids(query: str) -> list[str]:
-        return [run["run_id"] for run in server.json(f"/runs?{query}")["runs"]]
+        return [run["run_id"] for run in server_of_unchanged.json(f"/runs?{query}")["runs"]]
 
-    newest_first = [filled.live, *reversed(filled.runs)]
+    newest_first = [unchanged.live, *reversed(unchanged.runs)]
     assert ids("") == newest_first
     assert ids("limit=2&page=2") == newest_first[2:4]
-    assert ids("user=grace&purpose=nightly") == [filled.runs[3], filled.runs[1]]
-    assert ids("state=failed") == [filled.runs[3]]
-    assert ids("state=unfinished") == [filled.live]
+    assert ids("user=grace&purpose=nightly") == [unchanged.runs[3], unchanged.runs[1]]
+    assert ids("state=failed") == [unchanged.runs[3]]
+    assert ids("state=unfinished") == [unchanged.live]
     assert ids("soc=SM8750&suite=quantized_ops&state=passed") == newest_first[2:]
     assert ids("soc=SM8550") == []
     assert ids("limit=99999999999999999999&page=-7") == newest_first
-    page = server.get("/runs?user=ada&limit=1").text
+    page = server_of_unchanged.get("/runs?user=ada&limit=1").text
     assert 'href="/runs?user=ada&amp;limit=1&amp;page=2"' in page
     assert '<option value="ada" selected>' in page
 
 
-def test_how_far_a_run_is(server: Server) -> None:
-    (first, *_) = server.json("/runs")["runs"]
+def test_how_far_a_run_is(server_of_unchanged: Server) -> None:
+    (first, *_) = server_of_unchanged.json("/runs")["runs"]
     assert first["progress"]["counts"] == {"passed": 1}
     assert first["progress"]["planned"] == 8
     assert first["progress"]["exit_code"] is None
-    failed = server.json("/runs?state=failed")["runs"][0]["progress"]
+    failed = server_of_unchanged.json("/runs?state=failed")["runs"][0]["progress"]
     assert failed["counts"] == {"failed": 2, "infra": 2, "passed": 4}
 
 
@@ -112,34 +112,34 @@ def test_progress_is_not_sent_again_while_nothing_changes(server: Server, filled
     assert [run["done"] for run in changed.json["runs"] if run["run_id"] == filled.live] == [2]
 
 
-def test_two_runs_are_compared_and_what_is_told_is_chosen(server: Server, filled: Filled) -> None:
-    a, b = filled.runs[2:]
-    page = server.get(f"/diff?a={a}&b={b}").text
+def test_two_runs_are_compared_and_what_is_told_is_chosen(server_of_unchanged: Server, unchanged: Filled) -> None:
+    a, b = unchanged.runs[2:]
+    page = server_of_unchanged.get(f"/diff?a={a}&b={b}").text
     for title in ("New failures", "Missing", "Slower"):
         assert f"{title} <span" in page
-    only = server.get(f"/diff?a={a}&b={b}&part=slower&q=conv2d+sm8750").text
+    only = server_of_unchanged.get(f"/diff?a={a}&b={b}&part=slower&q=conv2d+sm8750").text
     assert "New failures <span" not in only
     assert only.count("<th scope=\"row\">") == 1  # fmt: skip
     assert "latency: 2.000 ms -&gt; 2.600 ms" in only
 
 
-def test_a_device_shows_its_drift_its_events_and_what_ran(server: Server, filled: Filled) -> None:
-    page = server.get("/devices/pixel-left").text
+def test_a_device_shows_its_drift_its_events_and_what_ran(server_of_unchanged: Server, unchanged: Filled) -> None:
+    page = server_of_unchanged.get("/devices/pixel-left").text
     assert "+20.0 %" in page
     assert "<svg" in page
     assert "canary p50, 6 values" in page
-    assert filled.runs[0] in page
-    told = server.json("/devices/R5CX1")
+    assert unchanged.runs[0] in page
+    told = server_of_unchanged.json("/devices/R5CX1")
     assert told["drift"]["canary_ratio"] == pytest.approx(1.2)
     assert told["drift"]["jobs"] == 3
     assert len(told["events"]) == 6
-    assert told["attempts"][0]["run_id"] == filled.live
+    assert told["attempts"][0]["run_id"] == unchanged.live
     assert "token" not in json.dumps(told)
 
 
-def test_devices_are_filtered(server: Server) -> None:
+def test_devices_are_filtered(server_of_unchanged: Server) -> None:
     def ids(query: str) -> list[str]:
-        return [device["id"] for device in server.json(f"/devices?{query}")["devices"]]
+        return [device["id"] for device in server_of_unchanged.json(f"/devices?{query}")["devices"]]
 
     assert ids("") == ["R5CX2", "R5CX3", "R5CX1"]
     assert ids("soc=SM8650&health=healthy") == ["R5CX1"]
@@ -162,14 +162,14 @@ def test_who_waits_for_a_device_is_told_to_the_eye_and_to_programs(server: Serve
     assert token not in page + json.dumps(told)
 
 
-def test_history_has_a_plot_of_what_moved_and_a_table(server: Server) -> None:
-    page = server.get("/history?job=quantized_ops/conv2d&soc=SM8650").text
+def test_history_has_a_plot_of_what_moved_and_a_table(server_of_unchanged: Server) -> None:
+    page = server_of_unchanged.get("/history?job=quantized_ops/conv2d&soc=SM8650").text
     assert page.count("<svg") == 1
     assert "latency, 5 values" in page
     assert "1.300" in page
-    assert "metric=pte_size" in server.get("/history?job=quantized_ops/conv2d&metric=latency").text
+    assert "metric=pte_size" in server_of_unchanged.get("/history?job=quantized_ops/conv2d&metric=latency").text
     assert "Page 2 of" not in page
-    several = server.get("/history?job=*&limit=1").text
+    several = server_of_unchanged.get("/history?job=*&limit=1").text
     assert several.count("<h2 id=") == 8
 
 
@@ -215,20 +215,22 @@ def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
         ("/assets/report.css", 404, "reload"),
     ],
 )
-def test_what_cannot_be_is_said_as_a_page_and_as_json(server: Server, path: str, status: int, said: str) -> None:
-    page = server.get(path)
+def test_what_cannot_be_is_said_as_a_page_and_as_json(
+    server_of_unchanged: Server, path: str, status: int, said: str
+) -> None:
+    page = server_of_unchanged.get(path)
     assert page.status == status
     assert said in page.text.replace("&#39;", "'")
     assert "<script>" not in page.text
-    answer = server.get(path, Accept="application/json")
+    answer = server_of_unchanged.get(path, Accept="application/json")
     assert answer.status == status
     assert isinstance(answer.json["error"], str)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_changed(server: Server, filled: Filled, method: str) -> None:
-    for path in ("/", "/runs/latest", "/devices/pixel-left", "/api/progress", f"/artifacts/{filled.sha256}"):
-        assert server.get(path, method=method).status == 405
+def test_nothing_can_be_changed(server_of_unchanged: Server, unchanged: Filled, method: str) -> None:
+    for path in ("/", "/runs/latest", "/devices/pixel-left", "/api/progress", f"/artifacts/{unchanged.sha256}"):
+        assert server_of_unchanged.get(path, method=method).status == 405
 
 
 def test_without_a_store_it_says_what_makes_one_and_finds_it_when_it_is_there(start: object, config: Config) -> None:
