@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +10,7 @@ import psycopg
 import pytest
 from build_farm import BuildFarm, RunningHost, await_true, build_farm, made_job
 from postgresql_server import running_cluster
+from waiting import all_the_time
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
@@ -135,8 +135,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     assert minded.unwanted == tuple(run.keys)
     host.host.unwanted(minded.unwanted)
     await_true(lambda: not host.host.making, 20.0)
-    time.sleep(0.5)
-    assert host.host.making == (), "it is not claimed again"
+    assert all_the_time(lambda: host.host.making == (), 0.5), "it is not claimed again"
     assert all(build.state in ("waiting", "failed") for build in farm.store.cluster.build_of(run.keys).values())
     # The host goes on with what others want.
     other = farm.submit([made_job()])

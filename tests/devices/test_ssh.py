@@ -331,7 +331,7 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, mon
         server.known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{line.port} "))
         transport = SshTransport("board", msgspec.structs.replace(server.address, port=line.port))
         # As long as the other end answers, a program may say nothing for as long as it wants to.
-        assert transport.run(["sleep", "4"], timeout_s=SECONDS).code == 0
+        assert transport.run(["sleep", "3"], timeout_s=SECONDS).code == 0
         process = transport.start(["sleep", "600"])
         line.cut()
         with pytest.raises(DeviceGoneError, match="the connection ended before the program did, and now: no SSH"):
