@@ -64,7 +64,7 @@ def look(browser: WebDriver, page: Path, fragment: str = "", *, scheme: str = "l
 
 
 def requested(browser: WebDriver) -> list[str]:
-    """Return the addresses of all requests since the last call, without those of the browser's own pages (chrome:)."""
+    """Return the addresses of all requests since the last call, except `chrome:`, the scheme of Chromium itself."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     return [url for url in urls if not url.startswith("chrome:")]
@@ -112,7 +112,7 @@ const done = arguments[arguments.length - 1];
 const colours = ["color-contrast", "link-in-text-block"];
 const first = !window.axeSeen;
 const seen = window.axeSeen ??= {states: new Set(), chains: new Map(), looks: new WeakMap()};
-// Where the page is scrolled to is no part of its state, though a bar that stays is elsewhere then.
+// Scrolling moves sticky bars in the document; rules about markup and layout give the same answers then.
 const placed = (r) => [r.left + scrollX, r.width, r.height, r.bottom + scrollY > 0].map(Math.round).join();
 
 const elements = [...document.querySelectorAll("*")], chains = new Map(), boxes = new Map(), floating = [], state = [];
@@ -130,7 +130,7 @@ for (const e of elements) {
   const painted = s.backgroundImage !== "none" || !/(^transparent|, 0\))$/.test(s.backgroundColor);
   if (s.position !== "static" && painted && box.width && e.checkVisibility()) floating.push(e);
 }
-// What is beside an open modal dialog is inert, and axe passes over it.
+// Elements beside an open modal dialog are inert, and axe passes over them.
 const modal = document.querySelector(":modal"), fresh = [];
 for (const e of elements) {
   const box = boxes.get(e), shown = e.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) && (!modal || modal.contains(e));
