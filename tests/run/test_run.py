@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
 from mutations import check_mutations
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +27,11 @@ SOME = (
 )
 
 OPS = """
-import os, signal, time, torch
+import os, signal, torch
 class Slow(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        time.sleep(600)
+        signal.pause()
 class Zeros(torch.nn.Module):
     def forward(self, x):
         return torch.relu(-x * x)
@@ -280,17 +281,13 @@ def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[str]]:
     (folder / "suite.toml").write_text(slow)
     (folder / "ops.py").write_text(OPS)
     with home.running(*MAIN, "--suite", "./mine") as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                with tables(home) as connection:
-                    if connection.execute("select count(*) from attempt").fetchone()[0] == 1:
-                        break
-            except sqlite3.Error:
-                pass
-            time.sleep(0.1)
-        else:
-            pytest.fail("the first job did not end")
+
+        def has_attempt() -> bool:
+            with contextlib.suppress(sqlite3.Error), tables(home) as connection:
+                return bool(connection.execute("select count(*) from attempt").fetchone()[0] == 1)
+            return False
+
+        until(has_attempt, "the end of the first job")
         yield process
 
 
