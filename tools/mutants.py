@@ -132,6 +132,11 @@ class Recorder:
         os.environ["COVERAGE_PROCESS_CONFIG"] = measured.config.serialize()
         return outer
 
+    def pytest_collection_finish(self) -> None:
+        """Start an interpreter for each command: a fork server has the context of the test that started it."""
+        if forks := sys.modules.get("forked_command"):
+            forks.FORKED = frozenset()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Record one test: its seconds, whether it passed, and the fixtures that it uses."""
