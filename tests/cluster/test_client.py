@@ -22,6 +22,7 @@ import pytest
 from networks import Relay
 from postgresql_server import running_cluster
 from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
+from waiting import all_the_time
 
 from farm.cluster.toolchain_id import offered
 from farm.config.settings import load_config
@@ -378,8 +379,7 @@ def test_quotas_bound_users_and_the_queue_says_so(shared: Shared) -> None:
     assert farm("quota", "ada", "3").returncode == 2
     with shared.host() as host:
         run_id = farm(*RUN, "--detach").stdout.strip()
-        time.sleep(1.0)
-        assert host.ran == []
+        assert all_the_time(lambda: host.ran == [], 1.0)
         queue = farm("queue")
         assert run_id in queue.stdout
         assert "quota" in queue.stdout

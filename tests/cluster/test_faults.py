@@ -21,6 +21,7 @@ from farm_of_hosts import TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay, networks, why_no_namespaces
 from s3_server import KEYS, S3Server
 from stub_farm import FINE, SOC, make_bundle
+from waiting import all_the_time
 
 from farm.bundles.cache import BundleCache
 from farm.errors import StoreError
@@ -119,10 +120,12 @@ def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) 
     """Stopped, or cut off, with the locks of an SoC: the server ends the transaction."""
     farm.begin(_HOSTS, _DEVICES)
     refused: list[StoreError] = []
+    is_locked = threading.Event()
 
     def stand_still() -> None:
         def action(connection: Connection) -> None:
             lock_soc(connection, SOC)
+            is_locked.set()
             time.sleep(20)
             lock_soc(connection, SOC)
 
@@ -134,7 +137,7 @@ def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) 
 
     thread = threading.Thread(target=stand_still)
     thread.start()
-    time.sleep(0.5)
+    assert is_locked.wait(20)
     began_s = time.monotonic()
     farm.submit("ada", 30)
     farm.await_end()
@@ -280,8 +283,7 @@ def test_the_network_is_cut_to_the_database(farm: Farm) -> None:
         farm.await_end(run_id)
         sleep_ttl()
         count = len(farm.ran_on(run_id, "host-1"))
-        time.sleep(1.0)
-        assert len(farm.ran_on(run_id, "host-1")) == count, "without a lease nothing begins"
+        assert all_the_time(lambda: len(farm.ran_on(run_id, "host-1")) == count, 1.0), "without a lease nothing begins"
         cables.mend("host-1")
         farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
         assert farm.is_of_use("host-1")
@@ -349,7 +351,7 @@ def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> 
     # For nothing: the run is over.
     farm.store.messages.wake({"soc:SM8650": 40})
     farm.store.messages.finish(run_id)
-    time.sleep(1.0)
+    assert all_the_time(lambda: farm.executed_again(run_id) == [], 1.0)
     farm.require_right()
     assert farm.executed_again(run_id) == []
 

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pytest
+from waiting import until
 
 from farm.bundles.cache import BundleCache, leftovers
 from farm.bundles.key import bundle_key, relevant_versions
@@ -32,7 +32,7 @@ from .double import double
 class Slow(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        time.sleep(60)
+        signal.pause()
 class Crash(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class Litters(torch.nn.Module):
         pathlib.Path("here").write_text("x" * 1000)
         pathlib.Path(tempfile.mkdtemp(), "there").write_text("y" * 1000)
         if how in ("hang", "stop"):
-            time.sleep(600)
+            signal.pause()
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "crash":
@@ -365,8 +365,7 @@ def test_what_a_compile_wrote_goes_with_its_builder(
     seen: list[Path] = []
 
     def stop(_supervisor: Supervisor, pool: BuilderPool) -> None:
-        while not (files := [*builds.cache.root.glob("builders/*/*/there")]):
-            time.sleep(0.05)
+        files = until(lambda: [*builds.cache.root.glob("builders/*/*/there")], "a file of the compile")
         seen.extend((files[0].parent.parent, *left(builds.cache.root)))
         pool.stop()
 
@@ -387,10 +386,10 @@ def test_what_a_compile_wrote_goes_with_its_builder(
 def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
     root = builds.cache.root
     code = (
-        "import sys, time; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
+        "import signal, sys; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
         "from farm.system.publish import own_folder\n"
         "def fill(folder):\n"
-        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(600)\n"
+        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); signal.pause()\n"
         f"with own_folder(Path({str(root)!r}, 'builders'), sys.argv[1]) as folder:\n"
         "    (folder / 'dump').write_bytes(b'1234567890')\n"
         f"    BundleCache(Path({str(root)!r})).build(sys.argv[2] * 64, fill)\n"
@@ -445,8 +444,7 @@ def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:
     stopped = threading.Event()
 
     def stop(_supervisor: Supervisor, pool: BuilderPool) -> None:
-        while not _is_building(builds.cache.root):
-            time.sleep(0.05)
+        until(lambda: _is_building(builds.cache.root), "a compile")
         pool.stop()
         stopped.set()
 
