@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -178,6 +179,8 @@ def serving() -> Iterator[str]:
         sys.argv = ["farm", "serve", "--port", "0", "--json"]
         try:
             main()
+        except Exception:  # noqa: BLE001 -- the fork must not go on with the work of this process
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writer)
