@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from built_runner import take_built_runner
 from farm_home import FarmHome
 from made_decoders import compiled, tiny_decoder
 from postgresql_server import running_cluster
 from store_template import create_database, create_store, place_store
+from torch_scripts import SCRIPTS, TorchScripts
 from users import User, two_users
 
 from farm.devices.adb.server import start_adb_server
@@ -76,13 +78,29 @@ def _two_users(_users: tuple[User, User]) -> tuple[User, User]:
 def farm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty cache for the whole session; FARM_TEST_CACHE names one to keep between sessions."""
     kept = os.environ.get("FARM_TEST_CACHE")
-    if kept:
-        return Path(kept)
+    cache = Path(kept) if kept else _folder_of_session(tmp_path_factory, "cache")
+    take_built_runner(cache)
+    return cache
+
+
+def _folder_of_session(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all workers of the session share."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        return tmp_path_factory.mktemp("cache")
-    shared = tmp_path_factory.getbasetemp().parent / "cache"
+        return tmp_path_factory.mktemp(name)
+    shared = tmp_path_factory.getbasetemp().parent / name
     shared.mkdir(exist_ok=True)
     return shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_scripts(
+    request: pytest.FixtureRequest, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TorchScripts]:
+    """Scripts that compile what the tests of this session need: they begin with the session."""
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    with TorchScripts(farm_cache, _folder_of_session(tmp_path_factory, "scripts")) as scripts:
+        scripts.begin(script for name, script in SCRIPTS.items() if name in needed)
+        yield scripts
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_scripts import SCRIPTS, TorchScripts
 
 from farm.config.settings import load_config
 from farm.toolchains.prepare import prepare
 from farm.toolchains.toolchain import Toolchain
-
-LOWERING = Path(__file__).with_name("lowering.py")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +39,6 @@ def told_by(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 @pytest.fixture(scope="session")
-def lowered(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def lowered(torch_scripts: TorchScripts) -> dict[str, Any]:
     """What lowering.py prints, once for all that want to know."""
-    return told_by(LOWERING)
+    return torch_scripts.printed(SCRIPTS["lowered"])

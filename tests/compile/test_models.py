@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm_home import FarmHome
+from torch_scripts import SCRIPTS, TorchScripts
 
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Suite
 from farm.system.resources import data_folder
-
-DRAWING = Path(__file__).with_name("drawing.py")
 
 
 def suite(name: str) -> Suite:
@@ -22,13 +17,8 @@ def suite(name: str) -> Suite:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(DRAWING)], env={**os.environ, "HF_HUB_OFFLINE": "1"}, cwd=tmp_path_factory.mktemp("drawn"),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def drawn(torch_scripts: TorchScripts) -> dict[str, Any]:
+    return torch_scripts.printed(SCRIPTS["drawn"])
 
 
 def test_small_models_are_those_of_full_size() -> None:
