@@ -96,7 +96,7 @@ def _folder_of_session(tmp_path_factory: pytest.TempPathFactory, name: str) -> P
 def torch_scripts(
     request: pytest.FixtureRequest, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TorchScripts]:
-    """Scripts that compile what the tests of this session need: they begin with the session."""
+    """Results of the scripts that tests of this session need; the scripts start with the session."""
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     with TorchScripts(farm_cache, _folder_of_session(tmp_path_factory, "scripts")) as scripts:
         scripts.begin(script for name, script in SCRIPTS.items() if name in needed)
