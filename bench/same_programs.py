@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SOC, SUITE = "SM8650", "quantized_ops"
 RELEASES = ("1.5.0", "1.5.1")
-# One case with weights and one without.
+# The first case has weights, the second has none.
 QUICK = ("conv2d", "gelu")
 
 

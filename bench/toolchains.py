@@ -71,6 +71,8 @@ EDITED = ("backends/qualcomm/builders/op_relu.py", "define_node")
 # Not ours to try: they name programs and folders of this machine, or are what a whole machine hangs on.
 _SPARED = ("rmtree", "unlink", "remove", "os.system", "subprocess", "while ")
 _EDITS_AT_ONCE = 12
+# The start of a builder takes as long as so many jobs.
+_WORTH_A_BUILDER = 4
 
 
 def copied_toolchain(folder: Path) -> Path:
@@ -249,10 +251,11 @@ def compile_jobs(jobs: Sequence[Job], tools: Toolchain, root: Path, folder: Path
         for job in jobs
         if not found[job.id].cached
     ]
+    width = min(2, -(-len(requests) // _WORTH_A_BUILDER))
     if requests:
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=2, limits=MemoryLimits(8192, 4096), cache_root=root, compiler=tools.compiler,
+                requests, width=width, limits=MemoryLimits(8192, 4096), cache_root=root, compiler=tools.compiler,
                 supervisor=supervisor, log_folder=folder, timeout_s=600.0,
                 on_start=lambda _key: None, on_done=lambda _reply: None,
             )  # fmt: skip
