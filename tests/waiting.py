@@ -11,6 +11,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from farm.system.hashes import CLOCK_STEP_NS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -75,13 +77,13 @@ def is_idle(pid: int) -> bool:
 
 
 def await_later_file_time(folder: Path) -> None:
-    """Wait until a file that is written in `folder` gets a later time than now: file systems round it down."""
+    """Wait until farm takes a file that is written in `folder` for later than now: file systems round times down."""
     now_ns, probe = time.time_ns(), folder / f"probe-{uuid.uuid4().hex}"
 
     def is_later() -> bool:
         probe.touch()
         stat = probe.stat()
         probe.unlink()
-        return stat.st_mtime_ns > now_ns
+        return stat.st_mtime_ns > now_ns + CLOCK_STEP_NS
 
     until(is_later, "a later file time")
