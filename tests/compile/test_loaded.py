@@ -113,6 +113,8 @@ def test_what_is_saved_while_an_untraced_toolchain_compiles_is_in_no_bundle(tool
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a module and a library, looked at before."""
+    # The library of an earlier test is still mapped in this process: it has to be older than the files of this test.
+    await_later_file_time(tmp_path)
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "seen_module.py").write_text("LEVEL = 1\n")
