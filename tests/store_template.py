@@ -1,4 +1,4 @@
-"""New stores as copies of one that was made once per process: a copy takes a tenth of the time of all revisions.
+"""New stores as copies of a template that each process makes once: a copy takes a tenth of the time of all revisions.
 
 Tests of revisions, of a store's first moments and of its file's permissions make their stores without a copy.
 """
