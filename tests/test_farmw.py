@@ -131,7 +131,7 @@ def test_each_extra_is_installed_once_and_stays(
     machine.set_up(installed)
     log = machine.checkout / "pip"
     (machine.checkout / ".venv/bin/python").write_text(
-        f'#!/bin/sh\ncase "$*" in *install*) echo "$@" >>{log} ;; esac\necho stub python "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *" pip install "*) echo "$@" >>{log} ;; esac\necho stub python "$@"\n'
     )
     done = machine.farmw(command, FARM_EXTRAS=chosen)
     assert (done.returncode, "stub" in done.stdout) == (7 if command == "socs" else 0, True)
