@@ -29,6 +29,7 @@ from farm.store.postgresql import (
 from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity, require_local
+from farm.system.interrupts import postponed
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Database:
 
         def once() -> _T:
             self._look()
-            with self._writer() as connection:
+            # PostgreSQL may take long to answer, and ends an idle transaction itself.
+            with postponed(self.is_sqlite), self._writer() as connection:
                 with connection.begin():
                     answer = action(connection)
                 # SQLite has no objection to writing to a file that was deleted meanwhile.

@@ -93,7 +93,7 @@ def user_of(connection: Connection) -> str:
 def how_to_install() -> str:
     """Return how PostgreSQL's drivers get into this environment."""
     # As farmw leaves it in the environment that it makes.
-    if any(Path(sys.prefix).glob(".farmw-*")):
+    if Path(sys.prefix, ".farmw").exists():
         return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
     return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
 

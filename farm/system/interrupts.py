@@ -17,6 +17,7 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
 
 _SAYING_SECONDS = 5.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptHandler:
@@ -78,6 +79,30 @@ class InterruptHandler:
             self._finish()
         # Python's documentation: may be called in the middle of itself.
         self._heard.put(True)
+
+
+@contextmanager
+def postponed(wanted: bool) -> Iterator[None]:
+    """Handle signals that ask to end after the body, a short transaction; at once where that is not `wanted`.
+
+    An exception in the middle of a library's own clean-up would leave a transaction open in a connection that no code
+    refers to any more, and the next write of this process would wait for that.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    kept: dict[int, Any] = {}
+    number: int
+    if wanted and threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            if callable(handler := signal.getsignal(number)):
+                kept[number] = handler
+                signal.signal(number, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        for number, frame in came:
+            kept[number](number, frame)
 
 
 def handling(outer: InterruptHandler | None) -> AbstractContextManager[InterruptHandler]:

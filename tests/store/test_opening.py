@@ -184,7 +184,7 @@ def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(MissingToolError, match=rf"'{driver}': .* pip install 'snapdragon-farm\[cluster\]'"):
         open_store("postgresql://farm@localhost/farm", readonly=readonly)
     # In an environment that farmw has made.
-    (tmp_path / ".farmw-build,simulator").touch()
+    (tmp_path / ".farmw").touch()
     with pytest.raises(MissingToolError, match=rf"'{driver}': FARM_EXTRAS=cluster ./farmw doctor installs it, once"):
         open_store("postgresql://farm@localhost/farm", readonly=readonly)
 
