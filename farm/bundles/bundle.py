@@ -2,8 +2,8 @@
 
 manifest.json
 model.pte
-inputs/input_{sample}_{index}.raw            native dtype, C order
-reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
+inputs/input_{sample}_{index}.raw            native dtype, in the memory order of the program
+reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module, in the same way
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
 origins.json                    module path and source line of nodes; only where they are known
 op_packages/{place}/{hash}.so   operators of the user's own, for the machines of PACKAGES_OF; where the case has some
@@ -50,6 +50,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str
     step: float | None = None
     """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
+    order: tuple[int, ...] = ()
+    """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -223,10 +225,12 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
-    """Return the tensor in a raw file. Raises ValueError when its size is not that of `spec`."""
+    """Return the tensor in a raw file, in C order. Raises ValueError when its size is not that of `spec`."""
     import numpy as np
+
+    from farm.program.layout import from_memory
 
     size = path.stat().st_size
     if size != spec.nbytes:
         raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec}")
-    return np.fromfile(path, dtype=np.dtype(spec.dtype)).reshape(spec.shape)
+    return from_memory(np.fromfile(path, dtype=np.dtype(spec.dtype)), spec.shape, spec.order)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # backends a bundle depends on its own.
 _RECIPE = (
     "compile/flows/*.py", "bundles/bundle.py", "bundles/origins.py", "bundles/ready.py",
-    "program/canonical.py", "program/pte.py", "program/flatbuffer.py",
+    "program/canonical.py", "program/pte.py", "program/flatbuffer.py", "program/layout.py", "program/qnn_options.py",
 )  # fmt: skip
 # The same for cases that generate text, beside it.
 _RECIPE_OF_TEXT = (

@@ -50,6 +50,8 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
         raise ConfigError(path, "", f"{problem}: docs/suites.md, Op packages")
     if odd := [value for value in method.inputs if not value.is_tensor]:
         raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
+    if method.layout_problem:
+        raise ConfigError(path, "", method.layout_problem)
     if target.direct:
         _check_direct(path.name, method)
     return method
@@ -114,7 +116,7 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:
     """Return what the program says of its outputs."""
-    return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+    return tuple(TensorSpec(value.shape, value.dtype, order=value.order) for value in method.outputs)
 
 
 def features_of(method: Method) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """A compiled program, `.pte`, as its file describes it: inputs, outputs, delegates, what is left to the CPU. No torch.
 
-Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py; what a QNN delegate was
-compiled for: backends/qualcomm/serialization/qc_compiler_spec.fbs; all of executorch 1.5.1. A file may come from
-anybody: a malformed one ends in ConfigError and nothing else, and the work is bounded by the size of its description.
+Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py of executorch 1.5.1. A
+file may come from anybody: a malformed one ends in ConfigError and nothing else, and the work is bounded by the size of
+its description.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.backends.registry import BACKENDS
 from farm.errors import ConfigError
 from farm.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
-from farm.suites.socs import load_socs
+from farm.program.layout import Call, DeclaredTensor, LayoutError, find_layout, memory_order
+from farm.program.qnn_options import QnnOptions, read_qnn_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,7 @@ _TENSOR = 5
 _NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
 _NUMBER_SLOTS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
 _OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
-_KERNEL_CALL = 1
-_DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
+_KERNEL_CALL, _DELEGATE_CALL = 1, 2
 
 _PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
 _PROGRAM_INLINE = Slot(3, "[table]")
@@ -56,18 +55,15 @@ _PLAN_INPUTS, _PLAN_OUTPUTS = Slot(3, "[<i4]"), Slot(4, "[<i4]")
 _PLAN_OPERATORS, _PLAN_DELEGATES = Slot(6, "[table]"), Slot(7, "[table]")
 _UNION_KIND, _UNION = Slot(0, "<u1"), Slot(1, "table")
 _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_DYNAMISM = Slot(0, "<i1"), Slot(2, "[<i4]"), Slot(8, "<i1")
-_CHAIN_INSTRUCTIONS, _CALL_OPERATOR = Slot(2, "[table]"), Slot(0, "<i4")
+_TENSOR_ORDER = Slot(3, "[<u1]")
+_CHAIN_INSTRUCTIONS = Slot(2, "[table]")
+# Of a call of a kernel the index of its operator, of a delegate its own.
+_CALL_TARGET, _CALL_VALUES = Slot(0, "<i4"), Slot(1, "[<i4]")
 _OPERATOR_NAME, _OPERATOR_OVERLOAD = Slot(0, "text"), Slot(1, "text")
 _DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")
 _DELEGATE_DATA, _DATA_LOCATION, _DATA_INDEX = Slot(1, "table"), Slot(0, "<i1"), Slot(1, "<u4")
 _IN_SEGMENT = 1
 _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
-_QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
-_QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
-_QNN_PACKAGES, _PACKAGE_INFOS, _PACKAGE_PATH = Slot(11, "table"), Slot(0, "[table]"), Slot(1, "text")
-_SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
-# Options of a backend, and whether its contexts share weights: of HTP and of GPU.
-_SHARES_WEIGHTS = ((Slot(1, "table"), Slot(8, "?")), (Slot(2, "table"), Slot(5, "?")))
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -83,6 +79,8 @@ class Value(msgspec.Struct, frozen=True):
     """The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
     number: float | None = None
     """Of a number the one that is in the file; that of a method without inputs is always the same."""
+    order: tuple[int, ...] = ()
+    """Dimensions from the outermost to the innermost in memory, as in the runner's raw files; () for C order."""
 
     @property
     def nbytes(self) -> int:
@@ -94,31 +92,6 @@ class Value(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + (" at most" if self.dynamic else "")
-
-
-class QnnOptions(msgspec.Struct, frozen=True):
-    """What a QNN delegate was compiled for."""
-
-    soc_model: int
-    """`QcomChipset`: `soc_id` of a device profile."""
-    backend: str
-    """`htp`, `gpu`, `lpai` or `dsp`; `type N` for one that ExecuTorch 1.5 does not know."""
-    online_prepare: bool
-    """The device makes the graph when it loads the program."""
-    profile_level: int
-    """0 off, 1 basic, 2 detailed, 3 optrace."""
-    dump_intermediate_outputs: bool = False
-    shared_buffer: bool = False
-    op_packages: tuple[str, ...] = ()
-    """Paths of libraries with operators, for whichever machine, which QNN opens when it starts."""
-    use_weight_sharing: bool = False
-    """Weights that its methods have in common are there once."""
-
-    @property
-    def soc(self) -> str:
-        """Name of the SoC; `SoC model N` where no device profile has its number."""
-        names = [soc.name for soc in load_socs().values() if soc.soc_id == self.soc_model]
-        return names[0] if names else f"SoC model {self.soc_model}"
 
 
 class Delegate(msgspec.Struct, frozen=True):
@@ -141,6 +114,8 @@ class Method(msgspec.Struct, frozen=True):
     """Operators that no delegate took, `aten::relu.out`, and how often each is called in the file."""
     index: int = 0
     """Where it is among the methods of the program."""
+    layout_problem: str = ""
+    """Contradiction between two of its calls about the memory order of a tensor; empty for none."""
 
     @property
     def partitions(self) -> dict[str, int]:
@@ -179,6 +154,9 @@ class Program(msgspec.Struct, frozen=True):
         return found[0] if found else None
 
 
+_Called = tuple[int, tuple[int, ...]]
+
+
 class _BrokenError(ValueError):
     """What is wrong with a file, without its name."""
 
@@ -198,7 +176,7 @@ def read_pte(path: Path) -> Program:
         return Program(path, _methods(Flatbuffer(data), header, size))
     except OSError as error:
         raise ConfigError(path, "", error.strerror or str(error)) from None
-    except (_BrokenError, FlatbufferError) as error:
+    except (_BrokenError, FlatbufferError, LayoutError) as error:
         raise ConfigError(path, "", str(error)) from None
 
 
@@ -272,21 +250,38 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
 
 
 def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
-    _, values = file.vectors(plan, _PLAN_VALUES)
+    values = _values(file, file.vectors(plan, _PLAN_VALUES)[1])
+    delegates = _delegates(file, plan)
+    operators = _operators(file, plan)
+    kernels, delegated = _calls(file, plan, len(operators), len(delegates))
+    layout = find_layout(
+        {number: DeclaredTensor(one.shape, one.order) for number, one in enumerate(values) if one.is_tensor},
+        [
+            *(Call(operators[target], in_c_order=False, values=used) for target, used in kernels),
+            *(Call(delegates[target].id, delegates[target].id == QNN, used) for target, used in delegated),
+        ],
+    )
+    inputs, outputs = (
+        tuple(
+            msgspec.structs.replace(values[number], order=layout.orders.get(number, ()))
+            for number in _checked(file.lists(plan, slot)[0], len(values)).tolist()
+        )
+        for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS)
+    )
     return Method(
         name=file.texts(plan, _PLAN_NAME)[0],
-        inputs=_values(file, values, file.lists(plan, _PLAN_INPUTS)[0]),
-        outputs=_values(file, values, file.lists(plan, _PLAN_OUTPUTS)[0]),
-        delegates=_delegates(file, plan),
-        cpu_operators=_cpu_operators(file, plan),
+        inputs=inputs,
+        outputs=outputs,
+        delegates=delegates,
+        cpu_operators=dict(Counter(operators[target] for target, _ in kernels)),
         index=index,
+        layout_problem=layout.problem,
     )
 
 
-def _values(file: Flatbuffer, values: Positions, indices: Positions) -> tuple[Value, ...]:
-    chosen = values[_checked(indices, len(values))]
-    kinds = file.numbers(chosen, _UNION_KIND).tolist()
-    held = file.tables(chosen, _UNION)
+def _values(file: Flatbuffer, values: Positions) -> tuple[Value, ...]:
+    kinds = file.numbers(values, _UNION_KIND).tolist()
+    held = file.tables(values, _UNION)
     tensors = iter(_tensors(file, held.positions[np.array(kinds, np.int64)[held.present] == _TENSOR]))
     numbers = iter(_numbers(file, [kind for kind, there in zip(kinds, held.present, strict=True) if there], held))
     found = []
@@ -314,11 +309,17 @@ def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:
     columns = (
         file.numbers(tensors, _TENSOR_TYPE).tolist(),
         file.numbers(tensors, _TENSOR_DYNAMISM).tolist(),
-        file.lists(tensors, _TENSOR_SIZES),
+        [_shape(sizes.tolist()) for sizes in file.lists(tensors, _TENSOR_SIZES)],
+        file.lists(tensors, _TENSOR_ORDER),
     )
     return [
-        Value(_shape(sizes.tolist()), _DTYPES.get(scalar_type, f"scalar type {scalar_type}"), dynamic=dynamism != 0)
-        for scalar_type, dynamism, sizes in zip(*columns, strict=True)
+        Value(
+            shape,
+            _DTYPES.get(scalar_type, f"scalar type {scalar_type}"),
+            dynamic=dynamism != 0,
+            order=memory_order(shape, order.tolist()),
+        )
+        for scalar_type, dynamism, shape, order in zip(*columns, strict=True)
     ]
 
 
@@ -328,15 +329,24 @@ def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _cpu_operators(file: Flatbuffer, plan: Positions) -> dict[str, int]:
+def _operators(file: Flatbuffer, plan: Positions) -> list[str]:
     _, operators = file.vectors(plan, _PLAN_OPERATORS)
     named = zip(file.texts(operators, _OPERATOR_NAME), file.texts(operators, _OPERATOR_OVERLOAD), strict=True)
-    names = [f"{name}.{overload}" if overload else name for name, overload in named]
+    return [f"{name}.{overload}" if overload else name for name, overload in named]
+
+
+def _calls(file: Flatbuffer, plan: Positions, operators: int, delegates: int) -> list[list[_Called]]:
+    """Return the calls of kernels and those of delegates: the index of what is called, and those of its values."""
     _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
     arguments = file.tables(instructions, _UNION)
     kinds = file.numbers(instructions, _UNION_KIND)[arguments.present]
-    calls = file.numbers(arguments.positions[kinds == _KERNEL_CALL], _CALL_OPERATOR)
-    return dict(Counter(names[index] for index in _checked(calls, len(names)).tolist()))
+    found = []
+    for kind, count in ((_KERNEL_CALL, operators), (_DELEGATE_CALL, delegates)):
+        calls = arguments.positions[kinds == kind]
+        targets = _checked(file.numbers(calls, _CALL_TARGET), count).tolist()
+        values = [tuple(used.tolist()) for used in file.lists(calls, _CALL_VALUES)]
+        found.append(list(zip(targets, values, strict=True)))
+    return found
 
 
 def _delegates(file: Flatbuffer, plan: Positions) -> tuple[Delegate, ...]:
@@ -348,34 +358,8 @@ def _delegates(file: Flatbuffer, plan: Positions) -> tuple[Delegate, ...]:
         end = begin + count
         spec = dict(zip(keys[begin:end], values[begin:end], strict=True)).get(_COMPILE_SPEC) if name == QNN else None
         begin = end
-        found.append(Delegate(name, None if spec is None else _qnn_options(spec.tobytes())))
+        found.append(Delegate(name, None if spec is None else read_qnn_options(spec.tobytes())))
     return tuple(found)
-
-
-def _qnn_options(data: bytes) -> QnnOptions:
-    file = Flatbuffer(data)
-    root = file.root(0)
-    soc = file.tables(root, _QNN_SOC).positions
-    backend = file.tables(root, _QNN_BACKEND).positions
-    kind = _first(file, backend, _BACKEND_TYPE)
-    _, packages = file.vectors(file.tables(root, _QNN_PACKAGES).positions, _PACKAGE_INFOS)
-    names = {_DSP: "dsp", **{one.qnn_type: name for name, one in BACKENDS.items() if one.qnn_type is not None}}
-    return QnnOptions(
-        soc_model=_first(file, soc, _SOC_MODEL),
-        backend=names.get(kind, f"type {kind}"),
-        online_prepare=bool(_first(file, root, _QNN_ONLINE)),
-        profile_level=_first(file, root, _QNN_PROFILE),
-        dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
-        shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
-        op_packages=tuple(file.texts(packages, _PACKAGE_PATH)),
-        use_weight_sharing=any(
-            _first(file, file.tables(backend, options).positions, shares) for options, shares in _SHARES_WEIGHTS
-        ),
-    )
-
-
-def _first(file: Flatbuffer, tables: Positions, slot: Slot) -> int:
-    return int(file.numbers(tables, slot)[0]) if len(tables) else slot.default
 
 
 def _checked(indices: Any, count: int) -> Positions:

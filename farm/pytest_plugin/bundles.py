@@ -115,7 +115,7 @@ class Bundles:
             key=digest,
             job_id=f"pytest/{model.name}",
             samples=0,
-            inputs=tuple(TensorSpec(value.shape, value.dtype) for value in method.inputs),
+            inputs=tuple(TensorSpec(value.shape, value.dtype, order=value.order) for value in method.inputs),
             outputs=output_specs(method),
             files={MODEL: digest},
         )

@@ -16,6 +16,7 @@ from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
 from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
 from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
+from farm.program.layout import from_memory, to_memory
 from farm.pytest_plugin.worker import ExecutedProgram
 from farm.request.profiling import Profile
 from farm.results.attempt import Ending, Stage, Verdict
@@ -145,8 +146,10 @@ class Runner:
         measured = (*time_measurements(report), *cycles.measurements)
         if (job := program.job) is not None:
             measured = (*measured, *bundle_measurements(manifest))
+        # A runner that reports other outputs than the manifest has is shown by the test's own comparison.
+        orders = [*(spec.order for spec in manifest.outputs), *[()] * len(report.outputs)][: len(report.outputs)]
         outputs = tuple(
-            tuple(_output(raw, report, sample, index) for index in range(len(report.outputs)))
+            tuple(_output(raw, report, sample, index, order) for index, order in enumerate(orders))
             for sample in range(len(report.inferences))
         )
         notes = (*raw.notes, *filter(None, [describe_differing(report)]), *cycles.notes)
@@ -210,7 +213,7 @@ def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Mani
     for number, sample in enumerate(samples):
         for index, array in enumerate(sample):
             path = folder / INPUTS / f"input_{number}_{index}.raw"
-            np.ascontiguousarray(array).tofile(path)
+            to_memory(array, manifest.inputs[index].order).tofile(path)
             files[f"{INPUTS}/{path.name}"] = sha256_of(path)
     return Bundle(folder, msgspec.structs.replace(manifest, samples=len(samples), files=files, references=()))
 
@@ -226,7 +229,7 @@ def _report(raw: RawResult) -> RunnerReport:
     raise ProgramError(found.reason, stage=found.stage, cause=found.cause, log=bounded_log(raw.stderr))
 
 
-def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> NDArray[Any]:
+def _output(raw: RawResult, report: RunnerReport, sample: int, index: int, order: tuple[int, ...]) -> NDArray[Any]:
     tensor = report.outputs[index]
     path = raw.output(sample, index)
     try:
@@ -244,7 +247,7 @@ def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> ND
         or size != kind.itemsize * int(np.prod(tensor.shape, dtype=object))
     ):
         raise DeviceError(raw.serial, f"{path.name} has {size} bytes, the runner wrote {tensor.nbytes} for {tensor}")
-    return np.fromfile(path, dtype=kind).reshape(tensor.shape)
+    return from_memory(np.fromfile(path, dtype=kind), tensor.shape, order)
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:

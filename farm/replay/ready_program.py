@@ -14,9 +14,10 @@ import numpy as np
 from farm.backends.registry import cpu_backends, find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
-from farm.bundles.ready import features_of, read_ready, ready_manifest
+from farm.bundles.ready import features_of, output_specs, read_ready, ready_manifest
 from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
+from farm.program.layout import to_memory
 from farm.program.pte import QNN, Method, Program, Value, read_pte
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.tensor_files import distribution, random_sample, read_samples
@@ -27,7 +28,7 @@ from farm.results.outputs import UNJUDGED, compared
 from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
-from farm.suites.state import State, state_problem
+from farm.suites.state import State, order_problem, state_problem
 from farm.suites.suite import FORWARD, Case, Job, Target
 from farm.system.hashes import sha256_of
 
@@ -51,7 +52,7 @@ _HOW = "--method"
 # Of one tensor: more is a program that lies, or one that no phone runs.
 _MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
-_RECIPE = 3
+_RECIPE = 4
 
 EXPECTED = "expected"
 """What outputs are compared with, as the name of a reference."""
@@ -119,7 +120,8 @@ class ReadyProgram:
         (folder / INPUTS).mkdir()
         for number, sample in enumerate(self.samples):
             for index, tensor in enumerate(sample):
-                (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(tensor.tobytes())
+                raw = to_memory(tensor, self.method.inputs[index].order)
+                (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(raw.tobytes())
         target, method = self.job.target, self.method
         files = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
         if files[MODEL] != self.job.case.kwargs["model"]:
@@ -131,7 +133,7 @@ class ReadyProgram:
             key=key,
             job_id=self.job.id,
             samples=len(self.samples),
-            inputs=tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in self.samples[0]),
+            inputs=_specs(self.samples[0], self.method.inputs),
             outputs=self.outputs,
             files=files,
         )
@@ -181,6 +183,8 @@ def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
         given, taken = method.outputs[one.output], method.inputs[one.input]
         if (given.shape, given.dtype) != (taken.shape, taken.dtype):
             return f"{one.output}:{one.input}: the output is {given}, and the input takes {taken}"
+        if problem := order_problem(one, given.order, taken.order):
+            return problem
     return ""
 
 
@@ -236,14 +240,22 @@ def _check_value(model: Path, value: Value, place: str) -> None:
 
 def _output_specs(model: Path, method: Method, samples: Samples, expected: Samples) -> tuple[TensorSpec, ...]:
     if expected:
-        return tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in expected[0])
+        return _specs(expected[0], method.outputs)
     smaller = any(tensor.shape != value.shape for tensor, value in zip(samples[0], method.inputs, strict=True))
     if smaller and any(value.dynamic for value in method.outputs):
         raise UsageError(
             f"{model.name} has outputs whose shapes depend on its inputs, and these are below their bounds: say with "
             "--expect what comes out, or give inputs of the greatest shape"
         )
-    return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+    return output_specs(method)
+
+
+def _specs(tensors: Sequence[NDArray[np.generic]], values: Sequence[Value]) -> tuple[TensorSpec, ...]:
+    """Return the shapes of `tensors` in the memory orders of `values`."""
+    return tuple(
+        TensorSpec(tensor.shape, tensor.dtype.name, order=value.order)
+        for tensor, value in zip(tensors, values, strict=True)
+    )
 
 
 def _sources(request: ReadyRequest, method: Method) -> tuple[str, ...]:
@@ -371,7 +383,7 @@ def require_new(folder: Path) -> None:
 def _save(folder: Path, raw: RawResult, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> None:
     try:
         for (sample, index), array in outputs.items():
-            shutil.copyfile(raw.output(sample, index), folder / f"output_{sample}_{index}.raw")
+            (folder / f"output_{sample}_{index}.raw").write_bytes(array.tobytes())
             np.save(folder / f"output_{sample}_{index}.npy", array, allow_pickle=False)
         if (raw.folder / ETDUMP_FILE).is_file():
             shutil.copyfile(raw.folder / ETDUMP_FILE, folder / ETDUMP_FILE)

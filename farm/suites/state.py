@@ -34,3 +34,15 @@ def state_problem(state: Sequence[State], inputs: int, samples: int) -> str:
     if twice := [one for one in taken if taken.count(one) > 1]:
         return f"gives input {twice[0]} two outputs: name it once"
     return ""
+
+
+def order_problem(state: State, given: Sequence[int], taken: Sequence[int]) -> str:
+    """Return why an output in the memory order `given` cannot become an input in the order `taken`; "" where it can.
+
+    The runner copies bytes.
+    """
+    if tuple(given) == tuple(taken):
+        return ""
+    first, second = (f"in the order {list(order)}" if order else "in C order" for order in (given, taken))
+    places = f"output {state.output} lies {first} in memory, input {state.input} {second}"
+    return f"{state.output}:{state.input}: {places}: call contiguous() on the output in the module"

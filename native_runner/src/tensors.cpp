@@ -36,15 +36,6 @@ std::string dtype_name(ScalarType type) {
   }
 }
 
-template <typename DimOrder>
-void require_c_order(const DimOrder& dim_order) {
-  for (size_t i = 0; i < dim_order.size(); ++i) {
-    if (dim_order[i] != i) {
-      throw Failure(Stage::kLoad, "a tensor does not lie in C order: convert inputs and outputs in the model");
-    }
-  }
-}
-
 std::vector<int64_t> shape_of(const int32_t* sizes, size_t count) { return {sizes, sizes + count}; }
 
 template <typename InfoOf>
@@ -70,13 +61,11 @@ TensorSpec checked(const Result<TensorInfo>& info) {
 }  // namespace
 
 TensorSpec spec_of(const TensorInfo& info) {
-  require_c_order(info.dim_order());
   return {shape_of(info.sizes().data(), info.sizes().size()), dtype_name(info.scalar_type()), info.nbytes(),
           executorch::runtime::elementSize(info.scalar_type())};
 }
 
 TensorSpec spec_of(const executorch::aten::Tensor& tensor) {
-  require_c_order(tensor.dim_order());
   return {shape_of(tensor.sizes().data(), tensor.sizes().size()), dtype_name(tensor.scalar_type()), tensor.nbytes(),
           executorch::runtime::elementSize(tensor.scalar_type())};
 }

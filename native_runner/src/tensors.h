@@ -10,7 +10,8 @@
 
 namespace farm {
 
-// One input or output as it lies in a raw file: C order, native byte order. A scalar has an empty shape.
+// One input or output as a raw file has it: elements in the order of the memory, native byte order. A scalar has an
+// empty shape.
 struct TensorSpec {
   std::vector<int64_t> shape;
   std::string dtype;  // numpy's name, or bfloat16
@@ -18,8 +19,8 @@ struct TensorSpec {
   size_t itemsize = 0;  // bytes of one element
 };
 
-// All of these throw Failure at load for what a raw file cannot hold: an unknown dtype, a tensor that
-// does not lie in C order, a value that is neither a tensor nor a number.
+// All of these throw Failure at load for what a raw file cannot hold: an unknown dtype, a value that is neither a
+// tensor nor a number.
 
 TensorSpec spec_of(const executorch::runtime::TensorInfo& info);
 TensorSpec spec_of(const executorch::aten::Tensor& tensor);

@@ -25,9 +25,12 @@ from farm.compile.flows.factory import make_example, make_inputs, make_method, m
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.state import SampleRun, Tensors, run_samples
+from farm.errors import ConfigError
 from farm.program.canonical import program_hash
+from farm.program.layout import to_memory
+from farm.program.pte import read_pte
 from farm.suites.options import compile_options
-from farm.suites.state import State
+from farm.suites.state import State, order_problem
 from farm.suites.suite import FORWARD
 from farm.system.hashes import sha256_of
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from farm.compile.flows.flow import Flow
+    from farm.program.layout import Order
+    from farm.program.pte import Method
     from farm.suites.suite import Case, Job, Target
 
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
@@ -56,9 +61,9 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         program = make(job, samples, versions, folder, watch)
     # One sample after the other, as the FP32 module goes from one to the next.
     samples = program.inputs or samples
-    write_tensors(folder / INPUTS, "input", samples)
+    write_tensors(folder / INPUTS, "input", samples, program.input_orders)
     for kind, outputs in program.references.items():
-        write_tensors(folder / f"reference_{kind}", "output", outputs)
+        write_tensors(folder / f"reference_{kind}", "output", outputs, [spec.order for spec in program.outputs])
     return write_manifest(job, key, versions, folder, samples, program, watch)
 
 
@@ -96,6 +101,8 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     """Of every sample, where what one sample takes depends on the one before; else empty."""
     state: tuple[State, ...] = ()
     generation: Generation | None = None
+    input_orders: tuple[Order, ...] = ()
+    """Memory order of each input; () where all have C order."""
 
 
 def _compile(
@@ -128,13 +135,14 @@ def _compile(
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
         write_origins(folder, origins.of(program))
+    method = _written_method(folder / MODEL, case)
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
     plans = program.executorch_program.execution_plan
     method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
         references=references,
-        outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
+        outputs=_ordered([tensor_spec(*one) for one in zip(references["fp32"][0], steps, strict=True)], method),
         delegates=dict(Counter(delegate.id for delegate in plans[method_index].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -147,7 +155,30 @@ def _compile(
         spill_fill_bytes=lowered.spill_fill_bytes,
         inputs=list(samples),
         state=case.state,
+        input_orders=tuple(value.order for value in method.inputs),
     )
+
+
+def _written_method(model: Path, case: Case) -> Method:
+    """Return the method of `case` as the program has it.
+
+    Raises ConfigError where no memory order of a tensor suits all that read and write it, or its state.
+    """
+    method = read_pte(model).method(case.method, "the key method of the case")
+    manifest = Path(case.folder) / "suite.toml"
+    if method.layout_problem:
+        raise ConfigError(manifest, f"case.{case.name}", method.layout_problem)
+    for one in case.state:
+        given, taken = method.outputs[one.output - len(method.outputs)], method.inputs[one.input]
+        if problem := order_problem(one, given.order, taken.order):
+            raise ConfigError(manifest, f"case.{case.name}.state", problem)
+    return method
+
+
+def _ordered(specs: Sequence[TensorSpec], method: Method) -> tuple[TensorSpec, ...]:
+    """Return `specs`, those of the last outputs of `method`, in the memory orders of the program."""
+    values = method.outputs[len(method.outputs) - len(specs) :]
+    return tuple(msgspec.structs.replace(spec, order=one.order) for spec, one in zip(specs, values, strict=True))
 
 
 def _other_methods(case: Case, module: torch.nn.Module, own: Lowering) -> dict[str, Lowering]:
@@ -180,7 +211,11 @@ def _take_ready(
         elif case.expected:
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
-    outputs = tuple(tensor_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
+    outputs = output_specs(method)
+    if references:
+        specs = [tensor_spec(tensor) for tensor in references["fp32"][0]]
+        # Other outputs than those of the program are shown by the judgement.
+        outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
     return CompiledProgram(
         references=references,
         outputs=outputs,
@@ -194,6 +229,7 @@ def _take_ready(
         features=features_of(method),
         inputs=list(samples),
         state=case.state,
+        input_orders=tuple(value.order for value in method.inputs),
     )
 
 
@@ -263,18 +299,19 @@ def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
     ]
 
 
-def tensor_spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
+def tensor_spec(tensor: torch.Tensor, step: float | None = None, order: Order = ()) -> TensorSpec:
     """Return a tensor as a manifest describes it."""
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step)
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step, order)
 
 
-def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors]) -> None:
-    """Write the tensors of all samples into the new `folder`, as a bundle has them."""
+def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors], orders: Sequence[Order] = ()) -> None:
+    """Write the tensors of all samples into the new `folder`, as a bundle has them, in `orders` or all in C order."""
     folder.mkdir(parents=True)
     for sample, tensors in enumerate(samples):
         for index, tensor in enumerate(tensors):
+            elements = to_memory(tensor.detach().numpy(), orders[index] if orders else ())
             # Not numpy's tofile: on a full disk that raises an error without a number, like any other.
-            (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
+            (folder / f"{kind}_{sample}_{index}.raw").write_bytes(elements.tobytes())
 
 
 def write_manifest(
@@ -295,7 +332,10 @@ def write_manifest(
         backend=target.backend,
         precision=target.precision,
         samples=len(samples),
-        inputs=tuple(tensor_spec(tensor) for tensor in samples[0]),
+        inputs=tuple(
+            tensor_spec(tensor, order=program.input_orders[index] if program.input_orders else ())
+            for index, tensor in enumerate(samples[0])
+        ),
         outputs=program.outputs,
         pte_bytes=(folder / MODEL).stat().st_size,
         delegates=program.delegates,
