@@ -14,6 +14,7 @@ build.log
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,17 @@ PACKAGES_OF = {"simulator": ("x86_64",), "android": ("hexagon", "android")}
 """Folders of OP_PACKAGES by the kind of the runtime that opens what is in them; others open none (ExecuTorch 1.5)."""
 
 
+class Constant(StrEnum):
+    """Origin of an output that does not depend on the inputs."""
+
+    NONE = ""
+    """It depends on them."""
+    LITERAL = "literal"
+    """Elements of the program as they are, moved at most: equal on every backend."""
+    COMPUTED = "computed"
+    """Computed from constants, by the arithmetic of the backend."""
+
+
 class TensorSpec(msgspec.Struct, frozen=True):
     """Shape and dtype (numpy's name) of one input or output; `mutable` buffers are not listed."""
 
@@ -52,6 +64,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
     order: tuple[int, ...] = ()
     """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
+    constant: Constant = Constant.NONE
+    """By the exported graph, of an output."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -24,7 +24,7 @@ from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.likelihoods import judge_told
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.outputs import NoSignalError, compare_outputs, decide, measure_outputs, not_judged, outputs_problem
+from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem
 from farm.results.profile.cycles import read_profile
 from farm.results.profile.etdump import ETDumpError, intermediate_outputs
 from farm.system.text import bounded_log, reason_line
@@ -52,10 +52,10 @@ def judge(
 ) -> Attempt:
     """Return what one execution of `job` says; with `operators`, what each of its nodes took as well.
 
-    The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
-    carry no signal; the limits of the case, against every output of every sample and every reference; iterations that
-    gave other outputs than the last. Nothing passes that no limit decides, or of which the backend ran nothing, unless
-    that is the CPU.
+    The first of these decides: how the execution ended; outputs that are not there or do not fit; constants of the
+    graph that differ, and the limits of the case, against every output of every sample and every reference; references
+    that carry no signal; iterations that gave other outputs than the last. Nothing passes that no limit decides, or of
+    which the backend ran nothing, unless that is the CPU.
 
     `any_runner`: it may be one of an older farm, which does not compare iterations. `observed` are the times of
     ExecuTorch's own runner of text, where it was that: there are no others then.
@@ -179,15 +179,14 @@ def _judge_outputs(
             measured = (*measured, *rates, *temperatures(raw.temperatures_c))
         ending = problem
         if ending is None:
-            figures = compare_outputs(bundle, raw)
+            findings = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
             tells = generation is not None and generation.likelihoods is not None
-            tokens = (judge_told if tells else judge_tokens)(bundle, raw, report, figures)
-            ending = with_tokens(decide(job, bundle, tokens.figures, broken), tokens)
+            tokens = (judge_told if tells else judge_tokens)(bundle, raw, report, findings.figures)
+            findings = msgspec.structs.replace(findings, figures=tokens.figures)
+            ending = with_tokens(decide(job, bundle, findings, broken), tokens)
             ending = judge_iterations(job, bundle, report, ending)
             measured = (*measured, *numeric_measurements(tokens.figures), *metrics, *tokens.measurements)
-    except NoSignalError as error:
-        ending = not_judged(str(error))
     except BundleError as error:
         return infra(Stage.BUILD, str(error), Cause.BUILDER)
     notes = (*ending.notes, *profile.notes)

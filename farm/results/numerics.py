@@ -24,7 +24,7 @@ import numpy as np
 from farm.suites.figures import COMPARED, figure_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -172,20 +172,37 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
     )
 
 
-def signal_problem(reference: NDArray[np.generic]) -> str | None:
-    """Return why a wrong output may agree with `reference`; None when it cannot.
+def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
+    """Return why a wrong output may agree with `references`, those of all samples; None when it cannot.
 
     A constant is what a broken operator gives too, so an agreement with it proves nothing. One element alone is
-    constant by nature and only has to differ from zero.
+    constant by nature and only has to differ from zero in one of the samples.
     """
-    if not reference.size:
+    for sample, reference in enumerate(references):
+        if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):
+            return f"has NaN in sample {sample}"
+    elements = np.concatenate([reference.reshape(-1) for reference in references])
+    if not elements.size:
         return "is empty"
-    if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):
-        return "has NaN"
-    first = reference.flat[0]
-    if bool(np.all(reference == first)):
+    first = elements[0]
+    if bool(np.all(elements == first)):
+        of_all = "" if len(references) == 1 else f" in all {len(references)} samples"
         if not first:
-            return "is zero everywhere"
-        if reference.size > 1:
-            return f"is the constant {first}"
+            return f"is zero everywhere{of_all}"
+        if any(reference.size > 1 for reference in references):
+            return f"is the constant {first}{of_all}"
     return None
+
+
+def is_equal(actual: NDArray[np.generic], reference: NDArray[np.generic], *, half: bool = False) -> bool:
+    """Return whether two arrays have the same elements, NaN among them.
+
+    `half`: elements of half precision equal what the reference has in half precision.
+    """
+    floats = reference.dtype.kind == "f"
+    if np.array_equal(actual, reference, equal_nan=floats):
+        return True
+    if not (half and floats):
+        return False
+    with np.errstate(over="ignore"):
+        return np.array_equal(actual, reference.astype(np.float16).astype(reference.dtype), equal_nan=True)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.bundle import read_tensor
+from farm.bundles.bundle import Constant, read_tensor
 from farm.errors import BundleError
 from farm.results.attempt import Cause, Comparison, Ending, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
-from farm.results.numerics import Figures, Violation, compare, is_decided, signal_problem, violations, with_loss, worst
+from farm.results.numerics import (
+    Figures,
+    Violation,
+    compare,
+    is_decided,
+    is_equal,
+    signal_problem,
+    violations,
+    with_loss,
+    worst,
+)
 from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
@@ -59,36 +69,82 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
     return None
 
 
-class NoSignalError(ValueError):
-    """A reference that nothing can be judged by."""
+class OutputFindings(msgspec.Struct, frozen=True):
+    """Outputs of an execution against their references; outputs by their index."""
+
+    figures: FiguresByOutput
+    """Of the outputs whose references carry a signal, and of constants."""
+    without_signal: Mapping[int, str] = MappingProxyType({})
+    """Outputs that a wrong program gives as well, and why."""
+    equal: frozenset[int] = frozenset()
+    """Constants that are equal to their reference."""
+    unequal: Mapping[int, str] = MappingProxyType({})
+    """Constants that differ, though no arithmetic of the backend is part of them: `max abs 0.1 in sample 2`."""
 
 
-def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
-    """Return the figures of every output of every sample.
+def compare_outputs(bundle: Bundle, raw: RawResult) -> OutputFindings:
+    """Compare every output of every sample. Raises BundleError for a reference that cannot be read.
 
-    Raises NoSignalError for a reference that carries no signal, BundleError when one cannot be read.
+    An output that the graph makes constant is compared exactly, in the arithmetic of the program: with the quantized
+    reference where there is one. Every other output needs a signal in its references, over all samples.
     """
-    figures: FiguresByOutput = {}
     manifest = bundle.manifest
-    for index, sample in itertools.product(range(len(manifest.outputs)), range(manifest.samples)):
-        references = {kind: _reference(bundle, kind, sample, index) for kind in manifest.references}
-        for kind, reference in references.items():
-            if problem := signal_problem(reference):
-                raise NoSignalError(
-                    f"the {kind} reference of output {index}, sample {sample}, {problem}: "
-                    f"nothing can be judged by it; give the case other inputs or weights"
-                )
-        if not references:
-            continue  # the shapes of its outputs are not known
-        actual = _output(bundle, raw, sample, index)
-        for kind, reference in references.items():
-            found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
-            if manifest.generation is not None and manifest.generation.likelihoods is not None:
-                # Of two logarithms of probabilities there is no distribution.
-                found = msgspec.structs.replace(found, kl=None)
-            if kind == "fp32" and "quantized" in references:
-                found = with_loss(found, compare(references["quantized"], reference))
-            figures.setdefault((index, kind), []).append(found)
+    if not manifest.references:
+        return OutputFindings({})  # the shapes of its outputs are not known
+    figures: FiguresByOutput = {}
+    without_signal, unequal, equal = dict[int, str](), dict[int, str](), set[int]()
+    for index, spec in enumerate(manifest.outputs):
+        if spec.constant:
+            if (difference := _difference(bundle, raw, index)) is None:
+                equal.add(index)
+            elif spec.constant is Constant.LITERAL:
+                unequal[index] = difference
+        elif problem := _signal_problem(bundle, index):
+            without_signal[index] = problem
+            continue
+        for sample in range(manifest.samples):
+            for kind, found in _figures(bundle, raw, sample, index).items():
+                figures.setdefault((index, kind), []).append(found)
+    return OutputFindings(figures, without_signal, frozenset(equal), unequal)
+
+
+def _signal_problem(bundle: Bundle, index: int) -> str:
+    for kind in bundle.manifest.references:
+        if problem := signal_problem([_reference(bundle, kind, n, index) for n in range(bundle.manifest.samples)]):
+            return (
+                f"the {kind} reference of output {index} {problem}, and depends on the inputs: "
+                f"nothing can be judged by it; give the case other inputs or weights"
+            )
+    return ""
+
+
+def _difference(bundle: Bundle, raw: RawResult, index: int) -> str | None:
+    """Return the greatest difference of a constant output from its reference; None where they are equal."""
+    manifest = bundle.manifest
+    kind = "quantized" if "quantized" in manifest.references else "fp32"
+    half = manifest.precision.startswith("fp16")
+    for sample in range(manifest.samples):
+        actual, reference = _output(bundle, raw, sample, index), _reference(bundle, kind, sample, index)
+        if not is_equal(actual, reference, half=half):
+            found = compare(actual, reference)
+            far = f"mismatch {found.mismatch:.4g}" if found.max_abs is None else f"max abs {found.max_abs:.4g}"
+            return f"{far} from the {kind} reference in sample {sample}"
+    return None
+
+
+def _figures(bundle: Bundle, raw: RawResult, sample: int, index: int) -> dict[str, Figures]:
+    manifest = bundle.manifest
+    references = {kind: _reference(bundle, kind, sample, index) for kind in manifest.references}
+    actual = _output(bundle, raw, sample, index)
+    figures = {}
+    for kind, reference in references.items():
+        found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
+        if manifest.generation is not None and manifest.generation.likelihoods is not None:
+            # Of two logarithms of probabilities there is no distribution.
+            found = msgspec.structs.replace(found, kl=None)
+        if kind == "fp32" and "quantized" in references:
+            found = with_loss(found, compare(references["quantized"], reference))
+        figures[kind] = found
     return figures
 
 
@@ -119,15 +175,20 @@ def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Mea
 def decide(
     job: Job,
     bundle: Bundle,
-    figures: Mapping[tuple[int, str], list[Figures]],
+    findings: OutputFindings,
     broken_metrics: Mapping[int, Sequence[str]] = MappingProxyType({}),
 ) -> Ending:
-    """Return the verdict of the limits of the case, `broken_metrics` being those of metrics by output. Pure."""
+    """Return the verdict of the limits of the case, `broken_metrics` being those of metrics by output. Pure.
+
+    An output without a signal fails the case, after all others were judged: a broken limit is the reason that counts.
+    """
     tolerance = job.case.tolerance(job.target.precision)
     limits: dict[str, Limits] = {"fp32": tolerance.fp32, "quantized": tolerance.quantized}
     comparisons = []
     broken: list[tuple[Violation, str]] = []
-    for (index, kind), rows in figures.items():
+    for index, difference in findings.unequal.items():
+        broken.append((Violation(difference, math.inf), f"output {index} is constant by the graph: {difference}"))
+    for (index, kind), rows in findings.figures.items():
         figure = worst(rows)
         found = violations(figure, limits[kind])
         if kind == "fp32":
@@ -136,21 +197,26 @@ def decide(
         broken += [(violation, f"output {index} against {kind}: {violation.text}") for violation in found]
     if broken:
         _, reason = max(broken, key=lambda item: item[0].excess)
-        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        ending = _wrong(reason + more)
+        others = len(broken) - 1 + len(findings.without_signal)
+        ending = _wrong(reason + (f" (and {others} more)" if others else ""))
     else:
-        ending = _unjudged(bundle, figures, limits, job) or Ending(Verdict.PASSED, Stage.DONE)
-    return msgspec.structs.replace(ending, comparisons=tuple(comparisons))
+        ending = _unjudged(job, bundle, findings, limits) or Ending(Verdict.PASSED, Stage.DONE)
+    exact = ", ".join(f"output {index}" for index in sorted({*findings.equal, *findings.unequal}))
+    notes = (*ending.notes, *([f"constant by the graph, compared exactly: {exact}"] if exact else ()))
+    return msgspec.structs.replace(ending, comparisons=tuple(comparisons), notes=notes)
 
 
-def _unjudged(
-    bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]], limits: Mapping[str, Limits], job: Job
-) -> Ending | None:
+def _unjudged(job: Job, bundle: Bundle, findings: OutputFindings, limits: Mapping[str, Limits]) -> Ending | None:
     if not bundle.manifest.references:
         return Ending(Verdict.PASSED, Stage.DONE, notes=(UNJUDGED,))
+    if findings.without_signal:
+        first, *others = findings.without_signal.values()
+        return _not_judged(first + (f" (and {len(others)} more)" if others else ""))
     for index, spec in enumerate(bundle.manifest.outputs):
-        if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
-            return not_judged(
+        known = (worst(findings.figures[index, kind]) for kind in bundle.manifest.references)
+        is_judged = any(map(is_decided, known, map(limits.__getitem__, bundle.manifest.references)))
+        if index not in findings.equal and not is_judged:
+            return _not_judged(
                 f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
             )
     return None
@@ -160,7 +226,7 @@ def _wrong(reason: str) -> Ending:
     return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
 
 
-def not_judged(reason: str) -> Ending:
+def _not_judged(reason: str) -> Ending:
     """Return the failure of a case that no device's outputs could pass, so that none other is asked."""
     return failed(Stage.NUMERICS, reason, Cause.NONE)
 

@@ -116,7 +116,7 @@ class Execution:
             ".module:Module",
             (InputSpec((1,)),),
             samples=self.samples,
-            tolerances={"8a8w": self.tolerance},
+            tolerances=dict.fromkeys(("8a8w", "fp16a8w"), self.tolerance),
             known_issues=self.known_issues,
             expect=self.expect,
             metrics=self.metrics,

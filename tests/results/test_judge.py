@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.blame import Blame, classify, tried
 from farm.results.judge import build_failure, not_simulated
@@ -306,18 +306,119 @@ def test_a_model_with_other_outputs_fails(execution: Execution, outputs: list[An
 
 @pytest.mark.parametrize("kind", ["fp32", "quantized"])
 @pytest.mark.parametrize(
-    ("value", "problem"), [(0.0, "is zero everywhere"), (2.5, "is the constant 2.5"), (math.nan, "has NaN")]
+    ("value", "problem"),
+    [
+        (0.0, "is zero everywhere in all 2 samples"),
+        (2.5, "is the constant 2.5 in all 2 samples"),
+        (math.nan, "has NaN in sample 0"),
+    ],
 )
 def test_a_reference_without_signal_fails_even_when_all_agrees(
     execution: Execution, kind: str, value: float, problem: str
 ) -> None:
     flat = np.full(SHAPE, value, np.float32)
-    execution.set_reference(1, 0, flat, kind)
-    execution.set_output(1, 0, flat)
+    for sample in range(execution.samples):
+        execution.set_reference(sample, 0, flat, kind)
+        execution.set_output(sample, 0, flat)
     attempt = execution.judge()
     assert ending(attempt) == ("failed", "numerics")
-    assert attempt.reason.startswith(f"the {kind} reference of output 0, sample 1, {problem}")
+    assert attempt.reason.startswith(f"the {kind} reference of output 0 {problem}, and depends on the inputs")
     assert is_the_codes_at_once(attempt), "it is the same on every device"
+
+
+def test_an_output_without_signal_in_one_sample_is_judged_by_the_others(execution: Execution) -> None:
+    flat = np.zeros(SHAPE, np.float32)
+    execution.set_reference(1, 0, flat)
+    execution.set_output(1, 0, flat)
+    assert ending(execution.judge()) == ("passed", "done")
+    execution.set_output(1, 0, flat + np.float32(0.1))
+    attempt = execution.judge()
+    assert (ending(attempt), attempt.reason[:16]) == (("failed", "numerics"), "output 0 against")
+
+
+def test_outputs_beside_one_without_signal_are_judged(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(dtypes=("float32", "float32"))
+    for sample in range(2):
+        execution.set_reference(sample, 1, np.zeros(SHAPE, np.float32))
+        execution.set_output(sample, 1, np.zeros(SHAPE, np.float32))
+    dead = execution.judge()
+    assert (ending(dead), dead.cause) == (("failed", "numerics"), Cause.NONE)
+    assert "output 1 is zero everywhere" in dead.reason
+    assert {(one.output, one.reference) for one in dead.comparisons} == {(0, "fp32"), (0, "quantized")}
+    assert "sqnr_fp32[0]" in measured(dead)
+    execution.set_output(0, 0, execution.output(0, 0) * np.float32(2))
+    wrong = execution.judge()
+    assert (ending(wrong), wrong.cause) == (("failed", "numerics"), Cause.NUMERICS)
+    assert re.match(r"output 0 against \w+: .* \(and \d more\)$", wrong.reason)
+
+
+def constant_execution(make_execution: Callable[..., Execution], value: Any, constant: str, dtype: str) -> Execution:
+    """Return an execution with a second output that the graph makes constant."""
+    execution = make_execution(dtypes=("float32", dtype))
+    live, other = execution.manifest.outputs
+    other = msgspec.structs.replace(other, constant=Constant(constant))
+    execution.replace_manifest(outputs=(live, other))
+    for sample in range(execution.samples):
+        execution.set_reference(sample, 1, np.full(SHAPE, value, dtype))
+        execution.set_output(sample, 1, np.full(SHAPE, value, dtype))
+    return execution
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(8.0, "float32"), (0.0, "float32"), (math.nan, "float32"), (True, "bool"), (0, "int64")]
+)
+def test_a_constant_of_the_graph_is_compared_exactly(
+    make_execution: Callable[..., Execution], value: Any, dtype: str
+) -> None:
+    execution = constant_execution(make_execution, value, "literal", dtype)
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done"), attempt.reason
+    assert "constant by the graph, compared exactly: output 1" in attempt.notes
+    wrong = np.full(SHAPE, value, dtype)
+    wrong.flat[3] = 1 - wrong.flat[3] if dtype == "bool" else wrong.flat[3] + 1 if value == value else 1.0  # noqa: PLR0124 - NaN
+    execution.set_output(1, 1, wrong)
+    attempt = execution.judge()
+    assert (ending(attempt), attempt.cause) == (("failed", "numerics"), Cause.NUMERICS)
+    assert "output 1" in attempt.reason
+
+
+def test_a_constant_within_the_limits_is_not_equal(make_execution: Callable[..., Execution]) -> None:
+    execution = constant_execution(make_execution, 8.0, "literal", "float32")
+    execution.set_output(1, 1, np.full(SHAPE, 8.001, np.float32))
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    reason = "output 1 is constant by the graph: max abs 0.001 from the quantized reference in sample 1"
+    assert attempt.reason == reason
+    [comparison, _] = [one for one in attempt.comparisons if one.output == 1]
+    assert comparison.sqnr_db == pytest.approx(78, abs=1)
+
+
+def test_constants_that_the_backend_computes_have_the_limits_of_the_case(
+    make_execution: Callable[..., Execution],
+) -> None:
+    execution = constant_execution(make_execution, 8.0, "computed", "float32")
+    assert "constant by the graph, compared exactly: output 1" in execution.judge().notes
+    execution.set_output(1, 1, np.full(SHAPE, 8.01, np.float32))
+    attempt = execution.judge()
+    assert (ending(attempt), attempt.notes) == (("passed", "done"), ())
+    execution.set_output(1, 1, np.full(SHAPE, 12.0, np.float32))
+    assert execution.judge().reason.startswith("output 1 against")
+
+
+def test_a_computed_zero_is_exactly_zero(make_execution: Callable[..., Execution]) -> None:
+    execution = constant_execution(make_execution, 0.0, "computed", "float32")
+    assert ending(execution.judge()) == ("passed", "done")
+    execution.set_output(0, 1, np.full(SHAPE, 1e-6, np.float32))
+    assert execution.judge().reason.startswith("output 1 against")
+
+
+def test_constants_in_half_precision_are_rounded_to_it(make_execution: Callable[..., Execution]) -> None:
+    execution = constant_execution(make_execution, 0.1, "literal", "float32")
+    in_half = np.full(SHAPE, np.float16(0.1), np.float32)
+    execution.set_output(0, 1, in_half)
+    assert ending(execution.judge()) == ("failed", "numerics")
+    execution.replace_manifest(precision="fp16a8w")
+    assert ending(execution.judge()) == ("passed", "done")
 
 
 def test_a_damaged_bundle_is_infra_at_build(execution: Execution) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, with_loss, worst
+from farm.results.numerics import Figures, compare, is_decided, is_equal, signal_problem, violations, with_loss, worst
 from farm.suites.suite import Limits
 
 from .conftest import PATIENT
@@ -202,7 +202,7 @@ def test_a_limit_decides_only_the_dtypes_it_applies_to() -> None:
         (np.zeros((2, 2), np.float32), "is zero everywhere"),
         (np.full((3,), -0.0), "is zero everywhere"),
         (np.full((2, 2), 0.5, np.float32), "is the constant 0.5"),
-        (np.array([1.0, math.nan]), "has NaN"),
+        (np.array([1.0, math.nan]), "has NaN in sample 0"),
         (np.full((2,), math.inf), "is the constant inf"),
         (np.array([True, True]), "is the constant True"),
         (np.zeros((0, 3)), "is empty"),
@@ -214,4 +214,32 @@ def test_a_limit_decides_only_the_dtypes_it_applies_to() -> None:
     ],
 )
 def test_references_without_signal(reference: np.ndarray, problem: str | None) -> None:
-    assert signal_problem(reference) == problem
+    assert signal_problem([reference]) == problem
+
+
+@pytest.mark.parametrize(
+    ("references", "problem"),
+    [
+        ([[0], [1], [0]], None),
+        ([[0], [0], [0]], "is zero everywhere in all 3 samples"),
+        ([[3], [3]], None),
+        ([[0.0, 0.0], [0.5, 0.0]], None),
+        ([[0.5, 0.5], [0.25, 0.25]], None),
+        ([[0.5, 0.5], [0.5, 0.5]], "is the constant 0.5 in all 2 samples"),
+        ([[1.0, 2.0], [math.nan, 1.0]], "has NaN in sample 1"),
+        ([[], []], "is empty"),
+        ([[True], [False]], None),
+    ],
+)
+def test_the_signal_of_a_reference_is_that_of_all_samples(references: list[list[float]], problem: str | None) -> None:
+    assert signal_problem([np.array(one) for one in references]) == problem
+
+
+def test_equal_elements_include_nan_and_what_half_precision_makes_of_them() -> None:
+    third = np.array([1 / 3, math.nan, -math.inf, 0.1], np.float32)
+    in_half = third.astype(np.float16).astype(np.float32)
+    assert is_equal(third, third)
+    assert not is_equal(in_half, third)
+    assert is_equal(in_half, third, half=True)
+    assert not is_equal(np.nextafter(in_half, 0, dtype=np.float32), third, half=True)
+    assert not is_equal(np.array([1, 2]), np.array([1, 3]), half=True)
