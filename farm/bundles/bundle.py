@@ -66,6 +66,11 @@ class TensorSpec(msgspec.Struct, frozen=True):
     """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
     constant: Constant = Constant.NONE
     """By the exported graph, of an output."""
+    name: str = ""
+    """Path of an output in what the module returns, `aux` or `[1].0`; of a written input its name. Empty where the
+    number says all."""
+    written: bool = False
+    """Whether it is no output, but the value that the program writes to its input `name`."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -127,6 +132,7 @@ class Manifest(msgspec.Struct, frozen=True):
     samples: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    """In the order of the program: inputs that it writes to come before its outputs."""
     pte_bytes: int
     delegates: dict[str, int]
     """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
@@ -163,8 +169,34 @@ class Manifest(msgspec.Struct, frozen=True):
     """Of a case that generates text."""
     state: tuple[State, ...] = ()
     """What goes from one sample to the next; the inputs of later samples are as the FP32 module hands them on."""
+    writes: tuple[str, ...] = ()
+    """Writes of the module that the program has: `input x`, `buffer total`."""
+    lost_writes: tuple[str, ...] = ()
+    """Writes of the module that the program lacks."""
     program: str = ""
     """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
+
+    def output_number(self, place: int) -> int:
+        """Return the number of what the program gives at `place`: outputs count from 0, written inputs after them."""
+        outputs = [index for index, spec in enumerate(self.outputs) if not spec.written]
+        return outputs.index(place) if place in outputs else len(outputs) + place
+
+    def output_place(self, output: int | str) -> int | None:
+        """Return where the program gives the output of a number or a name; None where it does not."""
+        places = [index for index, spec in enumerate(self.outputs) if not spec.written]
+        if isinstance(output, int):
+            return places[output] if output < len(places) else None
+        return next((place for place in places if self.outputs[place].name == output), None)
+
+    def output_label(self, place: int) -> str:
+        """Return what the program gives at `place` by name: `output 0`, `output aux`, `input x as written`."""
+        name = self.output_name(place) or str(self.output_number(place))
+        return name if self.outputs[place].written else f"output {name}"
+
+    def output_name(self, place: int) -> str:
+        """Return `aux`, or `input x as written`; empty for an output with a number alone."""
+        spec = self.outputs[place]
+        return f"input {spec.name} as written" if spec.written else spec.name
 
     @property
     def partitions(self) -> int:

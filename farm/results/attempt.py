@@ -104,6 +104,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """The greatest difference in quantization steps; where the output is quantized."""
     loss_db: float | None = None
     """How much the SQNR is below that of the quantized reference; against fp32 only."""
+    name: str = ""
+    """Path of the output in what the module returns, or `input x as written`; empty for a mere number."""
 
 
 class OperatorProfile(msgspec.Struct, frozen=True, omit_defaults=True):

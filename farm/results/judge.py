@@ -71,6 +71,9 @@ def judge(
         ending = report
     if ending.verdict is Verdict.PASSED and (problem := delegation_problem(job, bundle)):
         ending = ending.ended_as(failed(Stage.BUILD, problem, Cause.COMPILE))
+    if _is_judged(ending) and (problem := write_problem(bundle)):
+        numbers = f"; {ending.reason}" if ending.reason else ""
+        ending = ending.ended_as(failed(Stage.BUILD, f"{problem}{numbers}", Cause.COMPILE))
     if ending.verdict is Verdict.PASSED and (problem := _dump_problem(job, raw)):
         ending = ending.ended_as(failed(Stage.EXECUTE, problem, Cause.REFUSED))
     if ending.verdict is Verdict.PASSED and generates:
@@ -98,7 +101,12 @@ def judge(
             operators=ending.operators,
             cause=ending.cause,
             log=bounded_log(raw.stderr),
-            notes=(*map(reason_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle), *_origin_notes(job)),
+            notes=(
+                *map(reason_line, (*raw.notes, *ending.notes)),
+                *_write_notes(bundle),
+                *_fallback_notes(bundle),
+                *_origin_notes(job),
+            ),
         ),
     )
 
@@ -135,7 +143,7 @@ def build_failure(
 
 def not_simulated(job: Job, bundle: Bundle) -> Attempt:
     """Return the attempt of a job that a simulator cannot execute: skipped, or failed where its build is not right."""
-    if problem := delegation_problem(job, bundle):
+    if problem := delegation_problem(job, bundle) or write_problem(bundle):
         return build_failure(job, problem, bundle_key=bundle.manifest.key)
     reason = f"compiled, and not executed: {bundle.manifest.needs_device}; attach a {bundle.manifest.soc}"
     return Attempt(
@@ -186,7 +194,9 @@ def _judge_outputs(
             findings = msgspec.structs.replace(findings, figures=tokens.figures)
             ending = with_tokens(decide(job, bundle, findings, broken), tokens)
             ending = judge_iterations(job, bundle, report, ending)
-            measured = (*measured, *numeric_measurements(tokens.figures), *metrics, *tokens.measurements)
+            number = bundle.manifest.output_number
+            numbered = {(number(place), kind): rows for (place, kind), rows in tokens.figures.items()}
+            measured = (*measured, *numeric_measurements(numbered), *metrics, *tokens.measurements)
     except BundleError as error:
         return infra(Stage.BUILD, str(error), Cause.BUILDER)
     notes = (*ending.notes, *profile.notes)
@@ -210,6 +220,16 @@ def delegation_problem(job: Job, bundle: Bundle) -> str:
     if expected.most_pte_bytes is not None and manifest.pte_bytes > expected.most_pte_bytes:
         return f"the program has {manifest.pte_bytes} bytes, expected {expected.most_pte_bytes} or less"
     return ""
+
+
+def write_problem(bundle: Bundle) -> str:
+    """Return which writes of the module to its inputs and buffers the program lacks; "" where it has all."""
+    lost = " and its ".join(bundle.manifest.lost_writes)
+    return f"the program does not write to its {lost}, as the module does: return the new value instead" if lost else ""
+
+
+def _is_judged(ending: Ending) -> bool:
+    return ending.verdict is Verdict.PASSED or (ending.verdict is Verdict.FAILED and ending.stage is Stage.NUMERICS)
 
 
 def _as_expected(job: Job, raw: RawResult, ending: Ending) -> Ending:
@@ -286,6 +306,12 @@ def _origin_notes(job: Job) -> tuple[str, ...]:
     """Return what compiled a program that came ready: the run's own toolchain is that of its runtime."""
     named = ", ".join(f"{name} {version}" for name, version in sorted(job.case.compiled_with.items()))
     return (reason_line(f"compiled with {named}"),) if named else ()
+
+
+def _write_notes(bundle: Bundle) -> tuple[str, ...]:
+    manifest = bundle.manifest
+    once = ": each sample is executed once, as its state goes on" if manifest.stateful else ""
+    return (reason_line(f"writes to its {' and its '.join(manifest.writes)}{once}"),) if manifest.writes else ()
 
 
 def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
             expected.dtype,
             expected.shape,
         ):
-            return _wrong(f"output {index} is {written}, the reference is {expected}")
+            return _wrong(f"{manifest.output_label(index)} is {written}, the reference is {expected}")
         for sample in range(manifest.samples):
             path = raw.output(sample, index)
             try:
@@ -112,7 +112,7 @@ def _signal_problem(bundle: Bundle, index: int) -> str:
     for kind in bundle.manifest.references:
         if problem := signal_problem([_reference(bundle, kind, n, index) for n in range(bundle.manifest.samples)]):
             return (
-                f"the {kind} reference of output {index} {problem}, and depends on the inputs: "
+                f"the {kind} reference of {bundle.manifest.output_label(index)} {problem}, and depends on the inputs: "
                 f"nothing can be judged by it; give the case other inputs or weights"
             )
     return ""
@@ -158,17 +158,18 @@ def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Mea
     """Return the metrics of the case, and by output which of their limits are broken."""
     measured, broken = [], dict[int, list[str]]()
     for metric in job.case.metrics if "fp32" in bundle.manifest.references else ():
-        if metric.output >= len(bundle.manifest.outputs):
+        place = bundle.manifest.output_place(metric.output)
+        if place is None:
             broken.setdefault(0, []).append(f"{metric.name} is wanted of output {metric.output}, which there is not")
             continue
         pairs = [
-            (_output(bundle, raw, sample, metric.output), _reference(bundle, "fp32", sample, metric.output))
+            (_output(bundle, raw, sample, place), _reference(bundle, "fp32", sample, place))
             for sample in range(bundle.manifest.samples)
         ]
         measurement, problem = measure(metric, pairs)
         measured.append(measurement)
         if problem:
-            broken.setdefault(metric.output, []).append(problem)
+            broken.setdefault(place, []).append(problem)
     return tuple(measured), broken
 
 
@@ -182,26 +183,30 @@ def decide(
 
     An output without a signal fails the case, after all others were judged: a broken limit is the reason that counts.
     """
+    manifest = bundle.manifest
     tolerance = job.case.tolerance(job.target.precision)
     limits: dict[str, Limits] = {"fp32": tolerance.fp32, "quantized": tolerance.quantized}
     comparisons = []
     broken: list[tuple[Violation, str]] = []
     for index, difference in findings.unequal.items():
-        broken.append((Violation(difference, math.inf), f"output {index} is constant by the graph: {difference}"))
+        text = f"{manifest.output_label(index)} is constant by the graph: {difference}"
+        broken.append((Violation(difference, math.inf), text))
     for (index, kind), rows in findings.figures.items():
         figure = worst(rows)
         found = violations(figure, limits[kind])
         if kind == "fp32":
             found = (*found, *(Violation(text, 1.0) for text in broken_metrics.get(index, ())))
-        comparisons.append(compared(index, kind, figure, (violation.text for violation in found)))
-        broken += [(violation, f"output {index} against {kind}: {violation.text}") for violation in found]
+        row = compared(manifest.output_number(index), kind, figure, (violation.text for violation in found))
+        comparisons.append(msgspec.structs.replace(row, name=manifest.output_name(index)))
+        label = manifest.output_label(index)
+        broken += [(violation, f"{label} against {kind}: {violation.text}") for violation in found]
     if broken:
         _, reason = max(broken, key=lambda item: item[0].excess)
         others = len(broken) - 1 + len(findings.without_signal)
         ending = _wrong(reason + (f" (and {others} more)" if others else ""))
     else:
         ending = _unjudged(job, bundle, findings, limits) or Ending(Verdict.PASSED, Stage.DONE)
-    exact = ", ".join(f"output {index}" for index in sorted({*findings.equal, *findings.unequal}))
+    exact = ", ".join(manifest.output_label(index) for index in sorted({*findings.equal, *findings.unequal}))
     notes = (*ending.notes, *([f"constant by the graph, compared exactly: {exact}"] if exact else ()))
     return msgspec.structs.replace(ending, comparisons=tuple(comparisons), notes=notes)
 
@@ -217,7 +222,8 @@ def _unjudged(job: Job, bundle: Bundle, findings: OutputFindings, limits: Mappin
         is_judged = any(map(is_decided, known, map(limits.__getitem__, bundle.manifest.references)))
         if index not in findings.equal and not is_judged:
             return _not_judged(
-                f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
+                f"no limit decides {bundle.manifest.output_label(index)} ({spec.dtype}): "
+                f"give the case a tolerance at {job.target.precision}",
             )
     return None
 

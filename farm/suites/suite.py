@@ -104,7 +104,8 @@ class Metric(_Frozen, frozen=True):
 
     name: str
     """A figure that is computed on request: `top1`, `tokens`, `psnr_db`."""
-    output: int = 0
+    output: int | str = 0
+    """Its number, or its name: `aux`, `[1].0`."""
     least: float | None = None
     """What it has to be at least; None does not decide."""
 

@@ -24,12 +24,14 @@ from farm.bundles.key import bundle_key
 from farm.compile.debug.metrics import BoundMetric, MetricClass, bind_all
 from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
-from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
+from farm.compile.flows.calls import call, copies, flat_outputs
+from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.outputs import named_outputs
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
-from farm.compile.flows.state import run_samples
+from farm.compile.flows.writes import program_outputs, program_writes, run_reference
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,8 +82,11 @@ def compile_debug(
         module = make_method(case, make_module(case), case.method)
         samples = [make_inputs(case, number) for number in range(case.samples)]
         with watch.step("reference"):
-            samples, outputs = run_samples(module, case, samples)
-            inputs, expected = samples[sample], outputs[sample]
+            reference = run_reference(module, case, samples)
+            samples = reference.run.inputs
+            inputs, expected = samples[sample], reference.run.outputs[sample]
+        if reference.is_changed:
+            module = make_method(case, make_module(case), case.method)
         with watch.step("export"):
             graph: Any = torch.export.export(module, samples[0], strict=True).module()
         weights: dict[str, torch.Tensor] = {}
@@ -93,7 +98,9 @@ def compile_debug(
         with watch.step("lower"):
             specs = compiler_specs(target, versions, dump_intermediate_outputs=True)
             edge = to_edge_transform_and_lower_to_qnn(graph, samples[0], specs, generate_etrecord=True)
-            delegation = _require_delegate(edge.exported_program().graph_module)
+            lowered = edge.exported_program()
+            delegation = _require_delegate(lowered.graph_module)
+            written = program_writes(lowered).inputs
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
@@ -101,19 +108,20 @@ def compile_debug(
             with (bundle / MODEL).open("wb") as file:
                 program.write_to_file(file)
             record = program.get_etrecord()
-            record.update_representative_inputs(inputs)
+            record.update_representative_inputs(copies(inputs))
             record.save(folder / ETRECORD)
-        reference: ExportedProgram = record.graph_map[REFERENCE_GRAPH]
+        compared: ExportedProgram = record.graph_map[REFERENCE_GRAPH]
         with watch.step("layers"):
-            unlifted = reference.module()
+            unlifted = compared.module()
             fp32 = run_float(unlifted, inputs, weights)
             in_steps = run_quantized(unlifted, inputs) if quantized is not None else None
         notes = [*_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None and in_steps is not None:
-            notes += _consistency("quantized", in_steps.outputs, _tensors(quantized(*inputs)))
+            notes += _consistency("quantized", in_steps.outputs, flat_outputs(call(quantized, inputs).outputs, case))
+    steps = [None] * len(expected)
     program_facts = CompiledProgram(
         references={},
-        outputs=tuple(tensor_spec(tensor) for tensor in expected),
+        outputs=tuple(named_outputs(reference, program_outputs(reference.run, written)[sample], written, steps)),
         delegates={"QnnBackend": delegation.partitions},
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -121,12 +129,12 @@ def compile_debug(
     key = hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest()
     write_manifest(job, key, versions, bundle, [inputs], program_facts, watch)
     return DebugProgram(
-        edge=reference,
+        edge=compared,
         etrecord=folder / ETRECORD,
         nodes=layer_nodes(unlifted.graph, _partitions(program)),
         fp32=fp32,
         quantized=in_steps,
-        metrics=bind_all(classes, reference),
+        metrics=bind_all(classes, compared),
         seconds=watch.seconds,
         notes=(*notes, *(one.note for one in classes)),
     )
@@ -229,7 +237,3 @@ def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence
             problem = f"the {name} layers end in another output {index} than the {name} module has ({ratio:.1f} dB)"
             return [f"{problem}: ExecuTorch's passes changed the graph; take them with care"]
     return []
-
-
-def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
-    return (value,) if isinstance(value, torch.Tensor) else tuple(value)

@@ -27,7 +27,9 @@ from executorch.backends.qualcomm.utils.constants import (
     QCOM_SCALE,
     QCOM_ZERO_POINT,
 )
+from torch.utils import _pytree as pytree
 
+from farm.compile.flows.calls import copies, state_kept
 from farm.program.layers import LayerTensor
 
 if TYPE_CHECKING:
@@ -144,8 +146,9 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
         self._layers: dict[str, torch.Tensor] = {}
 
     def compute(self, inputs: Sequence[torch.Tensor]) -> Computed:
-        outputs = self.run(*inputs)
-        return Computed(self._layers, (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs))
+        with state_kept(self.module):
+            outputs = pytree.tree_leaves(self.run(*copies(inputs)))
+            return Computed(self._layers, copies(outputs))
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target in dq_ops and (weight := self._weight(n)) is not None:
@@ -156,7 +159,7 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
         if self._quantize and n.op in ("call_function", "placeholder"):
             value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
         if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
-            self._layers[n.name] = value
+            self._layers[n.name] = value.clone()  # a later operator may write to it
         return value
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import shutil
 from collections import Counter
@@ -19,13 +18,23 @@ from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Generation, Ma
 from farm.bundles.key import relevant_versions
 from farm.bundles.origins import write_origins
 from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready
+from farm.compile.flows.calls import Tensors, state_kept
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
-from farm.compile.flows.state import SampleRun, Tensors, run_samples
-from farm.errors import ConfigError
+from farm.compile.flows.outputs import named_outputs, output_steps, tensor_spec
+from farm.compile.flows.state import run_samples
+from farm.compile.flows.writes import (
+    Writes,
+    exported_writes,
+    program_outputs,
+    program_writes,
+    refused_write,
+    run_reference,
+)
+from farm.errors import ConfigError, FarmError
 from farm.program.canonical import program_hash
 from farm.program.layout import to_memory
 from farm.program.pte import read_pte
@@ -41,8 +50,6 @@ if TYPE_CHECKING:
     from farm.program.layout import Order
     from farm.program.pte import Method
     from farm.suites.suite import Case, Job, Target
-
-_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 def flow_of(backend: str) -> Flow:
@@ -101,6 +108,8 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     """Of every sample, where what one sample takes depends on the one before; else empty."""
     state: tuple[State, ...] = ()
     generation: Generation | None = None
+    writes: tuple[str, ...] = ()
+    lost_writes: tuple[str, ...] = ()
     input_orders: tuple[Order, ...] = ()
     """Memory order of each input; () where all have C order."""
 
@@ -114,52 +123,70 @@ def _compile(
     module = make_method(case, whole, case.method)
     # First, as an error of the module itself reads better than what an export makes of it.
     with watch.step("reference"):
-        (samples, outputs), stateful = _run(module, case, samples)
-        references = {"fp32": outputs}
+        reference = run_reference(module, case, samples)
+        samples = reference.run.inputs
+    if reference.is_changed:
+        # It begins as it was made, as the program does.
+        whole = make_module(case)
+        module = make_method(case, whole, case.method)
     own = Lowering(
         module, make_example(case, module, samples[0]), samples, target, versions, watch, case, folder, case.method
     )
     others = {} if runs_on_cpu(target.backend) else _other_methods(case, whole, own)
     schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, one_look_a_list():
-        lowered = flow(own._replace(others=others))
-    delegation = read_delegation(lowered.edge.exported_program(case.method).graph_module)
-    steps: Sequence[float | None] = [None] * len(references["fp32"][0])
+        try:
+            lowered = flow(own._replace(others=others))
+        except FarmError:
+            raise
+        except Exception as error:
+            if any(reference.writes):
+                raise refused_write(error, reference, case, target.backend) from error
+            raise
+    edge = lowered.edge.exported_program(case.method)
+    delegation = read_delegation(edge.graph_module)
+    needed, found = exported_writes(lowered.exported).union(reference.writes), program_writes(edge)
+    references = {"fp32": program_outputs(reference.run, found.inputs)}
+    steps: Sequence[float | None] = [None] * len(reference.run.names)
     if lowered.quantized is not None:
-        with watch.step("quantized_reference"):
-            references["quantized"] = run_samples(lowered.quantized, case, samples).outputs
-        steps = _output_steps(lowered.quantized)
+        with watch.step("quantized_reference"), state_kept(lowered.quantized):
+            references["quantized"] = program_outputs(run_samples(lowered.quantized, case, samples), found.inputs)
+        steps = output_steps(lowered.quantized)
     with watch.step("serialize"):
         origins = EdgeOrigins(lowered.edge, Path(case.folder).parent, case.method)
         program = lowered.edge.to_executorch(lowered.config)
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
         write_origins(folder, origins.of(program))
-    method = _written_method(folder / MODEL, case)
+    state = tuple(State(len(found.inputs) + one.output, one.input) for one in case.state)
+    method = _written_method(folder / MODEL, case, state)
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
+    named = named_outputs(reference, references["fp32"][0], found.inputs, steps)
     plans = program.executorch_program.execution_plan
     method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
         references=references,
-        outputs=_ordered([tensor_spec(*one) for one in zip(references["fp32"][0], steps, strict=True)], method),
+        outputs=_ordered(named, method),
         delegates=dict(Counter(delegate.id for delegate in plans[method_index].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
         operators=dict(operators),
         dynamic=any(spec.dynamic for spec in case.inputs),
-        stateful=stateful,
+        stateful=bool(needed.buffers),
         method=case.method,
         method_index=method_index,
         features=() if runs_on_cpu(target.backend) else case.features.named,
         spill_fill_bytes=lowered.spill_fill_bytes,
         inputs=list(samples),
-        state=case.state,
+        state=state,
+        writes=needed.within(found).named(reference.input_names),
+        lost_writes=needed.without(found).named(reference.input_names),
         input_orders=tuple(value.order for value in method.inputs),
     )
 
 
-def _written_method(model: Path, case: Case) -> Method:
+def _written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
     """Return the method of `case` as the program has it.
 
     Raises ConfigError where no memory order of a tensor suits all that read and write it, or its state.
@@ -168,8 +195,8 @@ def _written_method(model: Path, case: Case) -> Method:
     manifest = Path(case.folder) / "suite.toml"
     if method.layout_problem:
         raise ConfigError(manifest, f"case.{case.name}", method.layout_problem)
-    for one in case.state:
-        given, taken = method.outputs[one.output - len(method.outputs)], method.inputs[one.input]
+    for one in state:
+        given, taken = method.outputs[one.output], method.inputs[one.input]
         if problem := order_problem(one, given.order, taken.order):
             raise ConfigError(manifest, f"case.{case.name}.state", problem)
     return method
@@ -204,18 +231,30 @@ def _take_ready(
     method = read_ready(job)
     for inputs in samples:
         check_inputs(job, method, [tensor_spec(tensor) for tensor in inputs])
-    references, stateful = {}, False
+    references: dict[str, list[Tensors]] = {}
+    reference, written = None, tuple[int, ...]()
     with watch.step("reference"):
         if case.module or case.program:
-            (samples, references["fp32"]), stateful = _run(make_module(case), case, samples)
+            reference = run_reference(make_module(case), case, samples)
+            samples, written = reference.run.inputs, reference.writes.inputs
+            if len(method.outputs) != len(written) + len(reference.run.names):
+                written = ()
+            references["fp32"] = program_outputs(reference.run, written)
         elif case.expected:
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
     outputs = output_specs(method)
     if references:
-        specs = [tensor_spec(tensor) for tensor in references["fp32"][0]]
+        tensors = references["fp32"][0]
+        specs = [tensor_spec(tensor) for tensor in tensors]
+        if reference is not None:
+            specs = named_outputs(reference, tensors, written, [None] * len(reference.run.names))
         # Other outputs than those of the program are shown by the judgement.
         outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
+    # Its signature is not in the file: of the module's buffers nothing is known.
+    kept, lost, names = Writes(written), Writes(), tuple[str, ...]()
+    if reference is not None:
+        lost, names = Writes(reference.writes.inputs).without(kept), reference.input_names
     return CompiledProgram(
         references=references,
         outputs=outputs,
@@ -223,12 +262,14 @@ def _take_ready(
         delegated_ops=None,
         fallback_ops=method.cpu_operators,
         dynamic=is_dynamic(method),
-        stateful=stateful,
+        stateful=reference is not None and bool(reference.writes.buffers),
         method=method.name,
         method_index=method.index,
         features=features_of(method),
         inputs=list(samples),
-        state=case.state,
+        state=tuple(State(len(written) + one.output, one.input) for one in case.state),
+        writes=kept.named(names),
+        lost_writes=lost.named(names),
         input_orders=tuple(value.order for value in method.inputs),
     )
 
@@ -259,49 +300,6 @@ def _keep_graphs(model: Path, folder: Path) -> None:
     for name in dump_context_from_pte(str(model)):
         # It leaves them beside the model.
         shutil.move(name, folder / Path(name).name)
-
-
-def _output_steps(quantized: torch.fx.GraphModule) -> tuple[float | None, ...]:
-    """Return the quantization step of every output of a converted graph, in the unit of the output.
-
-    None for one that is not quantized, or not with one scale for the whole tensor.
-    """
-    [end] = [node for node in quantized.graph.nodes if node.op == "output"]
-    returned, _ = torch.utils._pytree.tree_flatten(end.args[0])  # noqa: SLF001 - torch has no public name for it
-    return tuple(_step_of(node) for node in returned)
-
-
-def _step_of(node: object) -> float | None:
-    while isinstance(node, torch.fx.Node) and node.target is operator.getitem:
-        node = node.args[0]
-    if isinstance(node, torch.fx.Node) and str(node.target) == _DEQUANTIZE:
-        scale = node.args[1]
-        return float(scale) if isinstance(scale, float) else None
-    return None
-
-
-def _run(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> tuple[SampleRun, bool]:
-    """Return what `module` makes of every sample, and whether it changed buffers of its own meanwhile."""
-    # They stay alive, so that none that replaces one gets its address.
-    buffers = list(module.buffers())
-    before = _buffer_states(module)
-    ran = run_samples(module, case, samples)
-    stateful = _buffer_states(module) != before
-    del buffers
-    return ran, stateful
-
-
-def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
-    """Return what tells whether a buffer was changed or replaced: torch counts changes, except in inference mode."""
-    return [
-        (name, id(buffer), 0 if buffer.is_inference() else buffer._version)  # noqa: SLF001 - torch has no other name
-        for name, buffer in module.named_buffers()
-    ]
-
-
-def tensor_spec(tensor: torch.Tensor, step: float | None = None, order: Order = ()) -> TensorSpec:
-    """Return a tensor as a manifest describes it."""
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step, order)
 
 
 def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors], orders: Sequence[Order] = ()) -> None:
@@ -355,6 +353,8 @@ def write_manifest(
         spill_fill_bytes=program.spill_fill_bytes,
         state=program.state,
         generation=program.generation,
+        writes=program.writes,
+        lost_writes=program.lost_writes,
         program=program_hash(folder / MODEL),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

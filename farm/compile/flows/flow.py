@@ -90,6 +90,8 @@ class Lowered(NamedTuple):
     """The quantized module, which runs on the CPU; None where nothing was quantized."""
     config: ExecutorchBackendConfig | None
     """How to serialize it; None is ExecuTorch's default."""
+    exported: torch.export.ExportedProgram
+    """The module as it was exported, before anything of the backend."""
     spill_fill_bytes: int | None = None
     """Of the buffer that its contexts share; None where they share none."""
 

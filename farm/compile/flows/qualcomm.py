@@ -31,6 +31,7 @@ from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows import qnn_features
+from farm.compile.flows.calls import copies, state_kept
 from farm.compile.flows.delegation import misread_codes, refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.compile.flows.op_packages import annotation_of, packages_of, require_packaged
@@ -69,7 +70,8 @@ _LPAI_TARGETS = {
 def _lower(lowering: Lowering) -> Lowered:
     target, watch = lowering.target, lowering.watch
     case, features = lowering.case, lowering.case.features
-    graphs: dict[str, torch.nn.Module] = {name: one.export().module() for name, one in lowering.methods.items()}
+    exported = {name: one.export() for name, one in lowering.methods.items()}
+    graphs: dict[str, torch.nn.Module] = {name: one.module() for name, one in exported.items()}
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:
         with watch.step("quantize"):
@@ -89,7 +91,7 @@ def _lower(lowering: Lowering) -> Lowered:
     qnn_features.require_skipped(edge, case)
     require_packaged(edge, case)
     config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
-    return Lowered(edge, quantized, config, spill_fill_bytes)
+    return Lowered(edge, quantized, config, exported[lowering.method], spill_fill_bytes)
 
 
 FLOW: Flow = _lower
@@ -116,9 +118,12 @@ def calibrate(
     if case is not None and case.features.op_packages:
         usual = quantizer.default_quant_config.quant_config
         quantizer.add_custom_quant_annotations([annotation_of(case, usual)])
+    own = [name for name, _ in exported.named_buffers()]
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
-    for inputs in samples:
-        prepared(*inputs)
+    # The observers keep what they saw.
+    with state_kept(prepared, own):
+        for inputs in samples:
+            prepared(*copies(inputs))
     return prepared
 
 

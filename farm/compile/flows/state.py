@@ -1,4 +1,7 @@
-"""Modules whose inferences hand an output on to the next as an input: farm.suites.state. Imports torch."""
+"""Calls of a module sample by sample, which may hand an output on to the next inference: farm.suites.state.
+
+Imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from farm.compile.flows.calls import Tensors, call, flat_outputs, output_names
 from farm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,30 +18,34 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Case
 
-Tensors = tuple[torch.Tensor, ...]
-
 
 class SampleRun(NamedTuple):
-    """What a module computed of all samples of a case, in their order."""
+    """Inputs and outputs of a module for all samples of a case, in their order."""
 
     inputs: list[Tensors]
-    """With what was handed on in its place."""
+    """Inputs of each sample, state that was handed on among them."""
     outputs: list[Tensors]
+    left: list[Tensors]
+    """Inputs after the call, with the writes of the module."""
+    names: tuple[str, ...]
+    """Path of each output in the return value: `farm.compile.flows.calls.output_names`."""
 
 
 def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> SampleRun:
     """Return what `module` makes of `samples`, each with the state that the one before it left.
 
-    Raises ConfigError where an output is not what the input takes.
+    `samples` keep their values. Raises ConfigError for an output that is no tensor, or does not fit the input.
     """
-    ran = SampleRun([], [])
+    ran = SampleRun([], [], [], ())
     for sample in samples:
         inputs = list(sample)
         for one in case.state if ran.outputs else ():
             inputs[one.input] = _handed_on(case, ran.outputs[-1], one.output, inputs[one.input])
+        called = call(module, inputs)
         ran.inputs.append(tuple(inputs))
-        result = module(*inputs)
-        ran.outputs.append((result,) if isinstance(result, torch.Tensor) else tuple(result))
+        ran.outputs.append(flat_outputs(called.outputs, case))
+        ran.left.append(called.inputs)
+        ran = ran._replace(names=output_names(called.outputs))
     return ran
 
 
@@ -49,5 +57,4 @@ def _handed_on(case: Case, outputs: Tensors, index: int, wanted: torch.Tensor) -
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         given, taken = (f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in (found, wanted))
         raise ConfigError(manifest, key, f"output {index} is {given}, and the input takes {taken}")
-    # A copy, as a module may return what it was given.
-    return found.detach().clone()
+    return found

@@ -15,7 +15,7 @@ def _lower(lowering: Lowering) -> Lowered:
         programs = {lowering.method: exported}
         edge = to_edge_transform_and_lower(programs, partitioner={lowering.method: [XnnpackPartitioner()]})
     # Nothing is quantized, and it is the same on every SoC.
-    return Lowered(edge, None, None)
+    return Lowered(edge, None, None, exported)
 
 
 FLOW: Flow = _lower

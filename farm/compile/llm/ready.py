@@ -12,9 +12,10 @@ import torch
 from farm.bundles.bundle import INPUTS, MODEL, TOLD, TensorSpec
 from farm.bundles.generation import DECODE, generation_of, padded
 from farm.bundles.ready import features_of, read_ready
-from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
+from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
 from farm.compile.flows.factory import read_expected
 from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.outputs import tensor_spec
 from farm.errors import ConfigError
 from farm.program.pte import read_pte
 from farm.suites.accuracy.asked import asked_of, most_told

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.compile.flows.calls import copies
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -63,7 +65,7 @@ class Stepwise:
             step[0, 0, 0, :done] = mask[0, 0, done, :done]
             step[0, 0, 0, self._room] = mask[0, 0, done, done]
             steps.append(step)
-        logits, keys, values = self._module(tokens, *steps, positions, *caches)
+        logits, keys, values = self._module(*copies((tokens, *steps, positions, *caches)))
         if done < self._room:
             for axis, cache, one in zip(_position_axes(caches), caches, [*keys, *values], strict=True):
                 cache.narrow(axis, done, 1).copy_(one.narrow(axis, 0, 1))
@@ -99,7 +101,7 @@ class WholeContext:
     def _logits_and_columns(self, module: torch.nn.Module, tokens: Row) -> tuple[torch.Tensor, list[torch.Tensor]]:
         padded = torch.zeros(1, self._masks[0].shape[-1], dtype=torch.int32)
         padded[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        logits, keys, values = module(*self._inference.get_inputs(padded, self._masks))
+        logits, keys, values = module(*copies(self._inference.get_inputs(padded, self._masks)))
         return torch.as_tensor(logits)[0], [*keys, *values]
 
     def eager_logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
@@ -125,8 +127,9 @@ class WholeContext:
         end = start + len(tokens)
         masks = (mask[:, :, start:end, :end] for mask in self._masks)
         positions = self._inference.pos_ids[:1, start:end]
-        logits, keys, values = module(torch.tensor([tokens], dtype=torch.int32), *masks, positions, *caches)
+        given = (torch.tensor([tokens], dtype=torch.int32), *masks, positions, *caches)
+        logits, keys, values = module(*copies(given))
         new = [*keys, *values]
         axes = _position_axes(caches)
         grown = [torch.cat(pair, dim=axis) for axis, *pair in zip(axes, caches, new, strict=True)]
-        return logits[0].float(), grown
+        return logits[0].to(torch.float32, copy=True), grown
