@@ -56,6 +56,8 @@ class Script:
     """Devices that cannot be brought back."""
     wrong: tuple[int, ...] = ()
     """Devices that compute wrong numbers, although their canary passes."""
+    refusing: tuple[int, ...] = ()
+    """Devices that refuse every program, although their canary passes."""
     virtual: tuple[int, ...] = ()
     """Devices that are virtual: jobs are such as only others run."""
     no_server: tuple[range, ...] = ()
@@ -288,6 +290,8 @@ class ScriptedDevice:
             verdict, cause = Verdict.INFRA, Cause.ADB_SERVER
         elif self.number in self.world.script.wrong:
             verdict, cause = Verdict.FAILED, Cause.NUMERICS
+        elif self.number in self.world.script.refusing:
+            verdict, cause = Verdict.FAILED, Cause.REFUSED
         return (Attempt(planned.job.id, verdict, Stage.DONE, "", device=serial, cause=cause),), ()
 
     def _is_well(self, *, cost: bool) -> bool:

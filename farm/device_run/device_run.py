@@ -60,6 +60,10 @@ _CANARY_SECONDS = 60.0
 # A battery and a case change by less than a degree meanwhile.
 _STATUS_SECONDS = 15.0
 
+_MAY_BE_DAMAGE = (Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED)
+# The logs of the device have more about these than the runner could write.
+_LOGGED = (Cause.CRASH, Cause.HANG, Cause.GONE, Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME)
+
 _T = TypeVar("_T")
 
 
@@ -159,6 +163,8 @@ class DeviceRun:
         """Of every inference of the canary, when it ran last."""
         self.is_full = False
         """When the canary was due last, the device had no room for it."""
+        self.lacks_runtime = False
+        """When the canary ran last, the libraries beside it did not fit."""
         self._executing = threading.Lock()
         # One thread: the cable is one, and what is staged first is needed first.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
@@ -210,7 +216,7 @@ class DeviceRun:
 
         What it leaves is in the local `folder`. Raises LocalError.
         """
-        self.is_full = False
+        self.is_full = self.lacks_runtime = False
         try:
             self._get_root()
             if self._canary is None:
@@ -226,6 +232,7 @@ class DeviceRun:
             self.is_full = isinstance(error, DeviceSpaceError)
             return str(error)
         self.is_full = attempt.cause is Cause.SPACE
+        self.lacks_runtime = attempt.cause is Cause.RUNTIME
         self.canary_latency_ns = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
         return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
 
@@ -299,7 +306,7 @@ class DeviceRun:
 
     def excuse_damage(self, attempt: Attempt, bundle: Bundle, raw: RawResult) -> Attempt:
         """Return an attempt of one of the last executions; infra where what it ran, or gave, is not what was sent."""
-        if attempt.verdict is not Verdict.FAILED or attempt.cause not in (Cause.NUMERICS, Cause.REFUSED):
+        if attempt.verdict is not Verdict.FAILED or attempt.cause not in _MAY_BE_DAMAGE:
             return attempt
         with self._executing:
             damage = self.session.find_damage(bundle, raw)
@@ -312,11 +319,11 @@ class DeviceRun:
         return self._artifacts.keep(attempt, bundle, folder, lambda: self.session)
 
     def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-        """Keep what the logs say of an attempt that ended the runner or lost the device, by way of `folder`.
+        """Keep what the logs say of an attempt that was refused, ended the runner or lost the device, in `folder`.
 
         The attempt is returned with the known trouble that they tell of.
         """
-        if self._artifacts is None or attempt.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
+        if self._artifacts is None or attempt.cause not in _LOGGED:
             return attempt, ()
         try:
             return self._artifacts.keep_crash_logs(

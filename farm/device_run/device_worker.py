@@ -12,7 +12,7 @@ from farm.bundles.cache import BundleCache
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.devices.health import FULL, RECOVERY, Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.health import FULL, RECOVERY, RUNTIME, Event, Health, HealthMark, is_doubtful, next_health
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -133,7 +133,11 @@ class DeviceWorker:
         if self.given_up:
             return self._reason
         problem = recover(
-            self.device, works=self._probe, log=self._log_step, stop=self._stop, hopeless=lambda: self.run.is_full
+            self.device,
+            works=self._probe,
+            log=self._log_step,
+            stop=self._stop,
+            hopeless=lambda: self.run.is_full or self.run.lacks_runtime,
         ).problem
         if self.run.is_full:
             problem = self._await_room(problem)
@@ -207,9 +211,11 @@ class DeviceWorker:
         return problem
 
     def _cause_of_silence(self) -> str:
-        """Return the cause of a failure that is not the device's: its adb server is gone, or others' files fill it."""
+        """Return the cause of a failure that is not the device's: adb server, runtime, or files of others."""
         if self.run.is_full:
             return FULL
+        if self.run.lacks_runtime:
+            return RUNTIME
         return "" if self.run.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def _mark(self, event: Event, reason: str = "", cause: str = "") -> None:

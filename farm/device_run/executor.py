@@ -14,7 +14,7 @@ from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import after_rerun
+from farm.results.blame import after_rerun, needs_new_session
 from farm.results.judge import build_failure, not_simulated
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Executor:
     def run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
         """Return what is to be recorded of a job, and the files that belong to the last attempt.
 
-        `following` is staged meanwhile. Where the runner answered and `may_begin` returns True, it begins as soon as
+        `following` is staged meanwhile. Where the job was executed and `may_begin` returns True, it begins as soon as
         the outputs are here, so that the device need not wait for what is done with them.
 
         Raises LocalError for trouble of this machine, which says nothing about the job or the device.
@@ -91,12 +91,14 @@ class Executor:
         if following is not None and execution.has_answer and self._may_overlap(following) and may_begin():
             self._begun[following.job.id] = self._begin(following)
         attempt, artifacts = self._judged(planned, execution)
-        if not execution.process_ended or self._plan.heap:
+        refused = execution.was_refused and needs_new_session(attempt)
+        if not (execution.process_ended or refused) or self._plan.heap:
             return (attempt,), artifacts
         staged = self._device_run.stage(execution.staged.workspace.bundle)
         alone = self._execute(planned, staged, alone=True)
-        again, artifacts = self._judged(planned, alone)
-        return after_rerun(attempt, again, ended_again=alone.process_ended), artifacts
+        second, artifacts = self._judged(planned, alone)
+        again = alone.process_ended or (refused and alone.was_refused)
+        return after_rerun(attempt, second, ended_again=again, refused=refused), artifacts
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
@@ -213,14 +215,19 @@ class _JobExecution(NamedTuple):
         return self.raw is not None and self.raw.process_ended
 
     @property
+    def was_refused(self) -> bool:
+        """True for a job that the runner answered with an error without ending."""
+        return self.raw is not None and self.raw.refused and not self.raw.process_ended
+
+    @property
     def is_broken(self) -> bool:
         """Whether the device, or what leads to it, did not do its part."""
         return self.raw is None or bool(self.raw.error)
 
     @property
     def has_answer(self) -> bool:
-        """Whether the runner answered, and takes the next job."""
-        return self.raw is not None and not self.raw.error and not self.raw.process_ended
+        """True for a runner that executed the job and takes the next one."""
+        return self.raw is not None and not (self.raw.error or self.raw.process_ended or self.raw.refused)
 
 
 class _BuildFailedError(Exception):

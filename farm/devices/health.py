@@ -60,9 +60,13 @@ BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compi
 # Room that somebody else's files take is not the device's fault either, nor does any step bring it back; but no job
 # runs without it, so that the device has to show that there is some again.
 FULL = "space"
-# Those that may be the job's as well, as long as no other device has tried it: a suite full of programs that crash, or
-# compute wrong numbers, must not put every device into quarantine.
-OPEN_CAUSES = frozenset({"crash", "hang", "numerics"})
+# Causes that may be the job's, until another device has tried it: a suite full of programs that crash, are refused or
+# compute wrong numbers must not put every device into quarantine.
+OPEN_CAUSES = frozenset({"crash", "hang", "numerics", "refused"})
+RUNTIME = "runtime"
+"""Libraries that farm pushed do not fit: no fault of the device, and no recovery changes it; but no job runs with them,
+so that a canary has to pass."""
+_NEVER_QUARANTINE = frozenset({FULL, RUNTIME})
 
 
 def is_doubtful(mark: HealthMark) -> bool:
@@ -72,7 +76,7 @@ def is_doubtful(mark: HealthMark) -> bool:
 
 def counts(mark: HealthMark) -> bool:
     """Tell whether an event brings the device nearer to quarantine."""
-    return is_doubtful(mark) and not (mark.event is Event.INFRA and mark.cause in {*OPEN_CAUSES, FULL})
+    return is_doubtful(mark) and not (mark.event is Event.INFRA and mark.cause in OPEN_CAUSES | _NEVER_QUARANTINE)
 
 
 def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -> tuple[Health, str]:
@@ -95,7 +99,7 @@ def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -
 
 def _quarantine(recent: Sequence[HealthMark], mark: HealthMark) -> str:
     """Return why `mark` puts a device into quarantine, empty when it does not."""
-    if mark.cause in BLAMELESS_CAUSES or mark.cause == FULL:
+    if mark.cause in BLAMELESS_CAUSES | _NEVER_QUARANTINE:
         return ""
     if mark.event is Event.GAVE_UP:
         return "it could not be brought back"
@@ -111,6 +115,8 @@ def _doubt(mark: HealthMark) -> str:
     """Return why `mark` makes a device suspect, empty when it does not."""
     if mark.cause == FULL:
         return "its storage is full"
+    if mark.cause == RUNTIME:
+        return "its runtime does not fit"
     if mark.event is Event.CANARY_FAILED:
         return "" if mark.cause in BLAMELESS_CAUSES else "its canary fails"
     if mark.event is Event.OUTVOTED:

@@ -118,7 +118,7 @@ def run_once(
     else:
         problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
     if problem:
-        report = report_of(1, error={"stage": "execute", "message": problem})
+        report = report_of(1, error={"stage": "unsupported", "message": problem})
         return answered(RunnerEnding(None, b"", "", None, began=True), report)
     own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}
     words = [f"--{name}={value}" for name, value in (flags | own | runtime.flags | options.process_flags).items()]

@@ -92,6 +92,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """The runner was alive and reachable and did not finish in its time, nor report so; `error` stays empty then."""
     process_ended: bool = False
     """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
+    refused: bool = False
+    """The runner answered with an error; the next execution has a new process."""
     heap: bool = False
     """It was for the DSP's heap alone: no time of it is a measurement."""
     simulated: bool = False

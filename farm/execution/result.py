@@ -63,6 +63,11 @@ class Execution:
         ending = self.ending
         return ending is None or ending.answer is None or ending.answer.last or ending.code is not None
 
+    @property
+    def refused(self) -> bool:
+        """True after an answer with an error: the runner's DSP session is not trusted any more."""
+        return self.ending is not None and self.ending.answer is not None and not self.ending.answer.ok
+
     def step(self, stage: _Stage, action: Callable[[], None]) -> None:
         """Do one step and take its time; none after the first that raised a DeviceError."""
         if self._error:
@@ -117,6 +122,7 @@ class Execution:
             pull_seconds=self._seconds["pull"],
             timed_out=bool(ending and not ending.answer and code is None and not self._error),
             process_ended=not self._error and self.process_ended,
+            refused=not self._error and self.refused,
             heap=heap,
             simulated=simulated,
             notes=tuple(self.notes),

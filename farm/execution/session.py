@@ -1,8 +1,8 @@
 """Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement.
 
 A runner process stays up as long as jobs want the same backend options, which are global to a process; a job that ends
-it, or that exceeds its time, costs one start. ExecuTorch's own runners take no session: each job has a process of its
-own there (`one_shot.py`).
+it, exceeds its time or is refused costs one start. ExecuTorch's own runners take no session: each job has a process of
+its own there (`one_shot.py`).
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class DeviceSession:
                 execution.fail(execution.workspace)
                 return
             execution.ending = self._run(execution.workspace, options)
-        if execution.process_ended:
+        if execution.process_ended or execution.refused:
             self._hang_up()
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:

@@ -46,6 +46,12 @@ class Cause(StrEnum):
     NUMERICS = "numerics"
     REFUSED = "refused"
     """The runner answered with an error: it could not load or execute the program."""
+    UNSUPPORTED = "unsupported"
+    """No device of this SoC and runtime executes the program, for a known reason."""
+    RUNTIME = "runtime"
+    """Libraries beside the program are missing, do not fit together, or are not visible to the DSP."""
+    SESSION = "session"
+    """The DSP was restarted, and every handle of the session was lost."""
     CRASH = "crash"
     """A signal or an exit code ended the runner, in company and alone."""
     HANG = "hang"
@@ -59,7 +65,7 @@ class Cause(StrEnum):
     DAMAGE = "damage"
     """Files on the device were not what was pushed."""
     DEVICE = "device"
-    """The device's canary gave wrong numbers as well, just after the job had."""
+    """Firmware or access rights of the device, for a known reason; or its canary failed just after the job."""
     DISK = "disk"
     """A disk of this machine was full, or failed."""
     LOCAL = "local"
@@ -106,6 +112,16 @@ class Comparison(msgspec.Struct, frozen=True):
     """How much the SQNR is below that of the quantized reference; against fp32 only."""
     name: str = ""
     """Path of the output in what the module returns, or `input x as written`; empty for a mere number."""
+
+    @property
+    def title(self) -> str:
+        """What a table calls the output: its name, or its number."""
+        return self.name or str(self.output)
+
+    @property
+    def label(self) -> str:
+        """What a sentence calls it: `output 0`, `output aux`, `input x as written`."""
+        return self.name if self.name.startswith("input ") else f"output {self.title}"
 
 
 class OperatorProfile(msgspec.Struct, frozen=True, omit_defaults=True):

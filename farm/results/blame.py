@@ -22,9 +22,18 @@ MOST_DEVICES = 3
 # So many devices that went away under one job are no accident any more.
 _KILLED_DEVICES = 2
 
-_CODE = {Cause.COMPILE, Cause.REFUSED}
-# What ended the runner, or made its numbers wrong, may be the job or the device: another device decides.
-_OPEN = {Cause.CRASH: "crashed", Cause.HANG: "hung", Cause.NUMERICS: "wrong numbers"}
+_CODE = {Cause.COMPILE, Cause.UNSUPPORTED}
+# A crash, a refusal or wrong numbers may come from the job or from the device: another device decides.
+_OPEN = {
+    Cause.CRASH: "crashed",
+    Cause.HANG: "hung",
+    Cause.NUMERICS: "wrong numbers",
+    Cause.REFUSED: "refused",
+}
+# A second opinion on a job that was red before would be no news.
+_NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
+# Causes of a refusal by a live runner, which a new session on the same device may not meet.
+_REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL}
 
@@ -73,32 +82,47 @@ def is_open(cause: Cause) -> bool:
 
 
 def unfit(attempt: Attempt, problem: str) -> Attempt:
-    """Return an attempt whose numbers are the device's fault: `problem` says how its canary failed just after it."""
-    reason = f"the device fails its canary as well ({problem}): its numbers mean nothing ({attempt.reason})"
+    """Return `attempt` with the device to blame; `problem` is the failure of the canary just after it."""
+    reason = f"the device fails its canary as well ({problem}): its {_finding(attempt)} ({attempt.reason})"
     return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=reason_line(reason)))
 
 
 def damaged(attempt: Attempt, what: str) -> Attempt:
-    """Return an attempt whose numbers mean nothing: `what` says which files were not what they ought to be."""
-    reason = f"{what}: its numbers mean nothing ({attempt.reason})"
+    """Return `attempt` as infra; `what` names the files that were not what was pushed."""
+    reason = f"{what}: its {_finding(attempt)} ({attempt.reason})"
     return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=reason_line(reason)))
 
 
-def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool) -> tuple[Attempt, Attempt]:
+def _finding(attempt: Attempt) -> str:
+    return "refusal means nothing" if attempt.cause in _CODE | _REFUSALS else "numbers mean nothing"
+
+
+def needs_new_session(attempt: Attempt) -> bool:
+    """Return whether an attempt that a live runner refused is made again in a new session on the same device."""
+    return attempt.cause in _REFUSALS
+
+
+def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: bool = False) -> tuple[Attempt, Attempt]:
     """Return both attempts as they are recorded. Pure.
 
-    What ends the runner again although nothing ran before it is to blame. What does not was a victim of its company or
-    of the device. Either way the second decides, and the first counts against the farm: a job has one verdict.
+    `refused`: the runner answered the first with an error, and did not end. `ended_again`: the second ended in the
+    same way. A job that ends the runner again, or is refused again, although nothing ran before it is to blame.
+    Otherwise it was a victim of its company or of the device. Either way the second decides, and the first counts
+    against the farm: a job has one verdict.
     """
-    company, note = "not in a process of its own", ""
+    event = "was refused" if refused else "ended the runner"
+    company = "not in a process of its own"
+    note = f"in a process of its own, after it {event} in a session: {first.reason}"
     if ended_again:
         company = "and again in a process of its own"
-        note = "ended the runner in a session and again in a process of its own"
+        note = f"{event} in a session and again in a process of its own"
     elif alone.verdict is Verdict.INFRA:
         company = "and could not be tried in a process of its own"
-    reason = f"ended the runner in a session, {company}: {first.reason}"
+    reason = f"{event} in a session, {company}: {first.reason}"
     blameless = msgspec.structs.replace(first, verdict=Verdict.INFRA, reason=reason_line(reason), known_issue="")
-    note = note or f"in a process of its own, after it ended the session's runner: {first.reason}"
+    if ended_again and alone.cause is Cause.SESSION:
+        # Two restarts of the DSP are a crash by the program, until a second device disagrees.
+        alone = msgspec.structs.replace(alone, verdict=Verdict.FAILED, cause=Cause.CRASH)
     return blameless, msgspec.structs.replace(alone, notes=(*alone.notes, reason_line(note)))
 
 
@@ -106,7 +130,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     """Return who is to blame for the last of `history`, all attempts of one job, oldest first, one of each device.
 
     `others`: how many healthy devices of its SoC have not tried it. `failed_before`: the job failed in the newest run
-    before this one as well, so that wrong numbers are no news that a second device has to confirm.
+    before this one as well, so that wrong numbers and refusals are no news that a second device has to confirm.
     """
     last, earlier = history[-1], history[:-1]
     more = others > 0 and len(_devices(history)) < MOST_DEVICES
@@ -125,7 +149,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
 def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str | None:
     """Return what shows that the code is to blame for the last attempt, None when it is not; `more` may try it."""
     last, earlier = history[-1], history[:-1]
-    if last.cause not in _OPEN or (last.cause is Cause.NUMERICS and failed_before):
+    if last.cause not in _OPEN or (last.cause in _NO_NEWS and failed_before):
         at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
         return _others_said(earlier) if at_once else None
     if len({one.device for one in history if one.cause in _OPEN}) > 1:
@@ -191,13 +215,15 @@ def _joined(words: Sequence[str]) -> str:
 
 _WORDS = {
     Cause.COMPILE: "not compiled",
-    Cause.REFUSED: "refused",
+    Cause.UNSUPPORTED: "not supported",
+    Cause.RUNTIME: "runtime does not fit",
+    Cause.SESSION: "DSP restarted",
     Cause.CONNECTION: "connection lost",
     Cause.GONE: "device gone",
     Cause.ADB_SERVER: "no adb server",
     Cause.SPACE: "no space",
     Cause.DAMAGE: "files damaged",
-    Cause.DEVICE: "canary failed",
+    Cause.DEVICE: "device failed",
     Cause.DISK: "no room on this machine",
     Cause.LOCAL: "this machine failed",
     Cause.BUILDER: "not built",

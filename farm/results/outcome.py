@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from farm.execution.raw import RESULT_FILE
 from farm.results.attempt import Cause, Ending, Stage, failed, infra
 from farm.results.dsp_trouble import explain_ending
-from farm.results.runner_report import ReportError, RunnerReport, read_report
+from farm.results.known_troubles import LOADER_FAILURE
+from farm.results.runner_report import UNSUPPORTED, ReportError, RunnerReport, read_report
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _NO_SPACE = "No space left on device"
 
 # A shell's codes for a program that cannot be executed or is not there; glibc's loader uses 127 as well.
 _NOT_STARTED = (126, 127)
-# What the loaders of Android and of glibc print when a library of the runtime is missing.
-_LOADER_FAILURES = ("CANNOT LINK EXECUTABLE", "error while loading shared libraries")
 
 _SIGNAL_HINTS = {
     "SIGALRM": ": it hung, and could not even say so",
@@ -81,7 +80,10 @@ def _outcome(raw: RawResult) -> Ending | RunnerReport:
 
 def _runner_error(error: RunnerError, code: int) -> Ending:
     timed_out = code == _TIMEOUT_EXIT
-    reason = f"{error.stage}: {reason_line(error.message) or 'the runner gave no message: see the log'}"
+    message = reason_line(error.message).removeprefix(f"{error.stage}: ")
+    reason = f"{error.stage}: {message or 'the runner gave no message: see the log'}"
+    if error.stage == UNSUPPORTED:
+        return failed(Stage.EXECUTE, reason, Cause.UNSUPPORTED)
     if error.stage in _FARM_STAGES:
         cause = Cause.SPACE if _NO_SPACE in error.message else Cause.NONE
         return infra(_FARM_STAGES[error.stage], reason, Cause.HANG if timed_out else cause)
@@ -113,7 +115,7 @@ def _bad_ending(raw: RawResult, report: RunnerReport | None, refused: str) -> En
 def _not_started(stderr: str, code: int) -> str:
     # Android's loader ends with a signal after its message, so this comes before signals.
     for line in stderr.splitlines():
-        if any(mark in line for mark in _LOADER_FAILURES):
+        if LOADER_FAILURE.pattern.search(line):
             return line
     return f"exit code {code}: {stderr}" if code in _NOT_STARTED else ""
 

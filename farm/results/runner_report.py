@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,9 @@ REPORT_LIMIT = 16 * 2**20
 
 _TEN_DAYS_NS = 10 * 24 * 3600 * 10**9
 
-ErrorStage = Literal["flags", "options", "load", "inputs", "execute", "outputs", "etdump"]
+UNSUPPORTED: Final = "unsupported"
+"""Stage of an error that farm found before it started a runner, which no other device would do either."""
+ErrorStage = Literal["flags", "options", "load", "inputs", "execute", "outputs", "etdump", "unsupported"]
 Duration = Annotated[int, Meta(gt=0, le=_TEN_DAYS_NS)]
 """Nanoseconds. A zero is refused as well: no clock that runs shows it, and it would be the best latency ever."""
 Durations = Annotated[tuple[Duration, ...], Meta(max_length=1_000_000)]

@@ -330,11 +330,15 @@ class Worker:
         if not last.device:
             return Done(last)
         failed_before = planned.failed_before or bool(last.known_issue)
-        if last.cause is Cause.NUMERICS and last.verdict is Verdict.FAILED and not failed_before:
-            # A device may begin to compute wrong numbers after its canary has passed.
+        if last.verdict is Verdict.FAILED and (
+            last.cause is Cause.REFUSED or (last.cause is Cause.NUMERICS and not failed_before)
+        ):
+            # A device may begin to refuse programs, or to compute wrong numbers, after its canary has passed.
             self._executor.finish()
             if problem := self._device_worker.check(anew=True):
                 last = unfit(last, problem)
+                # The next job was staged in the session that ended with the canary.
+                self._executor.forget()
         earlier = self._tried(last.job_id)
         history = (*earlier, tried(last))
         devices = tuple(dict.fromkeys(one.device for one in history))

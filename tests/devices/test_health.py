@@ -58,6 +58,22 @@ def test_a_storage_that_somebody_else_has_filled_asks_for_a_canary_and_never_for
     assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), full)[0] is Health.SUSPECT, "it brings none nearer to it"
 
 
+def test_libraries_that_do_not_fit_ask_for_a_canary_and_never_for_quarantine() -> None:
+    lacking = HealthMark(Event.INFRA, "runtime", "no stub library")
+    state, reason = after(*[lacking] * (FAILURES_IN_A_ROW + 1))
+    assert (state, reason) == (Health.SUSPECT, "its runtime does not fit: (runtime) no stub library")
+    canary, gave_up = HealthMark(Event.CANARY_FAILED, "runtime"), HealthMark(Event.GAVE_UP, "runtime")
+    assert after(canary, RECOVERED, canary, gave_up)[0] is Health.SUSPECT
+    assert after(canary, gave_up, OK)[0] is Health.HEALTHY
+
+
+@pytest.mark.parametrize("cause", ["device", "session"])
+def test_firmware_and_a_dsp_that_restarts_count_against_the_device(cause: str) -> None:
+    mark = HealthMark(Event.INFRA, cause, "s/c")
+    assert after(mark)[0] is Health.SUSPECT
+    assert after(*[mark] * FAILURES_IN_A_ROW)[0] is Health.QUARANTINED
+
+
 @pytest.mark.parametrize("cause", sorted(OPEN_CAUSES))
 def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_canary(cause: str) -> None:
     state, reason = after(*[HealthMark(Event.INFRA, cause, "s/c")] * 9)

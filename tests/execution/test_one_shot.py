@@ -115,12 +115,12 @@ def test_an_execution_that_gives_something_else_is_named(run: Callable[..., RawR
     [
         (b"unloadable", Verdict.FAILED, Stage.LOAD, Cause.REFUSED, "Loading of method forward failed with status 0x20"),
         (b"refused-on-dsp", Verdict.FAILED, Stage.EXECUTE, Cause.REFUSED, "qnn_executorch_execute_all failed"),
-        (b"no-dsp", Verdict.INFRA, Stage.LOAD, Cause.NONE, "qnn_executorch_open failed: 0x4e"),
+        (b"no-dsp", Verdict.INFRA, Stage.LOAD, Cause.DEVICE, "qnn_executorch_open failed: 0x4e"),
         (b"short", Verdict.FAILED, Stage.EXECUTE, Cause.REFUSED, "output_0_0.raw has 1 bytes, the reference 8"),
         (b"nothing", Verdict.INFRA, Stage.EXECUTE, Cause.NONE, "ended well and wrote 0 of 3 outputs"),
         (b"crash", Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, "signal 11"),
         (b"assertion", Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, "signal 6"),
-        (b"loader", Verdict.INFRA, Stage.EXECUTE, Cause.NONE, "CANNOT LINK EXECUTABLE"),
+        (b"loader", Verdict.INFRA, Stage.EXECUTE, Cause.RUNTIME, "CANNOT LINK EXECUTABLE"),
     ],
 )
 def test_every_end_is_judged_as_that_of_a_session(
@@ -171,7 +171,7 @@ def test_more_executions_than_there_can_be_are_the_jobs_failure_and_no_doubt_abo
     raw = run(b"good", RunnerOptions(iterations=1000, warm_up=1, timeout_s=30))
     ending = outcome(raw)
     assert isinstance(ending, Ending)
-    assert (ending.verdict, ending.cause) == (Verdict.FAILED, Cause.REFUSED)
+    assert (ending.verdict, ending.cause) == (Verdict.FAILED, Cause.UNSUPPORTED)
     assert "ask for at most 1000, with --iterations and --warm-up together" in ending.reason
     assert not raw.process_ended
     attempt = Tried("one", ending.verdict, ending.cause, ending.stage, ending.reason)

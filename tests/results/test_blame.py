@@ -12,9 +12,9 @@ from farm.results.blame import MOST_DEVICES, Blame, Tried, classify, damaged, se
 
 JOB = "s/c[SM8650-htp-8a8w]"
 # As judge gives them: which verdict comes with which cause.
-FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.CRASH, Cause.HANG}
-AT_ONCE = (Cause.COMPILE, Cause.REFUSED)
-OPEN = (Cause.CRASH, Cause.HANG, Cause.NUMERICS)
+FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED, Cause.CRASH, Cause.HANG}
+AT_ONCE = (Cause.COMPILE, Cause.UNSUPPORTED)
+OPEN = (Cause.CRASH, Cause.HANG, Cause.NUMERICS, Cause.REFUSED)
 # Another device would not help.
 ALONE = (Cause.BUILDER, Cause.DISK, Cause.LOCAL)
 FARMS = (
@@ -25,6 +25,8 @@ FARMS = (
     Cause.SPACE,
     Cause.DAMAGE,
     Cause.DEVICE,
+    Cause.RUNTIME,
+    Cause.SESSION,
     Cause.LEASE,
     Cause.WORKER,
 )
@@ -115,6 +117,8 @@ def test_what_one_device_alone_says_may_be_the_devices(cause: Cause) -> None:
         ((Cause.CRASH, Cause.GONE, Cause.CRASH), "crashed on a and on c, device gone on b"),
         ((Cause.NUMERICS, Cause.NUMERICS), "wrong numbers on a and on b"),
         ((Cause.NUMERICS, Cause.CRASH), "wrong numbers on a, crashed on b"),
+        ((Cause.REFUSED, Cause.REFUSED), "refused on a and on b"),
+        ((Cause.REFUSED, Cause.SESSION, Cause.REFUSED), "refused on a and on c, DSP restarted on b"),
     ],
 )
 def test_what_two_devices_say_is_the_codes_fault(causes: tuple[Cause, ...], evidence: str) -> None:
@@ -150,8 +154,9 @@ def test_another_device_does_not_help_a_builder_that_died_or_a_full_disk_here(ca
     assert (decision.blame, decision.repeat) == (Blame.FARM, False)
 
 
-def test_wrong_numbers_that_are_no_news_need_no_second_device() -> None:
-    decision = classify(history(Cause.NUMERICS), others=9, failed_before=True)
+@pytest.mark.parametrize("cause", [Cause.NUMERICS, Cause.REFUSED])
+def test_wrong_numbers_and_refusals_that_are_no_news_need_no_second_device(cause: Cause) -> None:
+    decision = classify(history(cause), others=9, failed_before=True)
     assert (decision.blame, decision.repeat) == (Blame.CODE, False)
     assert classify(history(Cause.CRASH), others=9, failed_before=True).repeat, "another run may have been unlucky"
 
@@ -181,7 +186,12 @@ def test_a_job_that_kills_devices_is_stopped_and_named() -> None:
     [
         ((Cause.HANG, None), "before, on other devices: hung on a"),
         ((Cause.CRASH, Cause.SPACE, None), "before, on other devices: crashed on a, no space on b"),
-        ((Cause.GONE, Cause.REFUSED), "before, on other devices: device gone on a"),
+        ((Cause.GONE, Cause.UNSUPPORTED), "before, on other devices: device gone on a"),
+        ((Cause.REFUSED, None), "before, on other devices: refused on a"),
+        (
+            (Cause.RUNTIME, Cause.DEVICE, None),
+            "before, on other devices: runtime does not fit on a, device failed on b",
+        ),
         ((Cause.NUMERICS, None), "before, on other devices: wrong numbers on a"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_runtime_that_does_not_fit_together_is_no_fault_of_the_program() -> No
         "<E> Stub lib id mismatch: expected (v2.28.2), detected (v2.25.17)\n<E> Unable to load Remote symbols 1008"
     )
     ending = explain_ending(REFUSED, mismatch)
-    assert (ending.verdict, ending.stage, ending.cause) == (Verdict.INFRA, Stage.LOAD, Cause.NONE)
+    assert (ending.verdict, ending.stage, ending.cause) == (Verdict.INFRA, Stage.LOAD, Cause.RUNTIME)
     assert "of two QNN SDKs" in ending.reason, "the first cause, not what follows from it"
     too_large = explain_ending(REFUSED, "<E> Failed to map weights buffer to device!")
     assert (too_large.verdict, too_large.cause) == (Verdict.FAILED, Cause.REFUSED)

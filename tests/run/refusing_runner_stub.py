@@ -1,0 +1,68 @@
+#!/usr/bin/python3
+"""Stands in for `farm_runner --serve` of a device whose DSP session dies: `dies.txt` beside it says when and how.
+
+Its first line is the job from which on every program is refused, counted for the `process` or for the `device`; or
+`program`, where this device alone refuses the program `picky`. The rest is what the DSP prints then. The program
+`refused` is refused anywhere.
+"""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+START, HERE = Path.cwd(), Path(sys.argv[0]).parent
+MS = 1_000_000
+
+
+def say(answer: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps({"schema": 1, **answer}) + "\n")
+    sys.stdout.flush()
+
+
+def refuses(number: int, model: bytes) -> str:
+    first, _, words = (HERE / "dies.txt").read_text().partition("\n")
+    if model.startswith(b"refused") or (first == "program" and model.startswith(b"picky")):
+        return words
+    if first == "program":
+        return ""
+    whose, job = first.split()
+    # Beside the sessions of the run: the DSP outlives them.
+    counter = START.parent / f"count-{START.name.partition('.')[0]}"
+    count = int(counter.read_text()) + 1 if counter.exists() else 1
+    counter.write_text(str(count))
+    return words if (number + 1 if whose == "process" else count) >= int(job) else ""
+
+
+def work(number: int, flags: dict[str, str]) -> dict[str, object]:
+    os.chdir(Path(START, flags["working_folder"]))
+    words = refuses(number, Path(flags["model_path"]).read_bytes())
+    if words:
+        sys.stderr.write(f"{words}\n")
+        error = {"stage": "load", "message": "load: Loading of method forward failed", "code": 48, "line": None}
+        return {"ok": False, "exit_code": 4, "error": error}
+    data = Path("input_0_0.raw").read_bytes()
+    Path(flags["output_folder_path"], "output_0_0.raw").write_bytes(data)
+    times = int(flags["iteration"])
+    inference = {
+        "line": 0,
+        "warm_up_ns": [],
+        "iterations_ns": [1000] * times,
+        "differing": {"count": 0, "executions": []},
+    }
+    output = {"shape": [len(data) // 4], "dtype": "float32", "nbytes": len(data)}
+    return {"ok": True, "exit_code": 0, "error": None, "load_ns": 1000, "outputs": [output], "inferences": [inference]}
+
+
+def main() -> None:
+    say({"ready": True, "pid": os.getpid(), "versions": {}})
+    for number, line in enumerate(sys.stdin):
+        sys.stderr.write(f"farm_runner: job {number} begins\n")
+        answer = work(number, dict(word.removeprefix("--").split("=", 1) for word in shlex.split(line)))
+        sys.stderr.write(f"farm_runner: job {number} ends\n")
+        sys.stderr.flush()
+        say({"job": number, **answer})
+
+
+main()

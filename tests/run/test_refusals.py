@@ -1,0 +1,224 @@
+"""Programs that a live runner refuses: by a dead session, by one device, by every device. Real workers and sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from run_model import Script, World
+
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec
+from farm.bundles.cache import BundleCache
+from farm.device_run.device_worker import DeviceWorker
+from farm.device_run.executor import Executor
+from farm.devices.adb.server import start_adb_server
+from farm.devices.health import Event
+from farm.pool.worker_grant import WorkerGrant, write_grant
+from farm.request.plan import PlannedJob, RunPlan
+from farm.request.profiling import Profile
+from farm.results.attempt import Attempt, Cause, Verdict
+from farm.run.worker import Outfit, Returned, Worker
+from farm.runtime.runtime import Runtime
+from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.system.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.devices.device import Device
+    from farm.store.leases.registry import HealthEvent
+
+STUB = Path(__file__).with_name("refusing_runner_stub.py")
+NEVER = "process 1000\nnothing"
+NO_WORDS = "Fail to initialize Qnn Manager"
+NO_SKEL = "<E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100"
+RESTARTED = "SSR Detected - You must free and recreate affected QNN API handles"
+FIRMWARE = "Error 0x8000054f: remote_handle64_open failed for file:///libQnnHtpV75Skel.so"
+TOO_LARGE = 'A single op, "q::Add" (Op ID: 12), requires 0x2400000 bytes of TCM, which is greater than 0x800000!'
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Device]]:
+    folder = tmp_path_factory.mktemp("refusals")
+    with Supervisor() as supervisor:
+        yield boot(supervisor, start_adb_server(supervisor, folder / "adb"), ["SM8650", "SM8650"], folder / "devices")
+
+
+def runtime(folder: Path, dies: str) -> Runtime:
+    """The stub, and a file that says when it begins to refuse."""
+    folder.mkdir()
+    (folder / "dies.txt").write_text(dies)
+    files = {STUB.name: STUB, "dies.txt": folder / "dies.txt"}
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return Runtime(files, "d" * 64, STUB.name, {}, "simulator", False, hashes)
+
+
+def planned(cache: BundleCache, number: int, model: bytes) -> PlannedJob:
+    """A job whose program is in the cache: it gives what it takes."""
+    values = np.random.default_rng(number).standard_normal(8).astype("float32").tobytes()
+    key = hashlib.sha256(f"{number} {model!r}".encode()).hexdigest()
+    tolerances = {"8a8w": Tolerance(fp32=Limits(sqnr_db=20.0))}
+    case = Case("mine", f"case{number}", "torch.nn:Identity", (InputSpec((8,)),), tolerances=tolerances)
+    job = Job(case, Target("SM8650", "htp", "8a8w"))
+    folder = cache.folder(key)
+    contents = {MODEL: model, f"{INPUTS}/input_0_0.raw": values}
+    contents |= {f"reference_{kind}/output_0_0.raw": values for kind in ("fp32", "quantized")}
+    for name, data in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    tensor = TensorSpec((8,), "float32")
+    manifest = Manifest(
+        key=key, job_id=job.id, soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(tensor,),
+        outputs=(tensor,), pte_bytes=len(model), delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={},
+        seconds={}, versions={},
+        files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+    )  # fmt: skip
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return PlannedJob(job, key, cached=True)
+
+
+class StubFarm:
+    """Workers of a run in one process; the controller's part, and the store's, is this class."""
+
+    def __init__(self, folder: Path, devices: Sequence[Device], dies: Sequence[str], models: Sequence[bytes]) -> None:
+        cache = BundleCache(folder / "cache")
+        self.jobs = tuple(planned(cache, number, model) for number, model in enumerate(models))
+        self.plan = RunPlan(
+            f"run-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}", folder / "run", cache.root, self.jobs,
+            tuple(devices),
+            {device.serial: runtime(folder / device.serial, how) for device, how in zip(devices, dies, strict=True)},
+            1, 0, 30.0, folder / "artifacts", canaries=(planned(cache, 99, b"canary"),),
+            leased=True, profile=Profile.OFF,
+        )  # fmt: skip
+        self.plan.prepare_folder()
+        self.attempts: list[Attempt] = []
+        self.events: list[tuple[str, str]] = []
+        self.outvoted: list[tuple[str, str, str]] = []
+        self.workers = []
+        serials = [device.serial for device in devices]
+        for number, serial in enumerate(serials):
+            others = tuple(other for other in serials if other != serial)
+            write_grant(self.plan.folder, number, WorkerGrant(go=True, others=others))
+            self.workers.append(Worker(self.plan, number, os.getppid(), self._outfit))
+
+    def _outfit(self, plan: RunPlan, number: int, unwanted: Any) -> Outfit:
+        store: Any = SimpleNamespace(
+            record_attempt=lambda _, attempt, **__: self.attempts.append(attempt),
+            devices=SimpleNamespace(record_health=self._record_health),
+            close=lambda: None,
+        )
+        device_worker = DeviceWorker(plan, number, store, unwanted)
+        return Outfit(store, device_worker, Executor(plan, device_worker))
+
+    def _record_health(self, event: HealthEvent) -> None:
+        if event.event == Event.OUTVOTED:
+            self.outvoted.append((event.device, event.state, event.reason))
+
+    def run(self) -> dict[str, Verdict]:
+        """Run every job on the first device, and elsewhere what another one has to try; return the last verdicts."""
+        for number, job in enumerate(self.jobs):
+            following = self.jobs[number + 1] if number + 1 < len(self.jobs) else None
+            for place, worker in enumerate(self.workers):
+                done = worker.run(job, following if not place else None)
+                if isinstance(done, Returned):
+                    # The device has to be recovered, or is given up: others do its jobs.
+                    self.events.append((done.device, done.unfit or done.given_up))
+                elif not done.avoid:
+                    break
+        last = {attempt.job_id: attempt for attempt in self.attempts}
+        assert len(last) == len(self.jobs), self.events
+        return {one.case.name: last[one.id].verdict for one in (job.job for job in self.jobs)}
+
+    def of(self, number: int) -> list[Attempt]:
+        """Return the attempts of a job."""
+        return [one for one in self.attempts if one.job_id == self.jobs[number].job.id]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker._executor.shut()
+            worker._device_worker.shut()
+
+
+@pytest.fixture
+def farm(devices: list[Device], tmp_path: Path) -> Iterator[Any]:
+    made: list[StubFarm] = []
+
+    def make(*dies: str, models: Sequence[bytes] = (b"good",) * 8) -> StubFarm:
+        made.append(StubFarm(tmp_path, devices[: len(dies)], dies, models))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("words", [NO_WORDS, NO_SKEL, RESTARTED, FIRMWARE])
+def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(farm: Any, words: str) -> None:
+    # The canary and what begins a session are jobs of the process as well.
+    one = farm(f"process 6\n{words}")
+    assert set(one.run().values()) == {Verdict.PASSED}
+    lost = [attempt for attempt in one.attempts if attempt.verdict is not Verdict.PASSED]
+    assert lost, "one session took fewer than six jobs: the test shows nothing"
+    assert {attempt.verdict for attempt in lost} == {Verdict.INFRA}
+    assert all("was refused in a session, not in a process of its own" in attempt.reason for attempt in lost)
+
+
+@pytest.mark.parametrize("words", [NO_WORDS, NO_SKEL, FIRMWARE])
+def test_a_device_whose_dsp_dies_for_good_costs_no_verdict_while_another_is_free(farm: Any, words: str) -> None:
+    one = farm(f"device 6\n{words}", NEVER)
+    assert set(one.run().values()) == {Verdict.PASSED}
+    assert Verdict.FAILED not in {attempt.verdict for attempt in one.attempts}
+    dead, free = (device.serial for device in one.plan.devices)
+    assert {attempt.device for attempt in one.attempts if attempt.verdict is Verdict.PASSED} == {dead, free}
+    # Its canary fails as well: it gets no other job before it is brought back.
+    assert {device for device, _ in one.events} == {dead}
+    tried = [attempt for attempt in one.attempts if attempt.device == dead and attempt.verdict is Verdict.INFRA]
+    assert len({attempt.job_id for attempt in tried}) == 1
+
+
+def test_a_program_that_two_healthy_devices_refuse_is_the_codes_fault(farm: Any) -> None:
+    one = farm(NEVER, NEVER, models=(b"good", b"refused", b"good"))
+    assert list(one.run().values()) == [Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
+    first, second = (device.serial for device in one.plan.devices)
+    attempts = one.of(1)
+    assert [(a.device, a.verdict) for a in attempts] == [
+        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.INFRA), (second, Verdict.FAILED),
+    ]  # fmt: skip
+    assert attempts[-1].reason == "load: Loading of method forward failed"
+    assert f"refused on {first} and on {second}" in attempts[-1].notes
+    assert one.events == [], "both canaries passed"
+
+
+def test_a_program_that_one_device_refuses_and_another_runs_is_the_devices_fault(farm: Any) -> None:
+    one = farm(f"program\n{NO_WORDS}", NEVER, models=(b"good", b"picky", b"good"))
+    assert set(one.run().values()) == {Verdict.PASSED}
+    first, second = (device.serial for device in one.plan.devices)
+    assert [(a.device, a.verdict) for a in one.of(1)] == [
+        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.PASSED),
+    ]  # fmt: skip
+    assert f"before, on other devices: refused on {first}" in one.of(1)[-1].notes
+    assert [device for device, _, _ in one.outvoted] == [first]
+
+
+def test_a_program_that_no_device_can_run_is_refused_once(farm: Any) -> None:
+    one = farm(f"device 3\n{TOO_LARGE}", NEVER, models=(b"good", b"good"))
+    one.run()
+    failed = [attempt for attempt in one.attempts if attempt.verdict is Verdict.FAILED]
+    assert {attempt.cause for attempt in failed} == {Cause.UNSUPPORTED}
+    assert len(failed) == len({attempt.job_id for attempt in failed}), "no second try, here or elsewhere"
+    assert "an operator needs 0x2400000 bytes" in failed[0].reason
+
+
+@pytest.mark.parametrize("refusing", [(1,), (0, 1)])
+def test_a_run_ends_with_every_job_decided_whoever_refuses(tmp_path: Path, refusing: tuple[int, ...]) -> None:
+    world = World(tmp_path, Script(refusing=refusing))
+    world.run()
+    assert set(world.verdicts.values()) == {Verdict.PASSED if len(refusing) == 1 else Verdict.FAILED}
+    assert len(world.verdicts) == len(world.plan.jobs)
