@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from farm.bundles.key import relevant_versions
 from farm.bundles.origins import write_origins
 from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready
 from farm.compile.flows.calls import Tensors, state_kept
+from farm.compile.flows.constants import mark_constants, mark_ready_constants
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
@@ -167,7 +169,7 @@ def _compile(
     method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
         references=references,
-        outputs=_ordered(named, method),
+        outputs=_ordered(mark_constants(named, lowered.exported), method),
         delegates=dict(Counter(delegate.id for delegate in plans[method_index].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -249,6 +251,7 @@ def _take_ready(
         specs = [tensor_spec(tensor) for tensor in tensors]
         if reference is not None:
             specs = named_outputs(reference, tensors, written, [None] * len(reference.run.names))
+            specs = mark_ready_constants(specs, references["fp32"], partial(_export, case, samples[0]))
         # Other outputs than those of the program are shown by the judgement.
         outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
     # Its signature is not in the file: of the module's buffers nothing is known.
@@ -272,6 +275,12 @@ def _take_ready(
         lost_writes=lost.named(names),
         input_orders=tuple(value.order for value in method.inputs),
     )
+
+
+def _export(case: Case, inputs: Tensors) -> torch.export.ExportedProgram:
+    module = make_module(case)
+    example = make_example(case, module, inputs)
+    return torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
 
 
 def _for_optrace(target: Target) -> bool:
