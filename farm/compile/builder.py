@@ -22,7 +22,8 @@ import msgspec
 from farm.bundles.cache import BundleCache, builder_folder, work_in
 from farm.bundles.trace import write_trace
 from farm.compile.loaded import LoadedFiles
-from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, failure_of, reason_of, reply_pipe
+from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, dump_stacks, reason_of, reply_pipe
+from farm.compile.watched import watched_failure_of
 from farm.errors import FarmError
 from farm.system.memory import resident_bytes
 
@@ -47,6 +48,7 @@ _NICENESS = 10
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
     replies = reply_pipe()
+    dump_stacks()
     root, requests = Path(argv[0]), iter(sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
         while problem := _enter_folder(stack, root, argv[1]):
@@ -207,8 +209,9 @@ def _serve(
         sys.stderr.flush()
         shutil.copyfile(request.log, folder / "build.log")
 
-    with _printing_to(Path(request.log)):
-        reason, infra = failure_of(lambda: cache.build(request.key, fill, anew=request.anew))
+    log = Path(request.log)
+    with _printing_to(log):
+        reason, infra = watched_failure_of(request.job, log, lambda: cache.build(request.key, fill, anew=request.anew))
     return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 

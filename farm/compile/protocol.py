@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import signal
@@ -76,6 +77,16 @@ def reply_pipe() -> IO[bytes]:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return replies
+
+
+def dump_stacks() -> None:
+    """Let this process write its stack to standard error when a signal ends it.
+
+    To the descriptor, as it is by then: a builder's goes to the log of its job.
+    """
+    faulthandler.enable(file=2)
+    # A compiler that takes too long is ended by it.
+    faulthandler.register(signal.SIGTERM, file=2, chain=True)
 
 
 def failure_of(act: Callable[[], object]) -> tuple[str, bool]:

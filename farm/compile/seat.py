@@ -6,18 +6,19 @@ import enum
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.reuse import base_key, remember_traced
 from farm.bundles.trace import has_trace
+from farm.compile.at_work import take_node
 from farm.compile.compiler_process import BuilderProcess
 from farm.compile.protocol import BuildReply
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from farm.compile.compiler_process import CompilerEnding
     from farm.compile.protocol import BuildRequest
@@ -134,7 +135,10 @@ class BuilderSeat:
     def _without_reply(
         self, request: BuildRequest, ended: CompilerEnding, log: Path, *, fresh: bool
     ) -> tuple[BuildReply, _Again]:
+        node = take_node(Path(request.log))
+
         def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
+            reason = f"{reason}; it was at {node}" if node else reason
             return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
 
         if ended.greedy and not ended.overdue:

@@ -30,9 +30,13 @@ class Trouble(NamedTuple):
     retry: Retry
 
 
-def known_trouble(log: str) -> Trouble | None:
-    """Return the known trouble in `log`, None without any; of several the cause of the others."""
-    return next((_trouble(row, found.groupdict()) for row in TROUBLES if (found := row.pattern.search(log))), None)
+def known_trouble(log: str, *, operators: bool = True) -> Trouble | None:
+    """Return the known trouble in `log`, None without any; of several the cause of the others.
+
+    Without `operators`, lines that QNN also prints for operators on the CPU do not count.
+    """
+    rows = (row for row in TROUBLES if operators or not row.of_operator)
+    return next((_trouble(row, found.groupdict()) for row in rows if (found := row.pattern.search(log))), None)
 
 
 def _trouble(row: KnownTrouble, groups: dict[str, str | None]) -> Trouble:

@@ -158,7 +158,7 @@ def not_simulated(job: Job, bundle: Bundle) -> Attempt:
 
 def _explained(reason: str, log: str) -> str:
     """Return why a build failed, with what is known of it: contexts may be too large for a device when compiled."""
-    trouble = known_trouble(log)
+    trouble = known_trouble(reason) or known_trouble(log, operators=False)
     return "; ".join(filter(None, (reason, trouble.text if trouble else "")))
 
 

@@ -44,14 +44,22 @@ class KnownTrouble(NamedTuple):
     text: str
     """Explanation, part of a reason; names in braces are groups of the pattern."""
     next_step: str
+    of_operator: bool = False
+    """QNN prints the line while a program is compiled also for an operator that the CPU then runs."""
 
 
 def _row(
-    lines: str | tuple[str, ...], pattern: str, party: Party, text: str, next_step: str, retry: Retry = Retry.SESSION
+    lines: str | tuple[str, ...],
+    pattern: str,
+    party: Party,
+    text: str,
+    next_step: str,
+    retry: Retry = Retry.SESSION,
+    *,
+    of_operator: bool = False,
 ) -> KnownTrouble:
-    return KnownTrouble(
-        (lines,) if isinstance(lines, str) else lines, re.compile(pattern), party, retry, text, next_step
-    )
+    named = (lines,) if isinstance(lines, str) else lines
+    return KnownTrouble(named, re.compile(pattern), party, retry, text, next_step, of_operator)
 
 
 _ONE_SDK = "take stub, skel and libQnnHtp.so from one QNN SDK (farm runtime check)"
@@ -213,16 +221,39 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         Retry.NO,
     ),
     _row(
-        (
-            "<E> Unsupported HTP arch 73 from device custom config",
-            "<E> hexagonArch[0] has incorrect Value 68, expected >= 73.",
-        ),
-        rf"Unsupported HTP [Aa]rch (?P<built>{_ARCH}) from device custom config|"
-        rf"has incorrect Value (?P<has>{_ARCH}), expected >= (?P<built2>{_ARCH})\b",
+        "<E> Unsupported HTP arch 73 from device custom config",
+        rf"Unsupported HTP [Aa]rch (?P<built>{_ARCH}) from device custom config",
         Party.PROGRAM,
         "the program was built for Hexagon V{built}, newer than that of the device",
         "compile it for the SoC of the device (executorch #1176)",
         Retry.NO,
+    ),
+    _row(
+        "<E> [4294967295] has incorrect Value 68, expected >= 73.",
+        rf"has incorrect Value (?P<has>{_ARCH}), expected >= (?P<built>{_ARCH})\b",
+        Party.PROGRAM,
+        "an operator was built for Hexagon V{built} with these data types, and the SoC has V{has}",
+        "compile it in another precision, or for an SoC with a newer Hexagon",
+        Retry.NO,
+        of_operator=True,
+    ),
+    _row(
+        "graph_prepare.cc:3207::ERROR:Output def has a bad scale (nan, inf, or too small).",
+        r"has a bad scale \(nan, inf, or too small\)",
+        Party.PROGRAM,
+        "a value is infinite or NaN with the samples of the case",
+        "use a finite mask such as -65504 in place of -inf, and clamp before exp, log and a division",
+        Retry.NO,
+    ),
+    _row(
+        "<E> Unsupported input/output datatypes requested for the HTP Op 'TransposeConv2d' in the node "
+        "'aten_convolution_default'. There is a mismatch for the combination of inputs and outputs.",
+        r"Unsupported input/output datatypes requested for the HTP Op '(?P<op>[\w.]{1,60})'",
+        Party.PROGRAM,
+        "HTP has no {op} with these data types",
+        "compile it in another precision, or leave the node to the CPU (features.skip_node_ids)",
+        Retry.NO,
+        of_operator=True,
     ),
     _row(
         'A single op, "q::ForceFormat_Crouton" (Op ID: 1165b600001430), requires 0x2400000 bytes of TCM, which is '

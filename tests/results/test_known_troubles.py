@@ -11,7 +11,9 @@ import pytest
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed
 from farm.results.blame import classify, tried
 from farm.results.dsp_trouble import explain_ending, known_trouble
+from farm.results.judge import build_failure
 from farm.results.known_troubles import TROUBLES, Party, Retry
+from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.text import REASON_LIMIT
 
 REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REFUSED)
@@ -93,7 +95,7 @@ def ended(log: str, ending: Ending = REFUSED) -> Ending:
         (OPEN_SHELL, Verdict.INFRA, Cause.DEVICE, "0x80000580"),
         (OTHER_SKEL, Verdict.INFRA, Cause.RUNTIME, "does not accept the skel"),
         (NEWER_ARCH, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73"),
-        (NEWER_OPERATOR, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73"),
+        (NEWER_OPERATOR, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73 with these data types, and the SoC"),
         (TOO_LARGE, Verdict.FAILED, Cause.UNSUPPORTED, "needs 0x2400000 bytes"),
         (NO_KERNEL, Verdict.FAILED, Cause.UNSUPPORTED, "no kernel for q::flat_from_vtcm"),
         (NO_CONTEXT, Verdict.FAILED, Cause.REFUSED, "not a context binary for this runtime"),
@@ -174,3 +176,13 @@ def test_no_row_takes_long_over_a_hostile_log() -> None:
     for piece in pieces:
         known_trouble(piece * (65_536 // len(piece)))
     assert time.process_time() - started < 5.0
+
+
+def test_an_operator_that_the_cpu_runs_explains_no_build_that_failed_otherwise() -> None:
+    types = "<E> Unsupported input/output datatypes requested for the HTP Op 'Conv3d' in the node 'aten_conv'"
+    job = Job(Case("s", "c", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650", "htp", "8a8w"))
+    raised = "ValueError: no such shape"
+    assert build_failure(job, raised, f"{types}\n{NEWER_OPERATOR}").reason == raised
+    assert "HTP has no Conv3d" in build_failure(job, f"QNN: {types}", types).reason
+    large = "graph requires estimated allocation of 4861664 KB, limit is 3670016 KB"
+    assert "a context of 4,861,664 KB" in build_failure(job, "the compiler crashed (SIGABRT)", large).reason

@@ -5,6 +5,7 @@ It answers a CompileRequest, then as many CompareRequests as come, on standard o
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ import msgspec
 
 from farm.bundles.cache import work_in
 from farm.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
-from farm.compile.protocol import failure_of, reply_pipe
+from farm.compile.protocol import dump_stacks, failure_of, reply_pipe
+from farm.compile.watched import watched_failure_of
 from farm.errors import UsageError
 from farm.system.text import one_line
 
@@ -28,6 +30,7 @@ def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed, in a folder for what a compiler leaves."""
     work_in(Path(argv[0]))
     replies = reply_pipe()
+    dump_stacks()
     debugger = Debugger()
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
     for line in sys.stdin.buffer:
@@ -36,15 +39,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _own_log() -> Path | None:
+    """Return the file that standard error goes to; None where it goes elsewhere."""
+    try:
+        path = Path(os.readlink("/proc/self/fd/2"))  # noqa: PTH115 - what is no file has a name as well
+    except OSError:
+        return None
+    return path if path.is_file() else None
+
+
 class Debugger:
     """Compiles one program and compares what it wrote."""
 
     def __init__(self, program: DebugProgram | None = None) -> None:
         self._program = program
+        self._began = time.perf_counter()
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
         replies: list[DebugReply] = []
+        self._began = time.perf_counter()
 
         def act() -> None:
             try:
@@ -54,14 +68,16 @@ class Debugger:
             except UsageError as error:
                 replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
 
-        reason, infra = failure_of(act)
+        if isinstance(request, CompileRequest) and (log := _own_log()) is not None:
+            reason, infra = watched_failure_of(request.job, log, act)
+        else:
+            reason, infra = failure_of(act)
         return replies[0] if replies else DebugReply(ok=False, reason=reason, infra=infra)
 
     def _compile(self, request: CompileRequest) -> DebugReply:
-        started = time.perf_counter()
         from farm.compile.debug.compiler import compile_debug
 
-        seconds = {"imports": time.perf_counter() - started}
+        seconds = {"imports": time.perf_counter() - self._began}
         self._program = compile_debug(
             request.job, request.versions, request.sample, Path(request.folder), request.metrics
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.compile.at_work import take_node
 from farm.compile.compiler_process import CompilerEnding, CompilerProcess
 from farm.compile.debug.protocol import DebugReply, no_module
 from farm.toolchains.interpreters import process_environment
@@ -60,8 +61,9 @@ class DebugProcess(CompilerProcess):
         line = self.receive_line(timeout_s)
         if not isinstance(line, CompilerEnding):
             return msgspec.json.decode(line, type=DebugReply)
+        node = take_node(self.log)
         if reason := line._replace(began=True).compiler_reason(timeout_s):
-            return DebugReply(ok=False, reason=reason)
+            return DebugReply(ok=False, reason=f"{reason}; it was at {node}" if node else reason)
         return DebugReply(
             ok=False, reason=f"the compiler process ended with signal {-line.code}: see {self.log}", infra=True
         )

@@ -27,8 +27,8 @@ _PHASE = "[LpaiPartitionFallbackSupport] "
 _TAKEN = ("True", "Forced Passed")
 
 # And of every node of a graph that it builds for QNN, QnnBackend: "Visiting: aten_add_tensor, aten.add.Tensor".
-_BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
-_VISITING = "Visiting: "
+BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
+VISITING = "Visiting: "
 
 
 class Delegation(NamedTuple):
@@ -99,11 +99,11 @@ def built_operators() -> Iterator[Counter[str]]:
     built: Counter[str] = Counter()
 
     def listen(message: str) -> None:
-        _, start, visited = message.partition(_VISITING)
+        _, start, visited = message.partition(VISITING)
         if start:
             built[visited.rpartition(", ")[2]] += 1
 
-    with _listening(_BUILDING, listen):
+    with listening(BUILDING, listen):
         yield built
 
 
@@ -120,12 +120,14 @@ def refused_operators() -> Iterator[Counter[str]]:
         if message.startswith(_PHASE) and bar and verdict not in _TAKEN:
             refused[name] += 1
 
-    with _listening(_VERDICTS, listen):
+    with listening(_VERDICTS, listen):
         yield refused
 
 
 @contextmanager
-def _listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None]:
+def listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None]:
+    """Give every message of a logger to `listen` while the body runs."""
+
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             listen(record.getMessage())

@@ -34,7 +34,7 @@ class EdgeOrigins:
         nodes = graph_module.graph.nodes
         lowered = [getattr(graph_module, node.args[0].target) for node in nodes if _name_of(node) == _CALL]
         self._inside = [_origins_of(one.original_module.graph_module.graph.nodes, places) for one in lowered]
-        self._by_handle = {node.meta.get("debug_handle"): _origin(node.meta, places) for node in nodes}
+        self._by_handle = {node.meta.get("debug_handle"): origin_of(node.meta, places) for node in nodes}
 
     def of(self, program: ExecutorchProgramManager) -> Origins:
         """Return them by the instructions of what it was serialized to."""
@@ -50,11 +50,12 @@ class EdgeOrigins:
 
 
 def _origins_of(nodes: Iterable[torch.fx.Node], places: Sequence[Path]) -> dict[str, Origin]:
-    origins = {node.name: _origin(node.meta, places) for node in nodes if node.op == "call_function"}
+    origins = {node.name: origin_of(node.meta, places) for node in nodes if node.op == "call_function"}
     return {name: origin for name, origin in origins.items() if origin != UNKNOWN}
 
 
-def _origin(meta: Mapping[str, Any], places: Sequence[Path]) -> Origin:
+def origin_of(meta: Mapping[str, Any], places: Sequence[Path]) -> Origin:
+    """Return where a node with this `meta` comes from; its source is relative to the nearest of `places`."""
     stack = [path for path, _ in (meta.get("nn_module_stack") or {}).values()]
     module = _AGAIN.sub("", str(stack[-1])) if stack else ""
     frames = [(Path(file), line) for file, line in _FRAME.findall(meta.get("stack_trace") or "")]
