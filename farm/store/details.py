@@ -130,7 +130,8 @@ def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]
     found: dict[int, tuple[Comparison, ...]] = {}
     for row in rows:
         figures = {name: getattr(row, name) for name in COLUMNS} | dict.fromkeys(row.nan_figures, math.nan)
-        one = Comparison(output=row.output, reference=row.reference, violations=tuple(row.violations), **figures)
+        facts = {"output": row.output, "reference": row.reference, "name": row.output_name}
+        one = Comparison(violations=tuple(row.violations), **facts, **figures)
         found[row.attempt_id] = (*found.get(row.attempt_id, ()), one)
     return found
 

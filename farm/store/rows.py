@@ -51,6 +51,7 @@ def bounded(attempt: Attempt) -> Attempt:
         replace(
             comparison,
             reference=values.clean(comparison.reference, values.KIND_LIMIT),
+            name=values.clean(comparison.name, values.METRIC_LIMIT),
             violations=tuple(map(values.clean, comparison.violations[: values.NOTES_LIMIT])),
         )
         for comparison in attempt.comparisons
@@ -279,6 +280,7 @@ def comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[
                 **dict.fromkeys(nan),
                 "nan_figures": nan,
                 "violations": comparison.violations,
+                "output_name": comparison.name,
             }
         )
     return rows

@@ -156,6 +156,21 @@ def test_runs_are_the_same_in_another_store(
     assert exported(target) == data
 
 
+def test_names_of_outputs_go_into_another_store(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+    job = make.job()
+    run_id = make.begin(sqlite_store, job)
+    written = make.comparison(output=1, name="input x as written")
+    sqlite_store.record_attempt(run_id, make.attempt(job, comparisons=(make.comparison(name="[1].0"), written)))
+    sqlite_store.finish_run(run_id, 0)
+    data = exported(sqlite_store)
+    assert json.loads(data.splitlines()[0])["layout"] == 3
+    with open_store(tmp_path / "other.db") as other:
+        imported(other, tmp_path, data)
+        [attempt] = other.runs.view(run_id).jobs[0].attempts
+        assert [one.label for one in attempt.comparisons] == ["output [1].0", "input x as written"]
+        assert exported(other) == data
+
+
 def test_a_sample_of_an_export_is_json_that_any_tool_reads(sqlite_store: Store, make: type[Make]) -> None:
     run_ids = everything(sqlite_store, make)
 
@@ -317,7 +332,7 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
 @pytest.mark.parametrize(
     ("edit", "line", "problem"),
     [
-        (change(1, "layout", to=3), 1, r"of a newer farm \(layout 3, this one knows 2\): update farm"),
+        (change(1, "layout", to=4), 1, r"of a newer farm \(layout 4, this one knows 3\): update farm"),
         (change(1, "layout", to=0), 1, "Expected `int` >= 1"),
         (change(1, "kind", to="pizza"), 1, "Invalid value 'pizza'"),
         (drop(1), 1, "is no export of farm"),

@@ -206,7 +206,7 @@ def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[
     )]  # fmt: skip
     for figures in outcome.outputs:
         lines += _output_lines(figures, several=len(ready.samples) > 1)
-    lines += [f"  output {one.output}  against what was expected: {_comparison(one)}" for one in attempt.comparisons]
+    lines += [f"  {one.label}  against what was expected: {_comparison(one)}" for one in attempt.comparisons]
     lines += ["", *filter(None, map(_time_line, attempt.measurements))]
     if attempt.operators:
         from farm.report.terminal.profile import profile_lines

@@ -79,7 +79,7 @@ def _details(job: JobSummary) -> str:
     lines = [job.reason]
     if job.attempt is not None:
         lines += [
-            f"output {comparison.output} against {comparison.reference}: {violation}"
+            f"{comparison.label} against {comparison.reference}: {violation}"
             for comparison in job.attempt.comparisons
             for violation in comparison.violations
         ]

@@ -110,9 +110,9 @@ def _comparisons(attempt: Attempt) -> list[str]:
     ]
     for one in attempt.comparisons:
         figures = (fmt.decibel(one.sqnr_db), fmt.cosine(one.cosine), fmt.small(one.max_abs), fmt.small(one.steps))
-        rows.append((str(one.output), one.reference, *figures, *([fmt.percent(one.mismatch)] if exact else [])))
+        rows.append((one.title, one.reference, *figures, *([fmt.percent(one.mismatch)] if exact else [])))
     broken = [
-        f"  output {one.output} against {one.reference} violates: {limit}"
+        f"  {one.label} against {one.reference} violates: {limit}"
         for one in attempt.comparisons
         for limit in one.violations
     ]

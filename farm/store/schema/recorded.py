@@ -180,6 +180,7 @@ comparison = Table(
     Column("loss_db", Float(53)),
     Column("nan_figures", JSON, nullable=False),
     Column("violations", JSON, nullable=False),
+    Column("output_name", String(128), nullable=False, server_default=""),
 )
 
 op_profile = Table(

@@ -135,9 +135,10 @@ class ComparisonLine(Row, frozen=True):
     peak: Number | None
     steps: Number | None
     loss_db: Number | None
+    name: Metric = ""
 
     def __post_init__(self) -> None:
-        require_printable(self.reference)
+        require_printable(self.reference, self.name)
 
 
 class MeasurementLine(Row, frozen=True):

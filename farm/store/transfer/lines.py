@@ -54,8 +54,10 @@ from farm.system.text import plain_json, reason_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LAYOUT = 2
-"""Version of the layout: a greater one is refused."""
+LAYOUT = 3
+"""Version of the layout: a greater one is refused. The first with names of outputs."""
+SECOND_LAYOUT = 2
+"""First layout with toolchains, names and nights of runs, hashes of programs, and counters without a direction."""
 FIRST_LAYOUT = 1
 """That of runs of which nothing is said that it has no words for: an older farm reads them."""
 LINE_LIMIT = 2**26
@@ -207,6 +209,9 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     builtins = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
     # An older farm does not know them.
     builtins = {name: value for name, value in builtins.items() if name not in _NEWER or value is not None}
+    for comparison in builtins.get("comparisons", ()):
+        if not comparison["name"]:
+            del comparison["name"]
     row = {
         name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in builtins.items()
     }

@@ -18,7 +18,16 @@ from farm.store.recording import ENDED_EARLY
 from farm.store.records import ArtifactRecord
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import toolchain_columns, toolchain_of
-from farm.store.transfer.lines import FIRST_LAYOUT, LAYOUT, AttemptLine, Head, JobLine, RunLine, encode
+from farm.store.transfer.lines import (
+    FIRST_LAYOUT,
+    LAYOUT,
+    SECOND_LAYOUT,
+    AttemptLine,
+    Head,
+    JobLine,
+    RunLine,
+    encode,
+)
 from farm.store.view import RunToolchain, Stale
 
 if TYPE_CHECKING:
@@ -189,10 +198,20 @@ _DEVICE = ("serial", "soc", "kind", "build")
 def _layout(connection: Connection, run_ids: list[str]) -> int:
     """Return the least layout that has words for all that is known of runs."""
     run, run_job = schema.run.c, schema.run_job.c
-    for part in chunks(run_ids):
+    parts = list(chunks(run_ids))
+    for part in parts:
+        named = (
+            select(schema.comparison.c.attempt_id)
+            .join(schema.attempt, schema.attempt.c.id == schema.comparison.c.attempt_id)
+            .join(schema.run_job, run_job.id == schema.attempt.c.run_job_id)
+            .where(run_job.run_id.in_(part), schema.comparison.c.output_name != "")
+        )
+        if connection.scalar(named.limit(1)) is not None:
+            return LAYOUT
+    for part in parts:
         found = connection.execute(select(schema.run).where(run.id.in_(part)))
         if any(toolchain_of(row) or row.run_name or row.run_night for row in found):
-            return LAYOUT
+            return SECOND_LAYOUT
         hashed = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None))
         # Older farms take every counter for better one way.
         neutral = (
@@ -203,7 +222,7 @@ def _layout(connection: Connection, run_ids: list[str]) -> int:
             .where(run_job.run_id.in_(part), schema.series.c.direction == Direction.NONE)
         )
         if any(connection.scalar(known.limit(1)) is not None for known in (hashed, neutral)):
-            return LAYOUT
+            return SECOND_LAYOUT
     return FIRST_LAYOUT
 
 
