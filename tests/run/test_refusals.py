@@ -222,3 +222,17 @@ def test_a_run_ends_with_every_job_decided_whoever_refuses(tmp_path: Path, refus
     world.run()
     assert set(world.verdicts.values()) == {Verdict.PASSED if len(refusing) == 1 else Verdict.FAILED}
     assert len(world.verdicts) == len(world.plan.jobs)
+
+
+def test_a_device_whose_libraries_do_not_fit_is_left_out_and_neither_rebooted_nor_quarantined(
+    farm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = farm(f"device 1\n{NO_SKEL}", models=(b"good",))
+    [worker] = one.workers
+    returned = worker.run(one.jobs[0])
+    assert isinstance(returned, Returned)
+    assert "the skel is not visible to the DSP" in returned.unfit
+    device_worker = worker._device_worker
+    monkeypatch.setattr(type(device_worker.run.transport), "reboot", lambda _: pytest.fail("a reboot changes nothing"))
+    assert "the skel is not visible to the DSP" in device_worker.recover()
+    assert not device_worker.given_up, "no quarantine"
