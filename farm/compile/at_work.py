@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -32,7 +33,9 @@ class NodeAtWork:
 
     def note(self, node: str) -> None:
         """Replace what is there. One system call: a graph has thousands of nodes."""
-        os.pwrite(self._file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
+        # A full disk fails the job where it writes its bundle, with the right cause.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
 
 
 def take_node(log: Path) -> str:

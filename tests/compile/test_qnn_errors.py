@@ -137,3 +137,12 @@ def test_a_compiler_that_ends_by_itself_leaves_no_file_and_a_killed_one_its_node
     with NodeAtWork(log):
         pass
     assert take_node(log) == ""
+
+
+def test_a_full_disk_does_not_fail_a_job_over_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with NodeAtWork(tmp_path / "build.log") as at_work:
+        monkeypatch.setattr("os.pwrite", full)
+        at_work.note("aten_relu_default")

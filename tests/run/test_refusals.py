@@ -207,6 +207,20 @@ def test_a_program_that_one_device_refuses_and_another_runs_is_the_devices_fault
     assert [device for device, _, _ in one.outvoted] == [first]
 
 
+def test_a_dead_device_is_found_out_by_a_job_that_was_red_before_as_well(farm: Any) -> None:
+    one = farm(f"device 6\n{NO_WORDS}", NEVER)
+    one.jobs = tuple(msgspec.structs.replace(job, failed_before=True) for job in one.jobs)
+    assert set(one.run().values()) == {Verdict.PASSED}
+    assert Verdict.FAILED not in {attempt.verdict for attempt in one.attempts}
+
+
+def test_a_program_that_was_red_before_needs_no_second_device(farm: Any) -> None:
+    one = farm(NEVER, NEVER, models=(b"refused",))
+    one.jobs = tuple(msgspec.structs.replace(job, failed_before=True) for job in one.jobs)
+    assert list(one.run().values()) == [Verdict.FAILED]
+    assert {attempt.device for attempt in one.attempts} == {one.plan.devices[0].serial}
+
+
 def test_a_program_that_no_device_can_run_is_refused_once(farm: Any) -> None:
     one = farm(f"device 3\n{TOO_LARGE}", NEVER, models=(b"good", b"good"))
     one.run()
