@@ -12,7 +12,7 @@ import msgspec
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server, outdated
 from farm.devices.connect import from_plain
-from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
+from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
 from farm.devices.hosts import reach_server
 from farm.devices.identity import identify
 from farm.devices.ssh.config import ssh_address
@@ -92,9 +92,9 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
     return _sorted(seen.values(), unusable, warnings)
 
 
-def scan(port: int) -> Scan:
-    """Ask every device behind the adb server on `port` who it is, all at once. Raises InfraError without a server."""
-    found = [one.device for one in _behind(AdbHost(port), "", (), [])]
+def scan(port: int, host: str = LOOPBACK) -> Scan:
+    """Ask every device behind an adb server who it is, all at once. Raises InfraError without a server."""
+    found = [one.device for one in _behind(AdbHost(port, host), "", (), [])]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
     )

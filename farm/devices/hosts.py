@@ -85,8 +85,10 @@ class Servers:
         """Tunnels are children of `supervisor`. `warnings` are what is to be said of the servers."""
         self._supervisor, self._warnings = supervisor, list(warnings)
         addresses = [one.address for one in devices if isinstance(one.address, AdbAddress)]
-        self._port = ordinary_server().port if addresses else 0
-        self._behind = [one for one in addresses if (one.port, one.host) == (self._port, LOOPBACK)]
+        self._ordinary = ordinary_server() if addresses else None
+        # A server on another host, as a variable of adb names it, is not this process's to start.
+        place = (self._ordinary.port, LOOPBACK) if self._ordinary is not None else None
+        self._behind = [one for one in addresses if (one.port, one.host) == place]
         self._next_s = 0.0
 
     def revive(self) -> list[str]:
@@ -99,7 +101,7 @@ class Servers:
         return [*warnings, *revive_tunnels(self._supervisor), *self._revive_ordinary()]
 
     def _revive_ordinary(self) -> list[str]:
-        if not self._behind or time.monotonic() < self._next_s or AdbHost(self._port).listens():
+        if self._ordinary is None or not self._behind or time.monotonic() < self._next_s or self._ordinary.listens():
             return []
         self._next_s = time.monotonic() + _PAUSE_SECONDS
         server = ordinary_server(start=True)

@@ -39,10 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.pluginmanager.register(SuiteController(plan, config), "farm-controller")
         return
+    from farm.devices.adb.names import choose_server
     from farm.pytest_plugin.worker import SuiteWorker
 
     worker = config.stash[_WORKER] = SuiteWorker(plan, int(config.workerinput["farm_device"]))
-    os.environ.update(worker.run.transport.tool_environment())
+    if variables := worker.run.transport.tool_environment():
+        choose_server(os.environ, variables)
     worker.upstream.set_options(config)
 
 

@@ -12,7 +12,7 @@ import pytest
 from networks import Relay
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import find_adb, ordinary_server, start_adb_server
+from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceTimeoutError, InfraError
 from farm.system.processes import Supervisor
@@ -116,16 +116,6 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkey
             with pytest.raises(DeviceTimeoutError, match="did not open a stream in 1 s: is it hanging"):
                 running.result(30)
             line.mend()
-
-
-def test_the_ordinary_server_is_where_adb_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ANDROID_ADB_SERVER_PORT", raising=False)
-    assert ordinary_server().port == 5037
-    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "5099")
-    assert ordinary_server().port == 5099
-    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "many")
-    with pytest.raises(InfraError, match="expected a port number"):
-        ordinary_server()
 
 
 def test_the_bundled_adb_is_found() -> None:

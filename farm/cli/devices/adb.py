@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +17,7 @@ from farm.cli.devices.hold import (
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from farm.config.settings import Config
@@ -122,15 +121,10 @@ def adb_of(device: Device) -> tuple[list[str], dict[str, str]]:
     Raises InfraError where no adb has the server's version.
     """
     from farm.devices.adb.host import AdbHost
+    from farm.devices.adb.names import environment_with
     from farm.devices.adb.server import suitable_adb
     from farm.devices.connect import open_transport
 
     address = adb_address(device)
     adb = suitable_adb(AdbHost(address.port, address.host))
     return [str(adb)], environment_with(open_transport(device).tool_environment())
-
-
-def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment for programs that call adb, with `variables` that say which server and device."""
-    # It would win over them.
-    return {**{name: value for name, value in os.environ.items() if name != "ADB_SERVER_SOCKET"}, **variables}

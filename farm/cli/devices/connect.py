@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.devices.adb import adb_address, environment_with, is_elsewhere
+from farm.cli.devices.adb import adb_address, is_elsewhere
 from farm.cli.devices.hold import (
     CommandWithWords,
     device_held,
@@ -18,7 +18,7 @@ from farm.cli.devices.hold import (
     words_of,
 )
 from farm.cli.output import echo
-from farm.errors import InfraError
+from farm.errors import InfraError, UsageError
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     COMMAND finds it by ANDROID_SERIAL, and its exit code is handed on. When
     the lease is lost, the device is detached and the exit code is 4.
     """
+    from farm.devices.adb.names import environment_with
     from farm.devices.adb.server import ordinary_server
 
     words = words_of(context)
@@ -88,12 +89,18 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
     """Have the device on the user's own adb server meanwhile, and yield what that calls it. Raises InfraError."""
     from farm.devices.adb.host import AdbHost
     from farm.devices.adb.names import adb_target
+    from farm.devices.device import LOOPBACK
     from farm.virtual.relay import Relay
 
     device, address = held.device, adb_address(held.device)
     if _hangs_on(server, held):
         yield address.attached_at or adb_target(device.serial)
         return
+    if server.host != LOOPBACK:
+        raise UsageError(
+            f"{held.name} hangs on another adb server than yours, which is on {server.place} and cannot attach what is "
+            f"offered here: unset the variable that names it, or use 'farm adb {held.name} -- COMMAND'"
+        )
     there = AdbHost(address.port, address.host)
     reverse = not is_elsewhere(held.config, device)
     with Relay(there, device.serial, model=device.product or device.soc, reverse=reverse) as relay:

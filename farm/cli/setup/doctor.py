@@ -14,7 +14,7 @@ from farm.backends.registry import BACKENDS, find_backend
 from farm.cli.options import json_option, soc_option, toolchain_option
 from farm.cli.output import notice, show
 from farm.config.settings import load_config
-from farm.errors import FarmError
+from farm.errors import FarmError, UsageError
 from farm.report.terminal.layout import WIDTH, columns, wrapped
 from farm.suites.socs import check_backend, find_soc, load_socs
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from farm.devices.adb.host import AdbHost
     from farm.runtime.doctor import Ability, Availability, MissingItem, Tool
 
 # Longer than a healthy phone takes; one that hangs must not hold up everything else.
@@ -72,28 +73,33 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, tool
 
 def _attached() -> tuple[dict[str, list[str]] | None, str]:
     """Return the serials of usable devices by SoC, None without an adb server, and a note on adb."""
-    port = os.environ.get("ANDROID_ADB_SERVER_PORT", "5037")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        return None, f"ANDROID_ADB_SERVER_PORT is {port!r}, expected a port number"
+    from farm.devices.adb.host import AdbHost
+    from farm.devices.adb.server import server_place
+
     try:
-        socket.create_connection(("127.0.0.1", int(port)), timeout=0.2).close()
+        place = server_place(os.environ)
+    except UsageError as error:
+        return None, str(error)
+    server = AdbHost(place.port, place.host)
+    try:
+        socket.create_connection((place.host, place.port), timeout=0.2).close()
     except OSError:
-        return None, f"no server on port {port}"
+        return None, f"no server on {server.place}"
     found: list[tuple[dict[str, list[str]], str]] = []
     # Not waited for at the end either: a device may hang for longer than anybody waits.
-    asking = threading.Thread(target=lambda: found.append(_scan(int(port))), daemon=True)
+    asking = threading.Thread(target=lambda: found.append(_scan(server)), daemon=True)
     asking.start()
     asking.join(_SCAN_SECONDS)
     if not found:
-        return {}, f"the server on port {port} did not tell in {_SCAN_SECONDS:g} s who is attached"
+        return {}, f"the server on {server.place} did not tell in {_SCAN_SECONDS:g} s who is attached"
     return found[0]
 
 
-def _scan(port: int) -> tuple[dict[str, list[str]], str]:
+def _scan(server: AdbHost) -> tuple[dict[str, list[str]], str]:
     from farm.devices.discovery import scan
 
     try:
-        found = scan(port)
+        found = scan(server.port, server.host)
     except FarmError as error:
         return {}, str(error)
     by_soc: dict[str, list[str]] = {}

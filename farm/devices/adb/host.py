@@ -11,6 +11,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from farm.config.devices import Endpoint
 from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
@@ -129,13 +130,14 @@ class _AdbConnection:
 class AdbHost:
     """One adb server, by the port and the host that it listens on."""
 
-    def __init__(self, port: int, host: str = LOOPBACK) -> None:
-        self.port, self.host = port, host
+    def __init__(self, port: int, host: str = LOOPBACK, *, named_by: str = "") -> None:
+        """`named_by` is the variable that names a server on another host, empty where farm.toml does."""
+        self.port, self.host, self._named_by = port, host, named_by
 
     @property
     def place(self) -> str:
         """Where the server listens, for people."""
-        return f"port {self.port}" if self.host == LOOPBACK else f"{self.host}:{self.port}"
+        return f"port {self.port}" if self.host == LOOPBACK else str(Endpoint(self.host, self.port))
 
     def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
         """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
@@ -169,8 +171,9 @@ class AdbHost:
             raise InfraError(problem) from None
 
     def environment(self) -> dict[str, str]:
-        """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
-        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": self.host}
+        """Return what to set for `adb`, or a program that calls it, to reach this server: see `environment_with`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": host}
         return {"ANDROID_ADB_SERVER_PORT": str(self.port), **elsewhere}
 
     def attached(self) -> list[Attached]:
@@ -247,6 +250,8 @@ class AdbHost:
     def _nobody(self) -> str:
         if self.host == LOOPBACK:
             return f"no adb server listens on {self.place}: start one with 'adb start-server'"
+        if self._named_by:
+            return f"no adb server listens on {self.place}, which {self._named_by} names: start one there, or unset it"
         return f"no adb server listens on {self.place}: start one there, or name the machine's ssh in farm.toml"
 
 

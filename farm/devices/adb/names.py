@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
 
 # The name that a virtual device has as serial and as product.
 VIRTUAL_PREFIX = "virtual-"
 
 # The product that `farm connect` gives a device of another adb server: it is looked for there, and not once more here.
 RELAYED_PRODUCT = "farm-connect"
+
+# Variables by which programs of adb choose a server and a device. ADB_SERVER_SOCKET wins over the two after it.
+_CHOOSING = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", "ANDROID_SERIAL")
 
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
@@ -25,3 +33,17 @@ def adb_target(serial: str) -> str:
 def network_address(adb_name: str) -> str:
     """Return the `HOST:PORT` by which adb calls a device that `adb connect` attached; empty for every other."""
     return adb_name if _HOST_PORT.fullmatch(adb_name) else ""
+
+
+def choose_server(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
+    """Make `variables` the only ones of an environment that choose an adb server and a device."""
+    for name in _CHOOSING:
+        environment.pop(name, None)
+    environment.update(variables)
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this environment for programs that call adb, with `variables` that choose server and device."""
+    environment = dict(os.environ)
+    choose_server(environment, variables)
+    return environment

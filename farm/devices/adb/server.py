@@ -11,16 +11,19 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from farm.config.devices import Endpoint
+from farm.config.devices import Endpoint, is_ssh_host
 from farm.devices.adb.host import AdbHost
+from farm.devices.adb.names import environment_with
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
-from farm.errors import InfraError, MissingToolError
+from farm.errors import InfraError, MissingToolError, UsageError
 from farm.system.reaper import MARK
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farm.system.processes import Child, Supervisor
 
 ORDINARY_PORT = 5037
@@ -33,6 +36,10 @@ _ASK_SECONDS = 5.0
 # One that has no USB device to scan for is up in a tenth of a second.
 _BACKLOG = 64
 
+# As adb 36 reads $ANDROID_ADB_SERVER_PORT: a blank before it, and hexadecimal digits, are accepted.
+_PORT = re.compile(r"\s*\+?(0[xX][0-9A-Fa-f]+|[0-9]+)", re.ASCII)
+_SOCKET_FORMS = "expected tcp:PORT or tcp:HOST:PORT"
+
 _VERSION = re.compile(rb"Android Debug Bridge version 1\.0\.(\d{1,6})")
 
 # Read by adb 36 (main.cpp, client/main.cpp): no mDNS, no phones on USB, no scan for emulators, and no other adb's
@@ -44,9 +51,16 @@ class AdbServer(AdbHost):
     """An adb server. `adb` is a client program that suits it."""
 
     def __init__(
-        self, port: int, adb: Path, state: Path | None = None, child: Child | None = None, *, host: str = LOOPBACK
+        self,
+        port: int,
+        adb: Path,
+        state: Path | None = None,
+        child: Child | None = None,
+        *,
+        host: str = LOOPBACK,
+        named_by: str = "",
     ) -> None:
-        super().__init__(port, host)
+        super().__init__(port, host, named_by=named_by)
         self.adb, self._state, self._child = adb, state, child
         self._attached: dict[str, None] = {}
 
@@ -132,18 +146,79 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
     return server
 
 
-def ordinary_server(*, start: bool = False) -> AdbServer:
-    """Return the user's own server, on $ANDROID_ADB_SERVER_PORT or 5037, which sees the phones on USB.
+class ServerPlace(NamedTuple):
+    """Place of the user's own adb server, as adb's variables name it."""
 
-    With `start`, one is started when none listens, as `adb devices` would; it stays when farm ends, as adb's do.
+    host: str
+    port: int
+    startable: bool
+    """adb starts a server there: at a port of `localhost`, and at no other address, 127.0.0.1 among them."""
+    variable: str = ""
+    """Variable that names the host, empty for none."""
+
+
+def server_place(environment: Mapping[str, str]) -> ServerPlace:
+    """Return where adb looks for its server, by its variables. Raises UsageError where farm cannot follow them. Pure.
+
+    ADB_SERVER_SOCKET wins over ANDROID_ADB_SERVER_ADDRESS and ANDROID_ADB_SERVER_PORT, as in adb's client/main.cpp.
     """
-    text = os.environ.get("ANDROID_ADB_SERVER_PORT", str(ORDINARY_PORT))
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise InfraError(f"ANDROID_ADB_SERVER_PORT is {text!r}, expected a port number")
+    name, text = "ADB_SERVER_SOCKET", environment.get("ADB_SERVER_SOCKET")
+    if text is not None:
+        kind, _, rest = text.partition(":")
+        if kind != "tcp":
+            problem = f"{name} is {clean_text(text)!r}, and farm reaches adb servers over TCP alone: {_SOCKET_FORMS}"
+            raise UsageError(problem)
+        if rest.isdecimal():
+            return ServerPlace(LOOPBACK, _port(name, rest), startable=True)
+        host, number = _host_and_port(rest)
+        if not is_ssh_host(host):
+            raise UsageError(f"{name} is {clean_text(text)!r}, {_SOCKET_FORMS}, an IPv6 address in brackets")
+        return _place(name, host, _port(name, number) if number is not None else ORDINARY_PORT)
+    port = _port("ANDROID_ADB_SERVER_PORT", environment.get("ANDROID_ADB_SERVER_PORT") or str(ORDINARY_PORT))
+    name, text = "ANDROID_ADB_SERVER_ADDRESS", environment.get("ANDROID_ADB_SERVER_ADDRESS")
+    if text is None:
+        return ServerPlace(LOOPBACK, port, startable=True)
+    host, unwanted = _host_and_port(text)
+    if unwanted is not None or not is_ssh_host(host):
+        problem = f"{name} is {clean_text(text)!r}, expected a host, an IPv6 address in brackets"
+        raise UsageError(f"{problem}: correct it, or unset it")
+    return _place(name, host, port)
+
+
+def _place(variable: str, host: str, port: int) -> ServerPlace:
+    if host == "localhost":
+        return ServerPlace(LOOPBACK, port, startable=True)
+    return ServerPlace(host, port, startable=False, variable=variable)
+
+
+def _host_and_port(text: str) -> tuple[str, str | None]:
+    """Return host and port, None without one; no host for an IPv6 address without brackets, which adb misreads."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return (host, rest.removeprefix(":") or None) if not rest or rest.startswith(":") else ("", None)
+    host, colon, port = text.partition(":")
+    return ("", None) if ":" in port else (host, port if colon else None)
+
+
+def _port(variable: str, text: str) -> int:
+    found = _PORT.fullmatch(text)
+    port = int(found[1], 16 if found[1][:2] in ("0x", "0X") else 10) if found and len(text) <= 16 else 0
+    if not 0 < port < 65536:
+        raise UsageError(f"{variable} is {clean_text(text)!r}, expected a port number from 1 to 65535")
+    return port
+
+
+def ordinary_server(*, start: bool = False) -> AdbServer:
+    """Return the user's own server, where adb's variables name it or at port 5037, which sees the phones on USB.
+
+    With `start`, one is started when none listens, where `adb devices` would; it stays when farm ends, as adb's do.
+    Raises UsageError for variables that farm cannot follow.
+    """
+    place = server_place(os.environ)
     # The user's own adb first: a client of another version would make the server restart.
-    server = AdbServer(int(text), _candidates()[0])
+    server = AdbServer(place.port, _candidates()[0], host=place.host, named_by=place.variable)
     # One that listens and does not answer is not started again: whose it is, nobody knows.
-    if start and not server.listens():
+    if start and place.startable and not server.listens():
         _start(server)
     return server
 
@@ -151,7 +226,8 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
 def _start(server: AdbServer) -> None:
     command = [str(server.adb), "-P", str(server.port), "start-server"]
     # It stays when whatever started this process ends: see farm.system.reaper.
-    env = {name: value for name, value in os.environ.items() if name != MARK}
+    env = environment_with(AdbHost.environment(server))
+    env.pop(MARK, None)
     try:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_START_SECONDS, check=True

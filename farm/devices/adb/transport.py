@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import AdbHost, acknowledge
-from farm.devices.adb.names import adb_target
+from farm.devices.adb.names import adb_target, environment_with
 from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
@@ -145,7 +144,7 @@ class AdbTransport(Transport):
         argv = [str(suitable_adb(self._host)), "-s", adb_target(self.serial), "shell"]
         # Without a command, adb looks for itself.
         command = [*(["-t"] if terminal else []), shell_command(words, None, None)] if words else []
-        return [*argv, *command], {**os.environ, **self._host.environment()}
+        return [*argv, *command], environment_with(self._host.environment())
 
     def tool_environment(self) -> dict[str, str]:
         """Return what brings `adb` to the device: see Transport."""
