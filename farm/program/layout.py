@@ -87,7 +87,7 @@ def find_layout(tensors: Mapping[int, DeclaredTensor], calls: Iterable[Call]) ->
             return Layout(
                 orders,
                 f"{other} has a tensor in C order that {name} takes in the order {list(tensors[index].order)}: "
-                "call contiguous() in the module between them",
+                "keep the module and its inputs in C order, without memory_format=torch.channels_last",
             )
     return Layout(orders, "")
 

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE, read_tensor
 from farm.bundles.key import LPAI_TARGET
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
@@ -24,13 +26,14 @@ from farm.system.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.bundles.bundle import Bundle, Manifest
+    from farm.bundles.bundle import Bundle, Manifest, TensorSpec
     from farm.runtime.parts import RuntimePart
     from farm.suites.suite import Target
 
 README = "README.md"
 OUTPUTS = "outputs"
 _LOG = "build.log"
+_ARRAY_LIST = "array_list.txt"
 _WIDTH = 200
 _ON_CPU = """
 The program has no QNN parts: upstream's runner runs it only where XNNPACK was linked into it. The one that
@@ -71,7 +74,26 @@ def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequ
         for sample in range(bundle.manifest.samples)
     )
     (folder / INPUT_LIST).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if _is_permuted(bundle.manifest):
+        _write_arrays(folder, bundle)
     (folder / README).write_text(readme(bundle, job_id, target, about), encoding="utf-8")
+
+
+def _is_permuted(manifest: Manifest) -> bool:
+    """Tell whether raw files of inputs differ from C order, which `farm exec` takes."""
+    return any(spec.order for spec in manifest.inputs)
+
+
+def _write_arrays(folder: Path, bundle: Bundle) -> None:
+    """Write the inputs as `.npy` files into `folder`, with a list of them."""
+    lines = []
+    for sample in range(bundle.manifest.samples):
+        names = []
+        for path, spec in zip(bundle.input_files(sample), bundle.manifest.inputs, strict=True):
+            names.append(f"{INPUTS}/{path.stem}.npy")
+            np.save(folder / names[-1], read_tensor(path, spec), allow_pickle=False)
+        lines.append(" ".join(names) + "\n")
+    (folder / _ARRAY_LIST).write_text("".join(lines), encoding="utf-8")
 
 
 def _names(bundle: Bundle) -> list[str]:
@@ -129,6 +151,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         libraries=" ".join(f'"{part.path}"' for part in parts),
         on_cpu=_ON_CPU if find_backend(target.backend).on_cpu else "",
         compare=_compare(manifest),
+        exec_list=_ARRAY_LIST if _is_permuted(manifest) else INPUT_LIST,
     )
 
 
@@ -173,13 +196,20 @@ def _has_packages(bundle: Bundle) -> bool:
 
 
 def _tensors(manifest: Manifest) -> str:
-    rows = ["| tensor | dtype and shape | quantization step |", "|---|---|---|"]
-    rows += [f"| input {index} | {spec} | |" for index, spec in enumerate(manifest.inputs)]
+    rows = [
+        "| tensor | dtype and shape | dimensions in raw files | quantization step |",
+        "|---|---|---|---|",
+    ]
+    rows += [f"| input {index} | {spec} | {_order(spec)} | |" for index, spec in enumerate(manifest.inputs)]
     rows += [
-        f"| output {index} | {spec} | {'' if spec.step is None else f'{spec.step:.8g}'} |"
+        f"| output {index} | {spec} | {_order(spec)} | {'' if spec.step is None else f'{spec.step:.8g}'} |"
         for index, spec in enumerate(manifest.outputs)
     ]
     return "\n".join(rows)
+
+
+def _order(spec: TensorSpec) -> str:
+    return ", ".join(map(str, spec.order)) or "C order"
 
 
 def _parts(target: Target) -> tuple[RuntimePart, ...]:

@@ -45,4 +45,5 @@ def order_problem(state: State, given: Sequence[int], taken: Sequence[int]) -> s
         return ""
     first, second = (f"in the order {list(order)}" if order else "in C order" for order in (given, taken))
     places = f"output {state.output} lies {first} in memory, input {state.input} {second}"
-    return f"{state.output}:{state.input}: {places}: call contiguous() on the output in the module"
+    what_to_do = "keep the module in C order, without memory_format=torch.channels_last"
+    return f"{state.output}:{state.input}: {places}: {what_to_do}"

@@ -81,6 +81,30 @@ def test_a_program_for_the_cpu_says_that_its_inputs_are_random_and_shows_its_out
     assert "note: it ran; nothing says what its outputs should be" in lines
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("last_qnn", "last_qnn"), ("last_xnnpack", "last_xnnpack"), ("last_output", "last_xnnpack")]
+)
+def test_channels_last_programs_take_and_give_arrays_in_c_order(
+    home: FarmHome, models: Path, name: str, expected: str
+) -> None:
+    np.load(models / "last_input.npy").tofile(home.cwd / "input.raw")
+    wanted = np.load(models / f"{expected}.npy")
+    wanted.tofile(home.cwd / "wanted.raw")
+    done = home.farm(
+        "exec", str(models / f"{name}.pte"), "--soc", "SM8650", *VIRTUAL, "--output", "out", "--json",
+        "--inputs", str(models / "last_input.npy"), "input.raw",
+        "--expect", str(models / f"{expected}.npy"), "--expect", "wanted.raw",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    [comparison] = told["attempt"]["comparisons"]
+    assert comparison["sqnr_db"] is None or comparison["sqnr_db"] > 60
+    for sample in range(2):
+        array = np.load(home.cwd / "out" / f"output_{sample}_0.npy")
+        np.testing.assert_allclose(array, wanted, atol=0.01)
+        assert (home.cwd / "out" / f"output_{sample}_0.raw").read_bytes() == array.tobytes()
+
+
 def test_what_cannot_be_executed_is_exit_code_1_and_says_why(home: FarmHome, models: Path) -> None:
     np.ones((4, 2), np.float32).tofile(home.cwd / "table.raw")
     np.save(home.cwd / "index.npy", np.array([0, 1, 9]))
@@ -98,6 +122,11 @@ def test_what_cannot_be_executed_is_exit_code_1_and_says_why(home: FarmHome, mod
         (["conv.pte", "--soc", "SM8850"], "conv.pte is compiled for SM8650 (htp), not for SM8850 (htp)"),
         (["conv.pte", "--input-list", "gone.txt"], "gone.txt: No such file or directory"),
         (["conv.pte", "--inputs", "a.raw", "--inputs", "b.raw", "c.raw"], "c.raw stands alone"),
+        (["last_mixed.pte"], "keep the module and its inputs in C order, without memory_format=torch.channels_last"),
+        (
+            [*["last_output.pte", "--soc", "SM8650", "--inputs", "last_input.npy", "last_input.npy", "--state", "0:0"]],
+            "--state 0:0: output 0 lies in the order [0, 2, 3, 1] in memory, input 0 in C order",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(

@@ -7,6 +7,8 @@ conv_dump.pte     the same, compiled for intermediate outputs
 conv_shared.pte   the same, for a shared buffer: it leaves the memory of inputs and outputs to its caller
 conv_sm8850.pte   the same, for SM8850
 add_dynamic.pte   x + y, 16a16w, uint16[1,2,3,1..8] each, SM8650
+last_qnn.pte      channels-last convolution, fp16: float32[1,3,8,10] -> float32[1,8,6,8], both declared channels last
+last_mixed.pte    the same, then an average pool on the CPU, which takes channels last where QNN gives C order
 
 On the CPU:
 select.pte    (float32[4,2] table, int64[3] index) -> (rows of the table, index + 1); a wrong index fails
@@ -20,6 +22,10 @@ methods.pte   `double` and `triple` of float32[2]
 noise.pte     float32[2] -> float32[2], other numbers every time; and twice the input
 counter.pte   float32[2] -> the sum of all inputs since it was loaded, kept in a buffer
 foreign.pte   sin in a backend that no runner has
+last_xnnpack.pte  relu(x) + 1 in XNNPACK, float32[1,3,8,10] channels last -> the same
+last_cpu.pte      the same in ExecuTorch's kernels, with an output in C order as well
+last_output.pte   relu(x) + 1 in XNNPACK, float32[1,3,8,10] in C order -> channels last
+last_input.npy, last_{qnn,xnnpack}.npy   an input of each of them, in C order, and outputs of the modules
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from executorch.backends.qualcomm._passes import TagQuantIO
 from executorch.backends.qualcomm._passes.build_quant_io import BuildQuantIo
@@ -109,6 +116,17 @@ class Counter(torch.nn.Module):
     def forward(self, x):
         self.total.add_(x)
         return self.total + 0
+
+
+class Last(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x.to(memory_format=torch.channels_last)) + 1
+
+
+class LastAndFirst(torch.nn.Module):
+    def forward(self, x):
+        y = torch.relu(x) + 1
+        return y, y.contiguous()
 
 
 class Sin(torch.nn.Module):
@@ -197,6 +215,29 @@ def compile_xnnpack(folder: Path) -> None:
         module(rows).numpy().tofile(folder / "xnnpack_fp32.raw")
 
 
+def compile_last(folder: Path) -> None:
+    torch.manual_seed(0)
+    plain = torch.randn(1, 3, 8, 10)
+    last = plain.to(memory_format=torch.channels_last)
+    conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last).eval()
+    with torch.no_grad():
+        for name, tensor in (("input", plain), ("qnn", conv(last)), ("xnnpack", Last()(last))):
+            np.save(folder / f"last_{name}.npy", tensor.contiguous().numpy())
+    floats = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset.SM8650, backend_options=generate_htp_compiler_spec(use_fp16=True)
+    )
+    pooled = torch.nn.Sequential(conv, torch.nn.AvgPool2d(2)).eval()
+    pool = {"aten.avg_pool2d.default"}
+    for name, module, skipped in (("last_qnn.pte", conv, None), ("last_mixed.pte", pooled, pool)):
+        lowered = to_edge_transform_and_lower_to_qnn(module, (last,), floats, skip_node_op_set=skipped)
+        (folder / name).write_bytes(lowered.to_executorch().buffer)
+    for name, sample in (("last_xnnpack.pte", last), ("last_output.pte", plain)):
+        exported = torch.export.export(Last().eval(), (sample,), strict=False)
+        program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
+        (folder / name).write_bytes(program.buffer)
+    compile_cpu(folder, "last_cpu.pte", LastAndFirst(), (last,))
+
+
 def compile_foreign(folder: Path) -> None:
     edge = to_edge(torch.export.export(Sin().eval(), (torch.randn(2),), strict=False))
     lowered = to_backend(BackendWithCompilerDemo.__name__, edge.exported_program(), [])
@@ -220,6 +261,7 @@ if __name__ == "__main__":
     compile_add(target)
     compile_xnnpack(target)
     compile_foreign(target)
+    compile_last(target)
     compile_cpu(target, "select.pte", Select(), (torch.randn(4, 2), torch.tensor([0, 1, 2])))
     compile_cpu(target, "scalar.pte", Scalar(), (pair,))
     compile_cpu(target, "nothing.pte", Nothing(), ())

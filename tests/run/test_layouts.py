@@ -1,0 +1,126 @@
+"""Cases whose tensors are channels last in the memory of the program, from the module to the verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from farm.bundles.bundle import load_bundle
+from farm.bundles.cache import BundleCache
+from farm.replay.bundle_folder import write_bundle_folder
+from farm.suites.suite import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+LAYERS = """
+import torch
+from torch import nn
+
+LAST = torch.channels_last
+
+
+def conv():
+    return nn.Conv2d(3, 8, 3).to(memory_format=LAST)
+
+
+class Two(nn.Module):
+    def forward(self, x, y):
+        last = (x + y).to(memory_format=LAST)
+        return last.relu() + 1.0, last.mean((2, 3)), y.relu()
+
+
+class Handed(nn.Module):
+    def forward(self, x):
+        return x.to(memory_format=LAST).relu() + 1.0
+"""
+MANIFEST = """
+[suite]
+name = "layouts"
+description = "Memory layouts"
+precisions = ["8a8w"]
+
+[suite.tolerance.8a8w]
+fp32 = { sqnr_db = 25.0 }
+
+[case.conv]
+module = ".layers:conv"
+inputs = [{ shape = [1, 3, 8, 10] }]
+samples = 2
+
+[case.two]
+module = ".layers:Two"
+inputs = [{ shape = [1, 3, 8, 10] }, { shape = [1, 3, 8, 10] }]
+
+[case.handed]
+module = ".layers:Handed"
+inputs = [{ shape = [1, 3, 8, 10] }]
+samples = 2
+state = [{ output = 0, input = 0 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite") / "layouts"
+    folder.mkdir()
+    (folder / "suite.toml").write_text(MANIFEST)
+    (folder / "layers.py").write_text(LAYERS)
+    return folder
+
+
+def run(home: FarmHome, suite: Path, *arguments: str) -> dict[str, tuple[str, str]]:
+    """Return verdict and reason by case."""
+    done = home.farm("run", "--soc", "SM8650", "--suite", str(suite), "--virtual", "1", "--json", *arguments)
+    assert done.returncode in (0, 1), done.stderr
+    attempts = {job["case"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+    return {case: (attempt["verdict"], attempt["reason"]) for case, attempt in attempts.items()}
+
+
+def test_a_channels_last_convolution_passes_on_htp_and_again_as_its_repro(home: FarmHome, suite: Path) -> None:
+    assert run(home, suite, "-k", "conv") == {"conv": ("passed", "")}
+    again = home.farm("repro", "layouts/conv", "--virtual", "1")
+    assert again.returncode == 0, again.stderr
+
+
+def test_on_the_cpu_each_output_is_read_in_its_own_order_and_what_cannot_be_is_one_line(
+    home: FarmHome, suite: Path
+) -> None:
+    found = run(home, suite, "--backend", "xnnpack")
+    assert found["two"] == ("passed", "")
+    verdict, reason = found["conv"]
+    assert verdict == "failed"
+    assert "XNNPACK takes weights of convolutions in C order, and weight is channels last" in reason
+    verdict, reason = found["handed"]
+    assert verdict == "failed"
+    assert "0:0: output 0 lies in the order [0, 2, 3, 1] in memory, input 0 in C order" in reason
+    assert home.farm("repro", "layouts/two", "--virtual", "1").returncode == 0
+
+
+def test_a_bundle_folder_of_a_channels_last_program_runs_by_its_own_instructions(
+    home: FarmHome, models: Path, tmp_path: Path
+) -> None:
+    given = np.load(models / "last_input.npy")
+    asked = ("exec", str(models / "last_xnnpack.pte"), "--soc", "SM8650", "--virtual", "1")
+    done = home.farm(*asked, "--inputs", str(models / "last_input.npy"), "--json")
+    assert done.returncode == 0, done.stderr
+    bundle = load_bundle(BundleCache(home.cache).folder(json.loads(done.stdout)["attempt"]["bundle_key"]))
+    folder = tmp_path / "bundle"
+    write_bundle_folder(bundle, "exec/last", Target("SM8650", "xnnpack", "ready"), ["from a test"], folder)
+    assert (folder / "inputs" / "input_0_0.raw").read_bytes() == given.transpose(0, 2, 3, 1).tobytes()
+    text = (folder / "README.md").read_text()
+    assert "| input 0 | float32[1, 3, 8, 10] | 0, 2, 3, 1 | |" in text
+    assert "--input-list array_list.txt" in text
+    again = home.farm(
+        "exec", "model.pte", "--soc", "SM8650", "--virtual", "1", "--input-list", "array_list.txt",
+        "--expect", str(models / "last_xnnpack.npy"), "--output", str(tmp_path / "out"), cwd=folder,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "output_0_0.npy"), np.load(models / "last_xnnpack.npy"))
+    shutil.rmtree(folder)
