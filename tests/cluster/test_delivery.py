@@ -16,8 +16,10 @@ from waiting import until
 
 from farm.cluster.delivery import app as delivery_app
 from farm.cluster.delivery.app import Periodic
+from farm.cluster.delivery.mend import mend
 from farm.cluster.delivery.worker import MessageDelivery
-from farm.errors import StoreError
+from farm.errors import RowRefusedError, StoreError
+from farm.store.cluster.records import Mended
 from farm.store.messages.install import needed_version
 from farm.store.messages.messages import work_queue
 from farm.store.store import open_store
@@ -232,6 +234,78 @@ def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
             assert messages(store) == {(QUEUE, "doing"): 1}
             assert store.messages.retry(0.01) >= 1
             until(lambda: heard.of("work"), timeout_s=3)
+
+
+def hold_as_dead(store: Store, lock: str, *, queue: str = "farm") -> int:
+    """Send a message with a queueing lock, let a worker without a heartbeat take it, and return its id."""
+    import psycopg
+
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as dead:
+        sent = dead.execute(
+            "SELECT unnest(procrastinate_defer_jobs_v1(ARRAY["
+            "ROW(%s, 'farm.mend', 0, NULL, %s, '{}'::jsonb, NULL)::procrastinate_job_to_defer_v1]))",
+            (queue, lock),
+        ).fetchone()
+        worker = dead.execute("SELECT worker_id FROM procrastinate_register_worker_v1()").fetchone()
+        assert sent is not None
+        assert worker is not None
+        dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", ([queue], worker[0]))
+        dead.execute("UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour'")
+    return int(sent[0])
+
+
+def states(store: Store) -> dict[int, str]:
+    import psycopg
+
+    with psycopg.connect(**store.connection_arguments()) as connection:
+        return dict(connection.execute("SELECT id, status::text FROM procrastinate_jobs").fetchall())
+
+
+def test_duplicates_among_messages_of_dead_workers_go_and_the_others_are_put_back(store: Store) -> None:
+    store.messages.require()
+    # As of an agent that is killed and started again: each life takes the message of its time.
+    held = [hold_as_dead(store, "farm.mend") for _ in range(6)]
+    ordinary = hold_as_dead(store, "finish:run-1")
+    assert set(states(store).values()) == {"doing"}
+    # The server has been up for longer than that.
+    until(lambda: store.messages.retry(0.05) > 0)
+    left = states(store)
+    assert left.pop(ordinary) == "todo"
+    assert list(left.values()) == ["todo"]
+    assert left.keys() <= set(held)
+
+
+def test_a_duplicate_of_a_waiting_message_keeps_no_other_from_being_put_back(store: Store) -> None:
+    import psycopg
+
+    store.messages.require()
+    duplicate = hold_as_dead(store, "farm.tidy")
+    other = hold_as_dead(store, "finish:run-2")
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        connection.execute(
+            "SELECT procrastinate_defer_jobs_v1(ARRAY["
+            "ROW('farm', 'farm.tidy', 0, NULL, 'farm.tidy', '{}'::jsonb, NULL)::procrastinate_job_to_defer_v1])"
+        )
+    until(lambda: store.messages.retry(0.05) > 0)
+    left = states(store)
+    assert duplicate not in left
+    assert left[other] == "todo"
+
+
+def test_a_run_without_an_end_keeps_no_other_from_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def finish(_store: Store, run_id: str, _note: object) -> None:
+        if run_id == "a":
+            raise RowRefusedError("the database refuses what is to be written")
+        ended.append(run_id)
+
+    monkeypatch.setattr("farm.cluster.ending.finish", finish)
+    monkeypatch.setattr(type(store.cluster), "mend", lambda *_args, **_named: Mended(unfinished=("a", "b")))
+    notes: list[str] = []
+    mend(store, notes.append)
+    assert ended == ["b"]
+    assert notes == ["the end of run a: the database refuses what is to be written"]
 
 
 @pytest.mark.whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farm.errors import RowRefusedError
 from farm.store.leases.rows import always_settled
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ def mend(store: Store, note: Callable[[str], None], *, is_settled: Callable[[], 
         note(line)
     store.messages.wake(mended.messages)
     for run_id in mended.unfinished:
-        finish(store, run_id, note)
+        try:
+            finish(store, run_id, note)
+        except RowRefusedError as error:
+            # The other runs have an end all the same.
+            note(f"the end of run {run_id}: {error}")
     return mended.is_busy
 
 

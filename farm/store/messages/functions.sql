@@ -38,8 +38,9 @@ EXCEPTION WHEN unique_violation THEN
 END;
 $$;
 
--- Put back what workers hold that were not heard of for some seconds, and return how many messages those were.
--- Nobody is dead until the server has been up for as long. Procrastinate's own way asks the clock of the caller.
+-- Put back the messages of workers without a heartbeat for some seconds, and return how many messages those were.
+-- Message by message: a duplicate of a waiting message is removed, and an error of one message concerns no other.
+-- No worker is dead until the server has been up for as long. Procrastinate's own way asks the clock of the caller.
 CREATE OR REPLACE FUNCTION farm_retry_messages(silent_s double precision) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -54,7 +55,17 @@ BEGIN
         SELECT id, queue_name FROM procrastinate_jobs
         WHERE status = 'doing' AND worker_id IS NULL FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM procrastinate_retry_job_v2(held.id, NULL, NULL, NULL, NULL);
+        BEGIN
+            PERFORM procrastinate_retry_job_v2(held.id, NULL, NULL, NULL, NULL);
+        EXCEPTION
+            WHEN unique_violation THEN
+                -- A message with its queueing lock waits already.
+                PERFORM procrastinate_finish_job_v1(held.id, 'failed', true);
+                CONTINUE;
+            WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
+                RAISE WARNING 'farm: message % stays with its dead worker: %', held.id, SQLERRM;
+                CONTINUE;
+        END;
         -- Procrastinate notifies of new messages alone.
         PERFORM pg_notify(
             'procrastinate_queue_v1#' || held.queue_name,
