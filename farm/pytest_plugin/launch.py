@@ -18,6 +18,7 @@ from farm.compile.pool import MemoryLimits
 from farm.devices.device import common_kind
 from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
+from farm.pytest_plugin.distribution import distribution_problem
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 from farm.pytest_plugin.relay import relayed_output
 from farm.pytest_plugin.rework import require_tree, rooted_arguments
@@ -99,7 +100,12 @@ def list_tests(arguments: Sequence[str]) -> int:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
-    for argument in arguments:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == "--dist" or argument.startswith("--dist="):
+            # An ini file and PYTEST_ADDOPTS are asked by the plugin, before a test runs.
+            mode = following if argument == "--dist" else argument.partition("=")[2]
+            if problem := distribution_problem(mode):
+                raise UsageError(problem)
         if argument.startswith(_WORKERS):
             raise UsageError(
                 f"{argument} is not for the user to say: there is one worker a device; --virtual N or --devices N, "

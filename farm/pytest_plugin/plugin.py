@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from farm.pytest_plugin.distribution import distribution_problem
 from farm.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.pytest_plugin.record import FACTS
 from farm.pytest_plugin.rework import is_framework, stand_in_for_subtests
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if plan is None:
         return
     if not hasattr(config, "workerinput"):
+        if problem := distribution_problem(config.getoption("dist", "no")):
+            raise pytest.UsageError(problem)
         if config.getoption("numprocesses", None):
             from farm.pytest_plugin.controller import SuiteController
 
