@@ -1,0 +1,113 @@
+"""Writes suites of compiled programs with unseen inputs, and with the outputs of the modules for these.
+
+Run as `python unseen_inputs.py SUITE CACHE FOLDER`, with a JSON list of job and bundle key on standard input.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from farm.bundles.bundle import load_bundle
+from farm.bundles.cache import BundleCache
+from farm.compile.flows.factory import make_inputs, make_module
+from farm.suites.manifests import load_suite
+
+if TYPE_CHECKING:
+    from farm.bundles.bundle import Manifest
+    from farm.suites.suite import Case, InputSpec
+
+LIMITS = {
+    "8a8w": "{ sqnr_db = 18.0, mismatch = 0.25 }",
+    "fp16": "{ sqnr_db = 40.0, mismatch = 0.0 }",
+    "fp32": "{ sqnr_db = 80.0, mismatch = 0.0 }",
+}
+"""Below those of the suite, as unseen inputs have half the range of the calibration."""
+OTHER_SEEDS = 500_000
+SUITE = """[suite]
+name = "{name}"
+description = "Programs with unseen inputs"
+{backends}"""
+CASE = """
+[case.{name}]
+pte = "{name}.pte"
+precisions = ["{precision}"]
+samples = {samples}
+inputs = [{inputs}]
+expected = {expected}
+tolerance = {{ {precision} = {{ fp32 = {limits} }} }}
+"""
+
+
+def expected_of(case: Case, samples: list[tuple[torch.Tensor, ...]], manifest: Manifest) -> list[list[np.ndarray]]:
+    """Return the outputs of a fresh module, called with copies of `samples`, in the order of the program."""
+    module = make_module(case)
+    names = list(inspect.signature(module.forward).parameters)
+    found = []
+    for sample in samples:
+        given = [tensor.clone() for tensor in sample]
+        outputs = iter([leaf.clone() for leaf in pytree.tree_leaves(module(*given))])
+        found.append([
+            (given[names.index(spec.name)] if spec.written else next(outputs)).contiguous().numpy().copy()
+            for spec in manifest.outputs
+        ])  # fmt: skip
+    return found
+
+
+def unseen(spec: InputSpec) -> InputSpec:
+    """Return a specification of other inputs, within the range that the quantizer has seen."""
+    other = msgspec.structs.replace(spec, seed=spec.seed + OTHER_SEEDS)
+    if spec.distribution != "uniform":
+        return other
+    return msgspec.structs.replace(other, low=spec.low / 2, high=spec.high / 2)
+
+
+def write_case(case: Case, name: str, precision: str, bundle_folder: Path, folder: Path) -> str:
+    manifest = load_bundle(bundle_folder).manifest
+    inputs = tuple(unseen(spec) for spec in case.inputs)
+    other = msgspec.structs.replace(case, inputs=inputs)
+    samples = [make_inputs(other, sample) for sample in range(case.samples)]
+    shutil.copyfile(bundle_folder / "model.pte", folder / f"{name}.pte")
+    given = [[tensor.contiguous().numpy() for tensor in sample] for sample in samples]
+    files = {}
+    for kind, rows in (("input", given), ("expected", expected_of(case, samples, manifest))):
+        files[kind] = [[f"{name}_{kind}_{n}_{i}.npy" for i in range(len(row))] for n, row in enumerate(rows)]
+        for row, paths in zip(rows, files[kind], strict=True):
+            for array, path in zip(row, paths, strict=True):
+                np.save(folder / path, array)
+    columns = (f"{{ files = {json.dumps(list(column))} }}" for column in zip(*files["input"], strict=True))
+    return CASE.format(
+        name=name, precision=precision, samples=case.samples, inputs=", ".join(columns),
+        expected=json.dumps(files["expected"]), limits=LIMITS[precision],
+    )  # fmt: skip
+
+
+def main(suite: str, cache: str, place: str) -> None:
+    cases = {case.name: case for case in load_suite(Path(suite)).cases}
+    folder, root = Path(place), BundleCache(Path(cache))
+    text = {
+        "htp": SUITE.format(name="htp", backends='backends = ["htp"]\n'),
+        "xnnpack": SUITE.format(name="xnnpack", backends=""),
+    }
+    for backend in text:
+        (folder / backend).mkdir()
+    with torch.no_grad():
+        for job in json.load(sys.stdin):
+            case, precision, backend = job["case"], job["precision"], job["backend"]
+            name = f"{case}_{precision}"
+            text[backend] += write_case(cases[case], name, precision, root.folder(job["key"]), folder / backend)
+    for backend, lines in text.items():
+        (folder / backend / "suite.toml").write_text(lines)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
