@@ -332,7 +332,7 @@ def test_a_run_says_why_it_waits() -> None:
     assert why(situation(eight, [change(one, labels=("camera",))], quotas={"label:camera": 0})) == (
         "quota of camera: 0 devices a user"
     )
-    assert why(situation(devices(1), [one], leases=[reserved("d1", "bob")])) == "reserved for bob"
+    assert why(situation(devices(1), [one], leases=[reserved("d1", "bob")])).startswith("reserved for bob until ")
     again = change(one, ready=0, retries=(Retry(1, ("d1",)),))
     assert why(situation(devices(1), [again])) == "no device is left that has not tried it"
     assert why(situation(devices(2), [again], leases=[held("d2", "bob")])) == "all 2 SM8650 are busy"

@@ -40,6 +40,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """When the bundles of its first shard are made, about; 0 where a shard could begin now."""
     builds_s: float = 0.0
     """When the last of its bundles is made, about."""
+    free_s: float = 0.0
+    """When the first reservation ends, where each of its devices is reserved for others; else 0."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -95,7 +97,9 @@ class _Future:
             for work in active:
                 self._left[work.run_id] -= step_s * rates[work.run_id]
                 if self._left[work.run_id] <= 1e-6:
-                    ends[work.run_id] = max(now_s, work.builds_s)
+                    # A shard that is held runs already.
+                    alone_s = (work.waiting_s + work.held_s) / _most(work)
+                    ends[work.run_id] = max(now_s, work.builds_s, work.free_s and work.free_s + alone_s)
             active = [work for work in active if work.run_id not in ends]
         return {
             work.run_id: Expected(starts.get(work.run_id, math.inf), ends.get(work.run_id, math.inf))
@@ -140,7 +144,7 @@ class _Future:
                 starts[work.run_id] = now_s + behind_s
             else:
                 starts[work.run_id] = now_s
-            starts[work.run_id] = max(starts[work.run_id], work.first_build_s)
+            starts[work.run_id] = max(starts[work.run_id], work.first_build_s, work.free_s)
 
     def _shard_s(self) -> float:
         shards = sum(work.waiting + work.held for work in self._works)

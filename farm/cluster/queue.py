@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from farm.store.cluster.records import Order, QueueView
+    from farm.store.leases.situation import Situation
 
 # What a bundle takes that nobody ever compiled.
 _BUILD_SECONDS = 4.0
@@ -104,7 +105,7 @@ def _works(view: QueueView) -> Iterable[Work]:
         if order is None:
             continue
         situation = view.situations.get(one.soc)
-        devices = 0 if situation is None else len(usable(_open(order), situation.devices))
+        may, free_s = _unreserved(order, situation)
         yield Work(
             run_id=one.run_id,
             soc=one.soc,
@@ -115,10 +116,30 @@ def _works(view: QueueView) -> Iterable[Work]:
             waiting=one.waiting,
             held_s=one.held_s,
             held=one.held,
-            devices=min(devices, order.most_devices or devices),
+            devices=min(may, order.most_devices or may),
             first_build_s=0.0 if (one.soc, one.run_id) in could_begin else builds_s[one.run_id][0],
             builds_s=builds_s[one.run_id][1],
+            free_s=free_s,
         )
+
+
+def _unreserved(order: Order, situation: Situation | None) -> tuple[int, float]:
+    """Return how many devices a run may use, and how long until the first of them is free of reservations.
+
+    Devices that are reserved for others count only where all are.
+    """
+    if situation is None:
+        return 0, 0.0
+    devices = usable(_open(order), situation.devices)
+    ends_ms = {
+        lease.device: lease.reserved_until_ms
+        for lease in situation.leases
+        if lease.reserved_by(situation.now_ms) not in ("", order.user)
+    }
+    ours = [device for device in devices if device not in ends_ms]
+    if ours or not devices:
+        return len(ours), 0.0
+    return len(devices), (min(ends_ms[device] for device in devices) - situation.now_ms) / 1000
 
 
 def _open(order: Order) -> OpenOrder:

@@ -198,6 +198,8 @@ class LeaseKeeper:
             who = lease.reserved_for or lease.user
             if lease.device in names and who and lease.token not in ours:
                 why = lease.purpose or ("reserved" if lease.reserved_for else "")
+                if lease.reserved_for:
+                    why += time.strftime(" until %H:%M", time.localtime(lease.reserved_until_ms / 1000))
                 found[lease.device] = f"{names[lease.device]} is with {who}" + (f" ({why})" if why else "")
         return found
 

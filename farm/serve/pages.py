@@ -267,5 +267,8 @@ def progress_text(progress: Progress) -> str:
 
 
 def held(row: DeviceRow) -> str:
-    """Return who has a device, and for what; empty for nobody."""
-    return f"{row.holder}{f', {row.purpose}' if row.purpose else ''}" if row.holder else ""
+    """Return who has a device, until when where it is reserved, and for what; empty for nobody."""
+    if not row.holder:
+        return ""
+    until = f" until {fmt.clock(row.until_ms)}" if row.until_ms else ""
+    return f"{row.holder}{until}{f', {row.purpose}' if row.purpose else ''}"

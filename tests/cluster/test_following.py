@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from farm.cli.cluster.queue import queue_lines
@@ -22,7 +24,7 @@ from farm.store.cluster.records import (
     RunProgress,
     ShardSum,
 )
-from farm.store.leases.rules import Priority
+from farm.store.leases.rules import Lease, Priority
 from farm.store.leases.situation import LivingDevice, OpenOrder, Situation
 
 ORDER = Order(
@@ -174,6 +176,26 @@ def test_the_queue_says_when_a_run_begins_and_ends_within_80_columns() -> None:
     assert ORDER.run_id in lines[1]
     assert lines[1].split()[-4:] == ["now", "12", "min", "ada"]
     assert list(queue_lines([], 0, 80)) == ["nothing waits and nothing runs"]
+
+
+def test_a_run_for_a_reserved_device_begins_when_the_reservation_ends() -> None:
+    until_ms = 1_060_000 + 2 * 3_600_000
+    lease = Lease("v1", 0, "", "", "", 0, "", Priority.PERSON, 0, 0, reserved_for="bob", reserved_until_ms=until_ms)
+    now = view()
+    situation = msgspec.structs.replace(now.situations["SM8650"], leases=[lease])
+    [run] = queued(msgspec.structs.replace(now, situations={"SM8650": situation}))
+    assert run.starts_s == pytest.approx(7200.0)
+    assert run.ends_s == pytest.approx(7920.0)
+    line, why = list(queue_lines([run], 1_060_000, 80))[1:]
+    assert "now" not in line
+    assert why.strip() == f"reserved for bob until {time.strftime('%H:%M', time.localtime(until_ms / 1000))}"
+    free = LivingDevice("v2", names=("v2",))
+    beside = msgspec.structs.replace(situation, devices=[*situation.devices, free])
+    [run] = queued(msgspec.structs.replace(now, situations={"SM8650": beside}))
+    assert (run.starts_s, run.ends_s) == (0.0, pytest.approx(720.0)), "one device is free, and only that one counts"
+    own = msgspec.structs.replace(situation, leases=[msgspec.structs.replace(lease, reserved_for="ada")])
+    [run] = queued(msgspec.structs.replace(now, situations={"SM8650": own}))
+    assert run.starts_s == 0.0
 
 
 def test_what_no_living_device_can_run_is_said() -> None:

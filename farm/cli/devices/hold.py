@@ -211,11 +211,13 @@ class Hold:
 
     def _whose(self) -> str:
         """Return what became of a lease that was lost. Raises StoreError."""
+        from farm.cli.devices.lease import clock_time
+
         now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
         if now is not None and now.token:
             return f"was given to {now.user}"
         if now is not None:
-            return f"is reserved for {now.reserved_for}"
+            return f"is reserved for {now.reserved_for} until {clock_time(now.reserved_until_ms)}"
         return "was given back, and nobody has it"
 
     def _end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class _AfterSharing:
         holder = {lease.device: lease.user for lease in situation.leases if lease.is_held(now_ms)} | given
         self._used = Counter(holder.values()) + Counter(situation.here) + Counter(situation.elsewhere)
         self._owner = {lease.device: owner for lease in situation.leases if (owner := lease.reserved_by(now_ms))}
+        self._until_ms = {lease.device: lease.reserved_until_ms for lease in situation.leases}
         self._labelled = Counter(situation.elsewhere_labelled)
         for device in situation.devices:
             for label in device.labels:
@@ -70,7 +72,7 @@ class _AfterSharing:
         """Return what keeps a run from all devices that it might use."""
         ours = [device for device in may if self._owner.get(device.id, order.user) == order.user]
         if not ours:
-            return f"reserved for {', '.join(sorted({self._owner[device.id] for device in may}))}"
+            return f"reserved for {self._reservations(may)}"
         for subject, most in sorted(self._situation.quotas.items()):
             label = subject.removeprefix(LABEL)
             if subject.startswith(LABEL) and self._labelled[order.user, label] >= most:
@@ -81,6 +83,14 @@ class _AfterSharing:
         if not order.ready and all(avoid.issuperset(device.id for device in ours) for avoid in tried):
             return "no device is left that has not tried it"
         return ""
+
+    def _reservations(self, devices: Sequence[LivingDevice]) -> str:
+        """Return the owners of reserved devices, each with the time at which the first of theirs is free."""
+        until_ms: dict[str, int] = {}
+        for device in devices:
+            owner = self._owner[device.id]
+            until_ms[owner] = min(until_ms.get(owner, self._until_ms[device.id]), self._until_ms[device.id])
+        return ", ".join(f"{owner} until {_clock(until_ms[owner])}" for owner in sorted(until_ms))
 
     def _busy(self, order: OpenOrder, may: Sequence[LivingDevice]) -> str:
         if len(may) == 1:
@@ -95,6 +105,10 @@ class _AfterSharing:
         virtual = "virtual " if kinds == {"virtual"} else ""
         labels = f" with {', '.join(order.labels)}" if order.labels else ""
         return f"{virtual}{self._situation.soc}{labels}"
+
+
+def _clock(time_ms: int) -> str:
+    return time.strftime("%H:%M", time.localtime(time_ms / 1000))
 
 
 def _devices(count: int) -> str:
