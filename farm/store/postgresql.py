@@ -5,12 +5,14 @@ from __future__ import annotations
 import select
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
+from farm.errors import NoStoreError
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -33,6 +35,12 @@ _LIFE_SIGNS = {
 }
 # Who was stopped, or cut off, within a transaction keeps its locks, and all who want them waiting, no longer than this.
 _STANDSTILL_S = 5
+# Option of each session without an effect of its own: a pooler that drops options drops it as well.
+_MARK = "farm.session"
+POOLED = (
+    "a connection pooler such as PgBouncer answers there, and it keeps no sessions: name the address and port of "
+    "PostgreSQL itself"
+)
 _USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')"
 
 
@@ -45,7 +53,7 @@ def create_postgresql_engine(
     before whether the connection is still there.
     """
     # What is asked for lies along an index; the server's own figure for that is of disks that turn.
-    options = f"-c random_page_cost=1.1 {url.query.get('options', '')}"
+    options = f"-c {_MARK}=1 -c random_page_cost=1.1 {url.query.get('options', '')}"
     if readonly:
         # Also of a second transaction, which a query of somebody's own could begin.
         options += " -c default_transaction_read_only=on"
@@ -57,7 +65,19 @@ def create_postgresql_engine(
     url = url.set(drivername=f"postgresql+{_READER if readonly else WRITER}")
     settings: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
     settings |= {"isolation_level": "AUTOCOMMIT"} if is_autocommit else {"pool_pre_ping": True}
-    return create_engine(url, connect_args=arguments, use_native_hstore=False, **settings)
+    engine = create_engine(url, connect_args=arguments, use_native_hstore=False, **settings)
+    event.listen(engine, "connect", partial(_require_server, url.render_as_string()))
+    return engine
+
+
+def _require_server(name: str, connection: Any, _record: object) -> None:
+    """Raise NoStoreError where a pooler answers in place of the server, and has dropped the options of the session."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT current_setting('{_MARK}', true)")
+        [found] = cursor.fetchone()
+    connection.rollback()
+    if found != "1":
+        raise NoStoreError(f"{name}: {POOLED}")
 
 
 def execute_at_once(engine: Engine, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DataError, IntegrityError
 
-from farm.errors import RowRefusedError, StoreError, StoreLostError
+from farm.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError
+from farm.store.postgresql import POOLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,18 +89,20 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
     original: Any = error.orig
     code, state = _primary(original), _sqlstate(original)
     words = _words(str(original), secrets)
+    if "unsupported startup parameter" in words or "unsupported options startup parameter" in words:
+        return NoStoreError(f"{name}: {POOLED}")
     if code in _LOSSES:
         return StoreLostError(f"{name}: {_LOSSES[code]}")
     if state == _UNDEFINED_TABLE or (code == sqlite3.SQLITE_ERROR and words.startswith("no such table")):
         return StoreLostError(f"{name}: {_NO_TABLES}")
     if state == _INVALID_CATALOG or (state is None and code < 0 and _NO_SUCH_DATABASE.search(words)):
         return StoreLostError(f"{name}: {_NO_DATABASE}")
-    if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
-        return StoreError(f"{name}: {_LEFT_HALF_DONE}")
     if isinstance(error, DataError | IntegrityError):
         return RowRefusedError(f"{name}: the database refuses what is to be written: {words}")
     remedy = next((f": {remedy}" for pattern, remedy in _REMEDIES if pattern.search(words)), "")
-    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {words}{remedy}'}")
+    half_done = getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK
+    problem = _LEFT_HALF_DONE if half_done else _PROBLEMS.get(code, f"the database refuses: {words}{remedy}")
+    return StoreError(f"{name}: {problem}")
 
 
 def _words(text: str, secrets: Sequence[str]) -> str:
