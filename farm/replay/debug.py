@@ -21,7 +21,7 @@ from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
-from farm.results.judge import build_failure, with_known_issue
+from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
 from farm.suites.suite import FORWARD
@@ -249,6 +249,8 @@ class _Debug:
             if ending is None:
                 ending = self._compare(process, written)
                 ending = msgspec.structs.replace(ending, notes=(*notes, *ending.notes))
+                if ending.verdict is Verdict.PASSED and (lost := write_problem(bundle)):
+                    ending = ending.ended_as(failed(Stage.BUILD, lost, Cause.COMPILE))
             kept, problems = artifacts.keep_files(self._kept_files(scratch, written))
             self._files = {one.kind: one.sha256 for one in kept}
             ending = msgspec.structs.replace(ending, notes=(*ending.notes, *problems))

@@ -16,6 +16,7 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir import ExecutorchBackendConfig
+from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from farm.backends.descriptor import QUANTIZED_PRECISIONS
@@ -31,7 +32,7 @@ from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.outputs import named_outputs
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
-from farm.compile.flows.writes import program_outputs, program_writes, run_reference
+from farm.compile.flows.writes import exported_writes, program_outputs, program_writes, run_reference
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def compile_debug(
         if reference.is_changed:
             module = make_method(case, make_module(case), case.method)
         with watch.step("export"):
-            graph: Any = torch.export.export(module, samples[0], strict=True).module()
+            exported = torch.export.export(module, samples[0], strict=True)
+            graph: Any = exported.module()
         weights: dict[str, torch.Tensor] = {}
         quantized = None
         if target.precision in QUANTIZED_PRECISIONS:
@@ -100,7 +102,7 @@ def compile_debug(
             edge = to_edge_transform_and_lower_to_qnn(graph, samples[0], specs, generate_etrecord=True)
             lowered = edge.exported_program()
             delegation = _require_delegate(lowered.graph_module)
-            written = program_writes(lowered).inputs
+            needed, found = exported_writes(exported).union(reference.writes), program_writes(lowered)
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
@@ -115,13 +117,20 @@ def compile_debug(
             unlifted = compared.module()
             fp32 = run_float(unlifted, inputs, weights)
             in_steps = run_quantized(unlifted, inputs) if quantized is not None else None
-        notes = [*_consistency("FP32", fp32.outputs, expected)]
+        notes = [
+            *_named_layers(reference.run.names, unlifted.graph),
+            *_consistency("FP32", fp32.outputs, expected),
+        ]
         if quantized is not None and in_steps is not None:
             notes += _consistency("quantized", in_steps.outputs, flat_outputs(call(quantized, inputs).outputs, case))
     steps = [None] * len(expected)
     program_facts = CompiledProgram(
         references={},
-        outputs=tuple(named_outputs(reference, program_outputs(reference.run, written)[sample], written, steps)),
+        outputs=tuple(
+            named_outputs(reference, program_outputs(reference.run, found.inputs)[sample], found.inputs, steps)
+        ),
+        writes=needed.within(found).named(reference.input_names),
+        lost_writes=needed.without(found).named(reference.input_names),
         delegates={"QnnBackend": delegation.partitions},
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -225,6 +234,14 @@ def _partitions(program: ExecutorchProgramManager) -> dict[int, int]:
         inside = by_instruction.get(instruction, ())
         found |= dict.fromkeys((inside,) if isinstance(inside, int) else inside, number)
     return found
+
+
+def _named_layers(names: Sequence[str], graph: torch.fx.Graph) -> list[str]:
+    """Return a note with the layer of each output that has a name."""
+    [end] = [node for node in graph.nodes if node.op == "output"]
+    layers = [str(node) for node in pytree.tree_leaves(end.args[0])]
+    pairs = [f"{name} is {layer}" for name, layer in zip(names, layers, strict=False) if name]
+    return [f"outputs: {', '.join(pairs)}"] if pairs else []
 
 
 def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
