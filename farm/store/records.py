@@ -87,7 +87,7 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     direction: str
     exact: bool
     p50: float | None
-    """Median of the samples; an int for an exact metric."""
+    """Median of the samples, an int for an exact metric; of a figure of outputs the value that decides."""
     n: int
     """Samples."""
     device_facts: dict[str, str] = {}
@@ -242,7 +242,7 @@ class TrendPoint(msgspec.Struct, frozen=True):
     case: str
     """Which version of the case it is: points with another one are numbers of another test."""
     value: float | None
-    """Median of the samples; None where it is no number."""
+    """Median of the samples, of a figure of outputs what decides; None where it is no number."""
 
 
 class TrendSeries(msgspec.Struct, frozen=True):

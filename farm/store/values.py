@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.suites.figures import figure_of, series_value
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -100,6 +102,14 @@ def pack_floats(samples: Sequence[float]) -> bytes:
 def unpack_floats(blob: bytes) -> tuple[float, ...]:
     """Return what `pack_floats` packed."""
     return struct.unpack(f"<{len(blob) // 8}d", blob)
+
+
+def level_of(metric: str, median: float | None, samples: bytes | None) -> float | None:
+    """Return the value of a row in its series: of a figure what decides, else the median; None for NaN."""
+    if samples is None or figure_of(metric) is None:
+        return median
+    value = series_value(metric, unpack_floats(samples))
+    return None if value is None or math.isnan(value) else value
 
 
 def as_integers(samples: Sequence[float]) -> list[int] | None:

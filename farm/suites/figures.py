@@ -7,6 +7,7 @@ the store and how its history is compared. Adding one: docs/results.md.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -265,6 +266,22 @@ def figure_of(metric: str) -> Figure | None:
     for reference in REFERENCES:
         word = word.removesuffix(f"_{reference}")
     return next((figure for figure in FIGURES.values() if figure.word == word), None) if "[" in metric else None
+
+
+def series_value(metric: str, samples: Sequence[float]) -> float | None:
+    """Return the value of an attempt in the series of a metric; None without samples.
+
+    Of a figure it is what a limit decides on: the worst sample, or the mean where the limit is for that. Of all other
+    metrics it is the median. NaN where a sample is NaN.
+    """
+    if not samples:
+        return None
+    if any(math.isnan(sample) for sample in samples):
+        return math.nan
+    figure = figure_of(metric)
+    if figure is None:
+        return statistics.median(samples)
+    return statistics.fmean(samples) if figure.by_mean else figure.worst(samples)
 
 
 def counter_of(metric: str) -> Counter | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.results.attempt import OperatorProfile, Stage, Verdict
+from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 
@@ -223,3 +224,31 @@ def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Ma
     assert lacking == [(missing.id,)]
     assert cycles == [("aten_add_tensor", 2, 10.0), ("Input OpId_2", 1, 5.0)]
     assert [(row[0], row[3], row[4]) for row in latency] == [(run_id, 3, 2e-6)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "direction", "samples", "expected"),
+    [
+        ("sqnr_fp32[0]", "dB", Direction.HIGHER, (38.65, 38.70, 38.35), 38.35),
+        ("cosine_fp32[1]", "1", Direction.HIGHER, (0.999, 0.99, 0.9995), 0.99),
+        ("kl_quantized[0]", "1", Direction.LOWER, (0.1, 0.3, 0.2), 0.3),
+        ("psnr[0]", "dB", Direction.HIGHER, (30.0, math.inf, 20.0), 20.0),
+        ("top1[0]", "1", Direction.HIGHER, (1.0, 1.0, 0.0, 0.0), 0.5),
+        ("latency", "ns", Direction.LOWER, (1.0, 2.0, 9.0), 2.0),
+        ("step_time[0-63]", "ns", Direction.LOWER, (1.0, 2.0, 9.0), 2.0),
+    ],
+)
+def test_series_have_the_value_that_decides(
+    store: Store, make: type[Make], metric: str, unit: str, direction: Direction, samples: tuple[float, ...],
+    expected: float,
+) -> None:  # fmt: skip
+    job = make.job()
+    run_id = make.begin(store, job)
+    measured = Measurement(metric, unit, direction, samples)
+    store.record_attempt(run_id, make.attempt(job, measurements=(measured,)))
+    [point] = store.history.points(job.id, metric)
+    assert point.p50 == pytest.approx(expected)
+    [past] = store.history.pasts_of_run(run_id)
+    assert [one.values for one in past.series] == [(pytest.approx(expected),)]
+    trends = {one.metric: one.points for series in store.history.background(run_id).trends.values() for one in series}
+    assert [point.value for point in trends.get(metric, ())] in ([], [pytest.approx(expected)])

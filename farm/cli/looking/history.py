@@ -42,12 +42,12 @@ def history_command(
 ) -> None:
     """Show what the numbers of JOB were, run by run, oldest first.
 
-    JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
-    samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
-    shown beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
-    metric that moved, from its least to its greatest, and its known steps. Of your trials, and runs of a dirty or
-    private checkout, the numbers stand between those of the line, marked so; nothing is told of them below. Runs of
-    'farm debug' are left out.
+    JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Times and counts are medians of an
+    attempt's samples, figures of outputs the worst sample: what a limit decides on. Virtual devices and hardware
+    are never in one table. What is different about a run from the one before is shown beside it. Below, how often
+    the job passed in its last 20 runs, and whether it is flaky; then a line for each metric that moved, from its
+    least to its greatest, and its known steps. Of your trials, and runs of a dirty or private checkout, the numbers
+    stand between those of the line, marked so; nothing is told of them below. Runs of 'farm debug' are left out.
     """
     from farm.report.model.history import USUAL, ended, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of

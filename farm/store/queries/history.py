@@ -71,8 +71,10 @@ class HistoryReader:
             measured: dict[int, list[tuple[Any, ...]]] = {}
             for attempts in chunks([row.attempt_id for row in rows]):
                 for name in ("history.medians", "history.counts"):
-                    for attempt_id, *figure in connection.execute(statement(name), {"attempts": attempts}):
-                        measured.setdefault(attempt_id, []).append(tuple(figure))
+                    for row in connection.execute(statement(name), {"attempts": attempts}):
+                        level = values.level_of(row.metric, row.p50, row.samples)
+                        figure = (row.metric, row.unit, row.direction, row.exact, level, row.n)
+                        measured.setdefault(row.attempt_id, []).append(figure)
             if metric is not None:
                 known = set(connection.scalars(statement("history.metrics"), {"jobs": jobs}))
                 if metric not in known:

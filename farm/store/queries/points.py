@@ -10,9 +10,11 @@ import msgspec
 from farm.analysis.history import Point
 from farm.analysis.scale import Series
 from farm.results.attempt import Direction
+from farm.store import values
 from farm.store.details import device_facts, fingerprints
 from farm.store.queries.flakiness import NO_END
 from farm.store.statements import chunks, statement
+from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +35,7 @@ class SeriesPast(msgspec.Struct, frozen=True):
     """Of the row in the store."""
     series: Series
     values: tuple[float, ...]
-    """For each of the job's runs the median of its samples; NaN where it has none."""
+    """For each of the job's runs the median of its samples, of a figure of outputs what decides; NaN without one."""
 
 
 class JobPast(msgspec.Struct, frozen=True):
@@ -61,23 +63,32 @@ def job_pasts(
         # For each job and run the attempt that decides, where it has a verdict about the code, oldest first.
         found = connection.execute(statement("history.pasts"), of).all()
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
-        measured = _medians(connection, [row.attempt_id for row in found])
+        kinds = _series(connection, part)
+        measured = _levels(connection, [row.attempt_id for row in found], kinds)
         by_job: dict[tuple[int, str], list[Row[Any]]] = {}
         for row in found:
             by_job.setdefault((row.job_id, row.kind), []).append(row)
-        kinds = _series(connection, part)
         for (job_id, _), rows in by_job.items():
             if until is None or rows[-1].run_id == until:
                 yield _past(job_ids[job_id], rows, facts, measured, kinds)
 
 
-def _medians(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return by attempt its series and their medians."""
+def _levels(
+    connection: Connection, attempt_ids: Sequence[int], kinds: Mapping[int, Series]
+) -> dict[int, list[tuple[int, float]]]:
+    """Return by attempt its series and their values: medians, and of figures of outputs what decides."""
     found: dict[int, list[tuple[int, float]]] = {}
+    figures = {number: one.metric for number, one in kinds.items() if figure_of(one.metric) is not None}
     for attempts in chunks(attempt_ids):
         for name in ("history.past_medians", "history.past_counts"):
             for attempt_id, series_id, median in connection.execute(statement(name), {"attempts": attempts}):
-                found.setdefault(attempt_id, []).append((series_id, float(median)))
+                if series_id not in figures:
+                    found.setdefault(attempt_id, []).append((series_id, float(median)))
+        for series in chunks(sorted(figures)):
+            of = {"attempts": attempts, "series": series}
+            for attempt_id, series_id, samples in connection.execute(statement("history.past_samples"), of):
+                if (level := values.level_of(figures[series_id], None, samples)) is not None:
+                    found.setdefault(attempt_id, []).append((series_id, level))
     return found
 
 
@@ -95,15 +106,15 @@ def _past(
     measured: Mapping[int, Iterable[tuple[int, float]]],
     kinds: Mapping[int, Series],
 ) -> JobPast:
-    values: dict[int, list[float]] = {}
+    by_series: dict[int, list[float]] = {}
     for index, row in enumerate(rows):
         for series_id, median in measured.get(row.attempt_id, ()):
-            values.setdefault(series_id, [math.nan] * len(rows))[index] = median
+            by_series.setdefault(series_id, [math.nan] * len(rows))[index] = median
     return JobPast(
         job_id,
         rows[-1].serial,
         tuple(_point(row, facts[row.fingerprint_hash]) for row in rows),
-        tuple(SeriesPast(one, kinds[one], tuple(medians)) for one, medians in sorted(values.items())),
+        tuple(SeriesPast(one, kinds[one], tuple(medians)) for one, medians in sorted(by_series.items())),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from farm.store import values
 from farm.store.details import artifact_of, fingerprints
 from farm.store.records import ArtifactRecord, Background, TrendPoint, TrendSeries
 from farm.store.statements import chunks, statement
@@ -16,7 +17,7 @@ METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
 
 
 def background(connection: Connection, run_id: str, runs: int) -> Background:
-    """Return the artifacts of a run, and the newest `runs` medians of METRICS in its line up to it.
+    """Return the artifacts of a run, and the newest `runs` values of METRICS in its line up to it.
 
     They are of its kind of device.
     """
@@ -35,7 +36,10 @@ def background(connection: Connection, run_id: str, runs: int) -> Background:
             began[row.id] = row.started_ms, row.fingerprint_hash
     trends: dict[str, list[TrendSeries]] = {}
     for series_id, of_series in groupby(rows, key=lambda row: row.series_id):
-        points = tuple(TrendPoint(in_run, *began[in_run], str(case_id), p50) for _, in_run, case_id, p50 in of_series)
+        points = tuple(
+            TrendPoint(in_run, *began[in_run], str(case_id), values.level_of(metric, p50, samples))
+            for _, in_run, case_id, p50, metric, samples in of_series
+        )
         one = series[series_id]
         trends.setdefault(one.name, []).append(TrendSeries(one.metric, one.unit, one.direction, points))
     artifacts: dict[str, list[ArtifactRecord]] = {}

@@ -64,13 +64,13 @@ ORDER BY run_started_ms, attempt_id;
 
 -- name: medians
 SELECT measurement.attempt_id, series.metric, series.unit, series.direction, series.exact, measurement.p50,
-       measurement.n
+       measurement.n, measurement.samples
 FROM measurement JOIN series ON series.id = measurement.series_id
 WHERE measurement.attempt_id IN :attempts;
 
 -- name: counts
 SELECT counter.attempt_id, series.metric, series.unit, series.direction, series.exact, counter.value AS p50,
-       counter.n
+       counter.n, NULL AS samples
 FROM counter JOIN series ON series.id = counter.series_id
 WHERE counter.attempt_id IN :attempts;
 
@@ -96,6 +96,10 @@ ORDER BY ranked.run_id, attempt.id;
 
 -- name: past_medians
 SELECT attempt_id, series_id, p50 FROM measurement WHERE attempt_id IN :attempts AND p50 IS NOT NULL;
+
+-- Of figures of outputs, whose worst sample decides.
+-- name: past_samples
+SELECT attempt_id, series_id, samples FROM measurement WHERE attempt_id IN :attempts AND series_id IN :series;
 
 -- name: past_counts
 SELECT attempt_id, series_id, value FROM counter WHERE attempt_id IN :attempts;
@@ -145,7 +149,7 @@ FROM attempt WHERE run_job_id IN :planned AND verdict IN ('passed', 'failed');
 
 -- What the jobs of a run measured in their newest runs of a line up to it, each job along the index of its own runs.
 -- name: trend_medians
-SELECT measurement.series_id, was.run_id, was.case_id, measurement.p50
+SELECT measurement.series_id, was.run_id, was.case_id, measurement.p50, series.metric, measurement.samples
 FROM (
     SELECT now.job_id,
            COALESCE((SELECT before.run_id
@@ -166,7 +170,7 @@ WHERE was.run_id >= starts.first AND was.run_id <= :run AND was.decisive_verdict
 ORDER BY measurement.series_id, was.run_id;
 
 -- name: trend_counts
-SELECT counter.series_id, was.run_id, was.case_id, counter.value
+SELECT counter.series_id, was.run_id, was.case_id, counter.value, series.metric, NULL AS samples
 FROM (
     SELECT now.job_id,
            COALESCE((SELECT before.run_id
