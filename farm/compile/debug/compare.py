@@ -1,7 +1,7 @@
 """The layers of a program that ran, against the same layers on the CPU. Imports torch and executorch.
 
 ExecuTorch's Inspector finds the debug handle of every tensor that QNN wrote, its Qualcomm comparators dequantize and
-turn the layout back, and compute the figures. What is added here is which two values are compared.
+turn the layout back. Figures are computed here, in float64, of the two values that a step compares.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ import pandas as pd  # type: ignore[import-untyped]
 import torch
 from executorch.backends.qualcomm._passes.layout_transform import LayoutTransform
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
-from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample import (
-    QcomCosineSimilarityComparator,
-    QcomMSEComparator,
-)
 from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
-from torchao.quantization.utils import compute_error
 
 from farm.compile.debug.compiler import REFERENCE_GRAPH
 from farm.compile.debug.metrics import scores_of
@@ -189,8 +184,6 @@ def _in_torch_layout(node: LayerNode, value: Any) -> Any:
 
 class _Comparators:
     def __init__(self, program: DebugProgram) -> None:
-        self._mse = QcomMSEComparator(edge_ep=program.edge)
-        self._cosine = QcomCosineSimilarityComparator(edge_ep=program.edge)
         self._metrics = program.metrics
 
     def gap(
@@ -202,35 +195,46 @@ class _Comparators:
         """
         if before is None or after is None or before.shape != after.shape:
             return None
-        a, b = before.detach().float(), after.detach().float()
+        a, b = before.detach().double(), after.detach().double()
         if problem := _problem(a, b):
-            finite = bool(torch.isfinite(b).all())
+            finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
             mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
-            return Gap(_number(mse), -math.inf, None, None, problem)
-        scores = scores_of(self._metrics, node.name, a, b)
+            return Gap(mse, -math.inf, None, None, problem)
+        # A comparator of the user's gets what ExecuTorch gives it.
+        scores = scores_of(self._metrics, node.name, a.float(), b.float())
+        numbers = torch.isfinite(a)
+        a, b = a[numbers], b[numbers]
         if torch.equal(a, b):
             return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
         scale = node.tensor.scale if of_steps else None
-        return Gap(
-            _number(self._mse.element_compare(a, b)),
-            # What ExecuTorch's comparator for it calls, which 1.3 does not have.
-            _number(float(compute_error(a, b))),
-            _number(self._cosine.element_compare(a, b)),
-            _number(float((a - b).abs().max()) / scale) if scale else None,
-            scores=scores,
-        )
+        steps = float((a - b).abs().max()) / scale if scale else None
+        return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
 
 
-def _number(value: float) -> float | None:
-    """Return a figure; None for NaN."""
-    return None if math.isnan(value) else value
+def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the SQNR of two float64 tensors that differ, in dB; -inf where `before` is zero.
+
+    ExecuTorch's comparators square in float32, where 1e20 overflows: an SQNR of inf, and a cosine of 0.
+    """
+    signal, noise = float((before**2).sum()), float(((before - after) ** 2).sum())
+    if not signal:
+        return -math.inf
+    return 10.0 * (math.log10(signal) - math.log10(noise)) if noise else math.inf
+
+
+def cosine(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    """Return the cosine of two float64 tensors; None where one of them is zero."""
+    norms = math.sqrt(float((before**2).sum())) * math.sqrt(float((after**2).sum()))
+    return max(-1.0, min(1.0, float((before * after).sum()) / norms)) if norms else None
 
 
 def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
-    nan = int((after.isnan() & ~before.isnan()).sum())
-    infinite = int((after.isinf() & before.isfinite()).sum())
+    same = (after == before) | (after.isnan() & before.isnan())
+    nan, infinite = int((after.isnan() & ~same).sum()), int((after.isinf() & ~same).sum())
     if nan or infinite:
         return f"has {nan} NaN and {infinite} infinite elements where there are numbers before"
+    if lost := int((~before.isfinite() & ~same).sum()):
+        return f"has numbers where {lost} elements are NaN or infinite before"
     if (
         after.numel() > 1
         and bool((after == after.flatten()[0]).all())
