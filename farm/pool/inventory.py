@@ -10,9 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from farm.backends.registry import BACKENDS
+from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.devices.discovery import ABSENT, OUT
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, UnknownNameError
+from farm.errors import DeviceError, UnknownNameError, UsageError
 from farm.suites.socs import load_socs
 from farm.system.text import one_line
 
@@ -165,6 +166,11 @@ def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Regis
         if name in (one.id, one.serial) or (name and name == one.name):
             return one
     names = [one.name or one.serial or one.id for one in known]
+    if name.startswith(VIRTUAL_PREFIX):
+        raise UsageError(
+            f"{name} is not attached: a run with --virtual starts virtual devices of its own, and ends them; "
+            "'farm virtual up' starts some that stay"
+        )
     raise UnknownNameError("device", name, names, "('farm devices' looks for those that are attached)")
 
 

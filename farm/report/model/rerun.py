@@ -32,7 +32,9 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
         repro = shlex.join(["farm", "repro", job.id, "--run", run_id])
         ways += [("Its exact bundle", repro), ("With adb alone", f"{repro} --script repro")]
     if attempt.cause == Cause.NUMERICS and backend is not None and backend.has_layers:
-        ways.append(("Layer by layer", shlex.join(["farm", "debug", job.id])))
+        # A virtual device of the run's own is gone, and farm debug looks for an attached one.
+        own = ["--virtual", "1"] if "--virtual" in _words(rerun) else []
+        ways.append(("Layer by layer", shlex.join(["farm", "debug", job.id, *own])))
     return [*ways, ("Run by run", shlex.join(["farm", "history", job.id]))]
 
 
