@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,21 +10,24 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm_torch
 from built_runner import take_built_runner
 from farm_home import FarmHome
 from made_decoders import compiled, tiny_decoder
 from postgresql_server import running_cluster
 from store_template import create_database, create_store, place_store
-from torch_scripts import SCRIPTS, TorchScripts
 from users import User, two_users
+from warm_torch import WarmTorch, run_script
 
 from farm.devices.adb.server import start_adb_server
 from farm.runtime.simulator import host_sdk
 from farm.store.database import Database
+from farm.system import processes
 from farm.system.processes import Supervisor
+from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,14 +97,31 @@ def _folder_of_session(tmp_path_factory: pytest.TempPathFactory, name: str) -> P
 
 
 @pytest.fixture(scope="session", autouse=True)
-def torch_scripts(
-    request: pytest.FixtureRequest, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TorchScripts]:
-    """Results of the scripts that tests of this session need; the scripts start with the session."""
-    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    with TorchScripts(farm_cache, _folder_of_session(tmp_path_factory, "scripts")) as scripts:
-        scripts.begin(script for name, script in SCRIPTS.items() if name in needed)
-        yield scripts
+def _warm_torch(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let compiler processes be forks of one process, unless each is to start by itself."""
+    if warm_torch.COLD in os.environ:
+        yield
+        return
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = _folder_of_session(tmp_path_factory, "torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_torch, "session", torch := WarmTorch(folder, farm_cache, owner))
+        patch.setattr(processes, "subprocess", torch.subprocess())
+        yield
+
+
+@pytest.fixture(scope="session")
+def told_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
+    """A function that returns the last line that a script prints, as JSON. The script runs once a session."""
+
+    def run(script: Path) -> dict[str, Any]:
+        def fill(folder: Path) -> None:
+            (folder / "printed").write_text(run_script(script, cache=farm_cache, folder=folder))
+
+        folder = published(_folder_of_session(tmp_path_factory, "scripts") / script.stem, fill)
+        return dict(json.loads((folder / "printed").read_text().splitlines()[-1]))
+
+    return run
 
 
 @pytest.fixture(scope="session")

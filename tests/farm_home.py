@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forked_command import call, can_fork
+from forked_command import command
 from waiting import poll
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
@@ -51,21 +51,10 @@ class FarmHome:
         forked: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as a user does, without a terminal; where `forked` allows it, in a fork that has imported farm."""
-        env = {**self.env, **(env or {})}
-        cwd = cwd or self.cwd
-        if forked and self.interpreter == sys.executable and not self.start and can_fork(arguments, env):
-            return call(arguments, env=env, cwd=cwd, stdin=stdin, timeout_s=timeout_s)
-        return subprocess.run(
-            [self.interpreter, "-m", "farm.cli.main", *arguments],
-            **self.start,
-            env=env,
-            cwd=cwd,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return command(
+            arguments, env={**self.env, **(env or {})}, cwd=cwd or self.cwd, stdin=stdin, timeout_s=timeout_s,
+            interpreter=self.interpreter, start=self.start, forked=forked,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:

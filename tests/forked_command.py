@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import multiprocessing
 import os
 import subprocess
@@ -11,11 +10,14 @@ import sys
 import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+import warm_torch
+from warm_torch import WarmTorch, publish
 
 from farm.cli.main import main
+from farm.system import processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +66,26 @@ def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     return bool(may_fork) and not any(name.startswith(_READ_AT_START) for name in changed)
 
 
+def command(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: str = "",
+    timeout_s: float = 120,
+    interpreter: str = sys.executable,
+    start: Mapping[str, Any] | None = None,
+    forked: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Return the output and the exit code of `farm`: of a fork where that answers as the interpreter does."""
+    if forked and interpreter == sys.executable and not start and can_fork(arguments, env):
+        return call(arguments, env=env, cwd=cwd, stdin=stdin, timeout_s=timeout_s)
+    return subprocess.run(
+        [interpreter, "-m", "farm.cli.main", *arguments], **(start or {}), env=env, cwd=cwd, input=stdin,
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
 def call(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
@@ -77,7 +99,7 @@ def call(
         forkserver.ensure_running()
         streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin, encoding="utf-8")
-        process = context.Process(target=_answer, args=(list(arguments), dict(env), cwd, streams))
+        process = context.Process(target=_answer, args=(list(arguments), dict(env), cwd, streams, warm_torch.session))
         process.start()
         try:
             process.join(timeout_s)
@@ -91,10 +113,12 @@ def call(
     return subprocess.CompletedProcess(["farm", *arguments], code or 0, output, errors)
 
 
-def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[Path]) -> None:
+def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[Path], torch: WarmTorch | None) -> None:
     os.environ.clear()
     os.environ.update(env)
-    publish(env)
+    publish([], env)
+    if torch is not None:
+        processes.subprocess = torch.subprocess()  # type: ignore[attr-defined]
     os.chdir(cwd)
     for number, path in enumerate(streams):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -113,11 +137,3 @@ def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[
     finally:
         # A fork of multiprocessing ends by os._exit.
         atexit._run_exitfuncs()
-
-
-def publish(env: Mapping[str, str]) -> None:
-    """Write `env` where /proc shows it, cut to the room there: leftover forks are found by the folders in it."""
-    shown = sorted(env.items(), key=lambda item: not item[0].startswith("FARM_"))
-    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in shown)
-    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
-    ctypes.memmove(begin, text[: end - begin].ljust(end - begin, b"\0"), end - begin)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
+from warm_torch import run_script
 
 from farm.bundles.bundle import Bundle
 from farm.bundles.cache import BundleCache
@@ -16,7 +14,6 @@ from farm.bundles.reuse import find_bundle_for
 from farm.config.settings import load_config
 from farm.replay.stored_result import build_bundle
 from farm.runtime.packages import package_version
-from farm.runtime.simulator import host_sdk
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Job, Target
 from farm.system.processes import Supervisor
@@ -30,14 +27,10 @@ def compiled(cache: Path, name: str) -> Path:
     versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
     key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
 
-    def compile_all(folder: Path) -> None:
-        env = {**os.environ, **host_sdk(cache).env}
-        done = subprocess.run(
-            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+    def fill(folder: Path) -> None:
+        run_script(script, str(folder), cache=cache, folder=folder)
 
-    return published(cache / "runner-test-models" / key, compile_all)
+    return published(cache / "runner-test-models" / key, fill)
 
 
 def tiny_decoder(cache: Path, *, build: bool = True) -> Bundle | None:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forked_command import call, can_fork
+from forked_command import command
 from waiting import until
 
 from farm.devices.adb.server import start_adb_server
@@ -126,19 +126,7 @@ class ThreeHosts:
     def farm(self, name: str, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
         """Run `farm` on a machine."""
         folder = self.home(name, shared=name != "alone")
-        env = self.env(name)
-        if can_fork(arguments, env):
-            return call(arguments, env=env, cwd=folder, stdin="", timeout_s=timeout_s)
-        return subprocess.run(
-            [sys.executable, "-m", "farm.cli.main", *arguments],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return command(arguments, env=self.env(name), cwd=folder, timeout_s=timeout_s)
 
     def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
         """Return what each job of a run came to, from the store: verdict, stage, cause, known issue and figures."""

@@ -130,6 +130,7 @@ class Recorder:
         # Processes that a test starts or forks take their context from here.
         measured.set_option("run:context", context)
         os.environ["COVERAGE_PROCESS_CONFIG"] = measured.config.serialize()
+        os.environ["FARM_TEST_COLD_TORCH"] = "1"
         return outer
 
     def pytest_collection_finish(self) -> None:

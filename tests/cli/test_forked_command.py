@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 PUBLISHES = """
 import sys
-from forked_command import publish
-publish({"OTHER": "x" * 100_000, "FARM_STATE_DIR": sys.argv[1]})
+from warm_torch import publish
+publish([], {"OTHER": "x" * 100_000, "FARM_STATE_DIR": sys.argv[1]})
 print("published", flush=True)
 sys.stdin.read()
 """

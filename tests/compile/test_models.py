@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from farm_home import FarmHome
-from torch_scripts import SCRIPTS, TorchScripts
 
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Suite
 from farm.system.resources import data_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def suite(name: str) -> Suite:
@@ -17,8 +19,8 @@ def suite(name: str) -> Suite:
 
 
 @pytest.fixture(scope="module")
-def drawn(torch_scripts: TorchScripts) -> dict[str, Any]:
-    return torch_scripts.printed(SCRIPTS["drawn"])
+def drawn(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    return told_by(Path(__file__).with_name("drawing.py"))
 
 
 def test_small_models_are_those_of_full_size() -> None:

@@ -1,0 +1,305 @@
+"""Builders and scripts that compile, as forks of one process per session that has imported torch and ExecuTorch.
+
+One that starts by itself spends 6 s of processor time on its imports. Run as a program it is the process that forks:
+`python warm_torch.py SOCKET OWNER PADDING`. It ends with the process OWNER.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COLD = "FARM_TEST_COLD_TORCH"
+"""Variable that lets every builder and script start by itself."""
+
+# The words of each command. A builder has more where folders of its toolchain are traced, from the first import on.
+_MODULES = {"farm.compile.builder": 6, "farm.compile.debug.debugger": 4}
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_READ_AT_START = ("GLIBC_", "LD_", "MKL_", "OMP_", "PYTHON", "QNN_")
+_PRELOADED = ("torch", "farm.compile.flows.qualcomm", "farm.compile.flows.xnnpack", "farm.compile.flows.compiler")
+_MESSAGE_BYTES, _MOST_DESCRIPTORS = 2**18, 16
+_START_S = 300.0
+# Fields of /proc/self/stat behind the name: where the arguments and the environment of a process begin and end.
+_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
+_ROOM_BYTES = 2**13
+
+
+class WarmTorch(NamedTuple):
+    """What all processes of a session know."""
+
+    folder: Path
+    """Of the socket, the lock and the log."""
+    cache: Path
+    """The cache whose QNN the process loads."""
+    owner: int
+
+    def subprocess(self) -> SimpleNamespace:
+        """Return a stand-in for the module `subprocess` of farm.system.processes that forks compiler processes."""
+
+        def start(words: Sequence[str], **options: Any) -> Any:
+            is_known = list(words[:2]) == [sys.executable, "-m"] and _MODULES.get(words[2]) == len(words)
+            if is_known and (connection := self._connect(self._environment(options["env"]))):
+                return ForkedProcess(connection, words, options)
+            return subprocess.Popen(words, **options)
+
+        return SimpleNamespace(**{**vars(subprocess), "Popen": start})
+
+    def run(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Return the output and the exit code of a script in a fork."""
+        connection = self._connect(self._environment(env))
+        assert connection is not None, f"{words}: another environment than that of builders"
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output.fileno(), "stderr": errors.fileno()}
+            process = ForkedProcess(connection, words, {"env": env, "cwd": cwd, "pass_fds": (), **streams})
+            try:
+                process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            texts = [os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in (output, errors)]
+        return subprocess.CompletedProcess(list(words), process.returncode or 0, *texts)
+
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return what a process reads at its start, with the paths of the session's cache: names are hashes there."""
+        kept = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)} | _ONE_THREAD
+        theirs = str(Path(kept.get("QNN_SDK_ROOT", os.devnull)).parent.parent)
+        return {name: value.replace(theirs, str(self.cache)) for name, value in kept.items()}
+
+    def _connect(self, env: dict[str, str]) -> socket.socket | None:
+        """Return a connection to the process of `env`, started if need be; None where it has another environment."""
+        self.folder.mkdir(exist_ok=True)
+        known = self.folder / "environment.json"
+        with (self.folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not known.exists():
+                if not Path(env.get("QNN_SDK_ROOT", os.devnull)).is_dir():
+                    return None
+                self._start(env)
+                known.write_text(json.dumps(env))
+        if json.loads(known.read_text()) != env:
+            return None
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(str(self.folder / "socket"))
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def _start(self, env: dict[str, str]) -> None:
+        ordinary = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
+        padding = "x" * _ROOM_BYTES
+        with (self.folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(self.folder / "socket"), str(self.owner), padding],
+                env={**ordinary, **env, "PADDING": padding}, cwd="/", stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], _START_S)
+            if not ready or process.stdout.readline() != b"ready\n":
+                process.kill()
+                process.wait()
+                raise AssertionError((self.folder / "log").read_text(errors="replace")[-4000:])
+            process.stdout.close()
+            # It outlives the process that starts it.
+            process.returncode = 0
+
+
+class ForkedProcess:
+    """A fork as `subprocess.Popen` shows it."""
+
+    def __init__(self, connection: socket.socket, words: Sequence[str], options: Mapping[str, Any]) -> None:
+        self.args, self.returncode = list(words), None
+        self.stdin = self.stdout = self.stderr = None
+        self._connection, self._lock = connection, threading.Lock()
+        with contextlib.ExitStack() as stack:
+            descriptors = []
+            for name, flags in (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY)):
+                descriptor = options[name]
+                if descriptor == subprocess.PIPE:
+                    ends = os.pipe()
+                    own, descriptor = ends if name != "stdin" else reversed(ends)
+                    setattr(self, name, os.fdopen(own, "rb" if name != "stdin" else "wb"))
+                    stack.callback(os.close, descriptor)
+                elif descriptor == subprocess.DEVNULL:
+                    descriptor = os.open(os.devnull, flags)
+                    stack.callback(os.close, descriptor)
+                descriptors.append(descriptor)
+            cwd = options["cwd"] or os.getcwd()
+            message = {"words": list(words), "env": dict(options["env"]), "cwd": str(cwd)}
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+            socket.send_fds(connection, [json.dumps(message).encode()], [*descriptors, *options["pass_fds"]])
+        self.pid = int(connection.recv(64))
+
+    def poll(self) -> int | None:
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], timeout_s)[0]:
+            with self._lock:
+                if self.returncode is None:
+                    # Nothing comes where the process that forks has ended, and its forks with it.
+                    self.returncode = int(self._connection.recv(64) or -signal.SIGKILL)
+        return self.returncode
+
+
+session: WarmTorch | None = None
+"""Of the tests of this process."""
+
+
+def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
+    """Run a script that imports torch in a folder, and return its output. Raises AssertionError when it fails."""
+    from farm.compile.compiler_process import _SAME_EACH_TIME
+    from farm.config.settings import load_config
+    from farm.toolchains.interpreters import process_environment
+    from farm.toolchains.prepare import prepare
+
+    tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache), note=lambda _line: None)
+    env = {**process_environment(tools.compiler.env), **_SAME_EACH_TIME, **_ONE_THREAD, "FARM_CACHE_DIR": str(cache)}
+    words = [sys.executable, str(script), *arguments]
+    if session is not None and session.cache == cache:
+        done = session.run(words, env=env, cwd=folder)
+    else:
+        done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def publish(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Write arguments and environment where /proc shows them, cut to the room there: tests find processes by them."""
+    shown = sorted(env.items(), key=lambda item: not item[0].startswith("FARM_"))
+    if words:
+        _write(_ARGUMENTS, words)
+    _write(_ENVIRONMENT, [f"{name}={value}" for name, value in shown])
+
+
+def _write(place: slice, texts: Sequence[str]) -> None:
+    data = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[place])
+    ctypes.memmove(begin, data[: end - begin].ljust(end - begin, b"\0"), end - begin)
+
+
+def _serve(path: str, owner: int) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
+    os.write(1, b"ready\n")
+    os.dup2(2, 1)
+    while True:
+        for key, _ in selector.select():
+            if key.data is not None:
+                pid, connection = key.data
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                with contextlib.suppress(OSError):
+                    connection.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                connection.close()
+            elif key.fileobj is listener:
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MESSAGE_BYTES)
+                data, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
+                if not data:
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    _become(json.loads(data), descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                # The sender reads /proc next: the session of the fork has to be there.
+                with contextlib.suppress(OSError):
+                    connection.send(str(pid).encode())
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+            else:
+                return
+
+
+def _become(message: dict[str, Any], descriptors: list[int]) -> None:
+    """Run a module or a script in this fork as a new interpreter does, and end it."""
+    code = 1
+    try:
+        os.setsid()
+        # Descriptors of other builders would keep the pipes of their callers open.
+        kept = set(descriptors)
+        for number, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, number)
+            kept.discard(descriptor)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in kept:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        os.environ.clear()
+        os.environ.update(message["env"])
+        publish(message["words"], message["env"])
+        os.chdir(message["cwd"])
+        _, first, *rest = message["words"]
+        if first == "-m":
+            sys.argv = rest
+            code = importlib.import_module(rest[0]).main(rest[1:])
+        else:
+            sys.argv = [first, *rest]
+            sys.path.insert(0, str(Path(first).parent))
+            runpy.run_path(first, run_name="__main__")
+            code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - the loop of the process it is a fork of must not go on here
+        sys.excepthook(*sys.exc_info())
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(path: str, owner: str, _padding: str) -> None:
+    """Import what builders import, do once what each would do first, and fork builders."""
+    sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    import torch
+
+    from farm.compile.forking import is_single_threaded, warm_up
+
+    torch.set_num_threads(1)
+    warm_up()
+    assert is_single_threaded()
+    gc.collect()
+    gc.freeze()
+    _serve(path, int(owner))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
