@@ -31,7 +31,14 @@ class TransportKind(NamedTuple):
 def _adb(serial: str, address: AdbAddress) -> Transport:
     from farm.devices.adb.transport import AdbTransport
 
-    return AdbTransport(serial, address.port, host=address.host, attached_at=address.attached_at)
+    return AdbTransport(
+        serial,
+        address.port,
+        host=address.host,
+        attached_at=address.attached_at,
+        name=address.name,
+        also=address.also,
+    )
 
 
 def _ssh(serial: str, address: SshAddress) -> Transport:

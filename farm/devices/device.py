@@ -37,6 +37,15 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     """Where the adb server listens."""
     attached_at: str = ""
     """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
+    name: str = ""
+    """The server's name of the device; empty where its serial, or its product, leads to it."""
+    also: tuple[AdbAddress, ...] = ()
+    """Other addresses of the same device, which are used where this one is gone."""
+
+    @property
+    def is_cable(self) -> bool:
+        """Whether the device is on a cable: neither attached by `adb connect` nor found by mDNS."""
+        return not self.attached_at and "._adb" not in self.name
 
     @property
     def place(self) -> str:
@@ -118,11 +127,21 @@ class Device(msgspec.Struct, frozen=True):
     """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
     power: PowerCommand | None = None
     """Of farm.toml: the last that is tried to bring it back."""
+    boot_id: str = ""
+    """Start of its system: two addresses with the same serial and the same start are one device."""
 
     @property
     def called(self) -> str:
         """What messages call it."""
         return self.name or self.serial
+
+    @property
+    def known_as(self) -> frozenset[str]:
+        """Every name that a command takes for it, those of its addresses among them."""
+        address = self.address
+        addresses = (address, *address.also) if isinstance(address, AdbAddress) else ()
+        names = (name for one in addresses for name in (one.name, one.attached_at))
+        return frozenset({self.serial, self.id, self.name, *names} - {""})
 
     @property
     def id(self) -> str:

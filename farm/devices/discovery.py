@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from farm.devices.adb.host import AdbHost
+from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import ordinary_server, outdated
 from farm.devices.connect import from_plain
 from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
@@ -87,6 +89,8 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
             unusable.append(device)
         elif device.id not in seen:
             seen[device.id] = device
+        elif (both := _joined(seen[device.id], device)) is not None:
+            seen[device.id] = both
         elif seen[device.id].address != device.address:
             unusable.append(_twin(device, seen[device.id]))
     return _sorted(seen.values(), unusable, warnings)
@@ -187,7 +191,8 @@ def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warn
             reason = _REASONS.get(one.state, f"adb says {one.state!r}: replug it")
             return _Found(Unusable(one.serial, one.state, reason, name), one.adb_name)
         try:
-            address = AdbAddress(server.port, server.host, one.network_address)
+            name_there = "" if one.target == adb_target(one.serial) and one.serial != one.adb_name else one.adb_name
+            address = AdbAddress(server.port, server.host, one.network_address, name_there)
             device = identify(one.serial, address, host=name)
         except DeviceError as error:
             return _Found(Unusable(one.serial, "device", _why(error, one.serial), name), one.adb_name)
@@ -203,6 +208,9 @@ def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Un
     entry = found.entry or _entry(configured, device.serial, found.adb_name)
     if entry is None or isinstance(device, Unusable):
         return device
+    if not entry.in_service:
+        # Another address of it was asked, whose name farm.toml does not have.
+        return _out(device.serial, device.host, entry)
     if entry.soc and entry.soc != device.soc:
         reason = f"is a {device.soc}, and farm.toml expects a {entry.soc}"
         return Unusable(device.serial, MISMATCH, reason, device.host)
@@ -218,6 +226,22 @@ def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | Non
 def _out(serial: str, host: str, entry: DeviceConfig) -> Unusable:
     reason = "out of service in farm.toml" + (f": {entry.note}" if entry.note else "")
     return Unusable(serial, OUT, reason, host)
+
+
+def _joined(first: Device, second: Device) -> Device | None:
+    """Return one device with both addresses, a cable first, where both are of the same start of one system. Pure."""
+    one, other = first.address, second.address
+    if one == other or not isinstance(one, AdbAddress) or not isinstance(other, AdbAddress):
+        return None
+    if not first.boot_id or first.boot_id != second.boot_id:
+        return None
+    addresses = [replace(address, also=()) for address in (one, *one.also, other, *other.also)]
+    best, *others = sorted(dict.fromkeys(addresses), key=lambda address: not address.is_cable)
+    main = first if first.name or not second.name else second
+    labels = tuple(dict.fromkeys((*first.labels, *second.labels)))
+    host = first.host if best == addresses[0] else second.host
+    power = first.power or second.power
+    return replace(main, address=replace(best, also=tuple(others)), labels=labels, host=host, power=power)
 
 
 def _twin(device: Device, first: Device) -> Unusable:

@@ -26,6 +26,15 @@ _SOC = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
 # What boards without a number of their own say, many of them the same.
 _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
 
+# Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
+# builds of Android show nobody the kernel's.
+TELL_BOOT = """
+id=$(getprop farm.boot_id 2>/dev/null)
+[ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+[ -n "$id" ] || id=$(getprop ro.boottime.init 2>/dev/null)
+echo "$id"
+"""
+
 _PROPERTIES = (
     "ro.soc.model",
     "ro.build.fingerprint",
@@ -35,15 +44,20 @@ _PROPERTIES = (
     "ro.build.version.sdk",
 )
 # $1: farm's folder, which is made and looked at on Linux, where others might have made it; the others: properties.
-_SCRIPT = """
+_SCRIPT = (
+    f"""
+boot=$({TELL_BOOT})
+echo "boot=$boot"
+"""
+    r"""
 storage=$1; shift
 if command -v getprop >/dev/null; then for name do echo "$name=$(getprop "$name")"; done; fi
 soc=/sys/devices/soc0
 echo "machine=$(cat $soc/machine 2>/dev/null)"
 echo "serial=$(cat $soc/serial_number 2>/dev/null)"
 if [ -r /proc/device-tree/compatible ]; then
-    echo "compatible=$(tr '\\0' ' ' </proc/device-tree/compatible)"
-    echo "model=$(tr '\\0' ' ' </proc/device-tree/model)"
+    echo "compatible=$(tr '\0' ' ' </proc/device-tree/compatible)"
+    echo "model=$(tr '\0' ' ' </proc/device-tree/model)"
 fi
 if [ -r /etc/os-release ]; then echo "system=$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release | tr -d '"')"; fi
 echo "kernel=$(uname -r)"
@@ -53,6 +67,7 @@ if [ -n "$storage" ]; then
     if [ -O "$storage" ] && [ -w "$storage" ]; then echo "storage=ok"; fi
 fi
 """
+)
 
 
 def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
@@ -91,7 +106,8 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     system = " ".join(filter(None, (properties.get("system", ""), properties.get("kernel", ""))))
     serialno = _serial(properties)
     return Device(
-        serial=serial if transport.names_device else serialno or serial,
+        # adb's name is an address; a virtual device's is the one that it was started with.
+        serial=serial if kind == "virtual" and transport.is_android else serialno or serial,
         soc=soc,
         kind=kind,
         build=properties.get("ro.build.fingerprint") or clean_text(system),
@@ -100,6 +116,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
         os="android" if android else "linux",
         host=host,
         serialno=serialno,
+        boot_id=properties.get("boot", ""),
     )
 
 

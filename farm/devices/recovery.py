@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.connect import open_transport
-from farm.devices.identity import identify
+from farm.devices.identity import TELL_BOOT, identify
 from farm.devices.power import cycle_power
 from farm.devices.text import clean_text
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
@@ -41,14 +41,6 @@ _POLL_SECONDS = 0.2
 # So long after the first try, and after the second.
 _WORK_PAUSES_S = (1.0, 3.0)
 
-# Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
-# builds of Android show nobody the kernel's.
-TELL_BOOT = """
-id=$(getprop farm.boot_id 2>/dev/null)
-[ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-[ -n "$id" ] || id=$(getprop ro.boottime.init 2>/dev/null)
-echo "$id"
-"""
 # The second line is 1 where the system is up; where there is no getprop, it is as soon as a shell answers.
 TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from farm.devices.recovery import TELL_BOOT
+from farm.devices.identity import TELL_BOOT
 from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
 from farm.errors import DeviceError

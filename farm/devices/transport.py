@@ -109,8 +109,6 @@ class Transport(abc.ABC):
     here: docs/devices.md, "Adding a transport".
     """
 
-    names_device = False
-    """What the transport calls the device is its serial, whatever serial it tells itself."""
     is_android = False
     """Devices that have Android's version number are Android's, and nobody else writes beside `storage`."""
     no_reboot = "its transport cannot"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.devices.recovery import TELL_BOOT
+from farm.devices.identity import TELL_BOOT
 from farm.devices.text import clean_text
 from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
 

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from farm.devices.recovery import TELL_BOOT
+from farm.devices.identity import TELL_BOOT
 from farm.devices.text import says_full
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of

@@ -121,7 +121,7 @@ def attached_kind(config: Config, socs: Sequence[str], choice: Choice, superviso
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
     """Raise UnknownNameError for a wanted device that nobody ever heard of, or a label that none has."""
-    known = {name for one in scan.devices for name in (one.serial, one.id, one.name)}
+    known = {name for one in scan.devices for name in one.known_as}
     known |= {one.serial for one in scan.unusable} | {
         name for one in registered.values() for name in (one.id, one.name)
     }
@@ -195,7 +195,7 @@ def choose(
 
 def is_called(device: Device, known: Registered | None, name: str) -> bool:
     """Tell whether a device goes by `name`: its name, serial or id. Pure."""
-    return name in (device.serial, device.id, device.name) or (known is not None and bool(name) and name == known.name)
+    return name in device.known_as or (known is not None and bool(name) and name == known.name)
 
 
 def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:

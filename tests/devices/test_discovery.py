@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
@@ -7,12 +8,14 @@ import msgspec
 import pytest
 from processors import of_an_arm
 
+from farm.config.settings import load_config
 from farm.devices.adb.host import parse_listing
-from farm.devices.connect import from_plain
+from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import AdbAddress, Device
-from farm.devices.discovery import scan
+from farm.devices.discovery import _joined, scan, scan_all
 from farm.devices.identity import identify
 from farm.errors import DeviceError, InfraError
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,12 +82,12 @@ def test_adbs_listing() -> None:
         "127.0.0.1:40002        device product:virtual-$(reboot) model:V device:v transport_id:5\n"
     )
     assert parse_listing(listing) == [
-        ("R5CT10ABCDE", "device", "R5CT10ABCDE"),
-        ("0a388e93", "unauthorized", "0a388e93"),
-        ("192.168.1.7:5555", "offline", "192.168.1.7:5555"),
-        ("????????????", "no permissions", "????????????"),
-        ("virtual-SM8650-0", "device", "127.0.0.1:40001"),
-        ("127.0.0.1:40002", "device", "127.0.0.1:40002"),
+        ("R5CT10ABCDE", "device", "R5CT10ABCDE", False),
+        ("0a388e93", "unauthorized", "0a388e93", False),
+        ("192.168.1.7:5555", "offline", "192.168.1.7:5555", False),
+        ("????????????", "no permissions", "????????????", False),
+        ("virtual-SM8650-0", "device", "127.0.0.1:40001", False),
+        ("127.0.0.1:40002", "device", "127.0.0.1:40002", False),
     ]
 
 
@@ -93,3 +96,84 @@ def test_no_server_is_said() -> None:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(InfraError, match="no adb server listens"):
             scan(taken.getsockname()[1])
+
+
+TLS = "adb-2233fd19-9mU6UL (2)._adb-tls-connect._tcp"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "state"),
+    [
+        (f"{TLS} device product:kalama model:X device:y transport_id:1", TLS, "device"),
+        (f"{TLS} offline transport_id:1", TLS, "offline"),
+        ("my device (3)._adb-tls-connect._tcp unauthorized transport_id:2", "my device (3)._adb-tls-connect._tcp",
+         "unauthorized"),
+        ("offline box (2)    device usb:1-1 product:a model:b transport_id:4", "offline box (2)", "device"),
+        ("two  blanks  detached transport_id:5", "two  blanks", "detached"),
+        ("A B no permissions (user in plugdev group); see [http://a/device.html] usb:1-2 transport_id:6", "A B",
+         "no permissions"),
+        ("R5CT                   warming usb:1-1 transport_id:7", "R5CT", "warming"),
+    ],
+)  # fmt: skip
+def test_the_text_before_the_state_is_the_name(line: str, name: str, state: str) -> None:
+    [one] = parse_listing(line + "\n")
+    assert (one.adb_name, one.state) == (name, state)
+
+
+def phone(name: str, boot_id: str, attached_at: str = "") -> Device:
+    address = AdbAddress(5037, attached_at=attached_at, name=name)
+    return Device("2233fd19", "SM8650", "hardware", "b", address, "p", serialno="2233fd19", boot_id=boot_id)
+
+
+@pytest.mark.parametrize("other", [phone(TLS, "a"), phone("10.0.0.7:5555", "a", "10.0.0.7:5555")])
+def test_the_cable_comes_first_and_the_other_address_is_kept(other: Device) -> None:
+    cable = phone("2233fd19", "a")
+    for first, second in ((cable, other), (other, cable)):
+        one = _joined(first, second)
+        assert one is not None
+        assert isinstance(one.address, AdbAddress)
+        assert (one.id, one.address.name) == ("2233fd19", "2233fd19")
+        assert one.address.also == (other.address,)
+        assert {"2233fd19", other.address.name} <= one.known_as  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("boot_id", ["b", ""])
+def test_two_boards_with_one_serial_are_not_one_device(boot_id: str) -> None:
+    assert _joined(phone("2233fd19", boot_id and "a"), phone("10.0.0.7:5555", boot_id, "10.0.0.7:5555")) is None
+
+
+def test_a_device_under_two_addresses_is_one_and_is_reached_by_the_other(bench: Bench) -> None:
+    near = bench.server.network_address("virtual-SM8650-0")
+    second = near.replace("127.0.0.1", "localhost")
+    bench.server.query(f"host:connect:{second}")
+    bench.server.wait_for(second)
+    try:
+        found = scan_joined(bench)
+        assert [one.serial for one in found] == ["virtual-SM8650-0", "virtual-SM8750-0"]
+        device = found[0]
+        assert {near, second} <= device.known_as
+        bench.server.query(f"host:disconnect:{device.address.name}")  # type: ignore[attr-defined]
+        with contextlib.closing(open_transport(device)) as transport:
+            assert transport.run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
+    finally:
+        bench.server.query(f"host:disconnect:{second}")
+        bench.server.query(f"host:connect:{near}")
+        bench.server.wait_for(near)
+
+
+def scan_joined(bench: Bench) -> tuple[Device, ...]:
+    with pytest.MonkeyPatch.context() as patch, Supervisor() as supervisor:
+        patch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.server.port))
+        (bench.root / "none.toml").write_text("")
+        found = scan_all(load_config(bench.root / "none.toml"), supervisor)
+    assert found.unusable == ()
+    return found.devices
+
+
+@pytest.mark.parametrize("said", ["2233fd19", "0123456789ABCDEF", "unknown", ""])
+def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Bench, properties: Path, said: str) -> None:
+    properties.write_text(f"ro.soc.model=SM8750\nro.serialno={said}\n")
+    with of_an_arm(bench.root / "virtual-SM8750-0/system/bin"):
+        near = bench.server.network_address("virtual-SM8750-0")
+        device = identify(near, AdbAddress(bench.server.port, attached_at=near, name=near))
+    assert device.serial == ("2233fd19" if said == "2233fd19" else near)

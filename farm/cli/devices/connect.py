@@ -94,7 +94,7 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
 
     device, address = held.device, adb_address(held.device)
     if _hangs_on(server, held):
-        yield address.attached_at or adb_target(device.serial)
+        yield address.attached_at or address.name or adb_target(device.serial)
         return
     if server.host != LOOPBACK:
         raise UsageError(
@@ -103,7 +103,7 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
         )
     there = AdbHost(address.port, address.host)
     reverse = not is_elsewhere(held.config, device)
-    with Relay(there, device.serial, model=device.product or device.soc, reverse=reverse) as relay:
+    with Relay(there, address.name or device.serial, model=device.product or device.soc, reverse=reverse) as relay:
         if not relay.wait_ready(_READY_SECONDS):
             raise InfraError(f"{held.name} does not answer any more: 'farm devices' shows the state of every device")
         name = server.connect(server.host, relay.port)

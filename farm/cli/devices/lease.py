@@ -92,7 +92,7 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
     if not isinstance(address, AdbAddress):
         return []
     place = f"port {address.port}" if address.host == LOOPBACK else f"{address.host}:{address.port}"
-    serial = address.attached_at or adb_target(device.serial)
+    serial = address.attached_at or address.name or adb_target(device.serial)
     return [(f"farm connect {name}", f"your own adb on it: {serial}, {place}")]
 
 
@@ -174,7 +174,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
     known = {one.id: one for one in store.devices.all()}
     devices = [msgspec.structs.replace(one, name=one.name or known[one.id].name) for one in scan.devices]
-    names = {one.id: {one.id, one.serial, one.name, known[one.id].name} - {""} for one in devices}
+    names = {one.id: {*one.known_as, known[one.id].name} - {""} for one in devices}
     found = [device for device in devices if wanted in names[device.id]]
     if not found:
         _refuse_unusable(scan, known.values(), wanted)

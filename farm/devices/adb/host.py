@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from farm.config.devices import Endpoint
@@ -34,6 +35,10 @@ _MOST_DEVICES = 256
 # packages/modules/adb.
 _GONE = re.compile(r"not found|no devices|device offline|still connecting|device detached|transport has been removed")
 
+# Every state of ConnectionState in AOSP's adb.h, as `adb devices` prints it; the text before it is the name.
+_STATES = "offline|bootloader|device|host|recovery|rescue|sideload|unauthorized|authorizing|connecting|detached|unknown"
+_LINE = re.compile(rf"(.+) +({_STATES}|no permissions)( ?[(;].*?)?((?: [a-z_]+:\S*)*)\s*")
+
 # Linux alone has it; elsewhere an option that does no harm.
 _QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
 
@@ -57,7 +62,14 @@ class Attached(NamedTuple):
     state: str
     """adb's word: `device` for one that is ready."""
     adb_name: str
-    """What the server calls it: `HOST:PORT` for one that `adb connect` attached, else its serial."""
+    """What the server calls it: `HOST:PORT` for one that `adb connect` attached, a name of mDNS, else its serial."""
+    has_twin: bool = False
+    """Another entry of the listing has the same product: only adb's name tells them apart."""
+
+    @property
+    def target(self) -> str:
+        """What the server finds it by."""
+        return self.adb_name if self.has_twin else adb_target(self.serial)
 
     @property
     def network_address(self) -> str:
@@ -130,9 +142,16 @@ class _AdbConnection:
 class AdbHost:
     """One adb server, by the port and the host that it listens on."""
 
-    def __init__(self, port: int, host: str = LOOPBACK, *, named_by: str = "") -> None:
-        """`named_by` is the variable that names a server on another host, empty where farm.toml does."""
+    def __init__(
+        self, port: int, host: str = LOOPBACK, *, named_by: str = "", target: str = "", also: Sequence[AdbHost] = ()
+    ) -> None:
+        """`named_by` is the variable that names a server on another host, empty where farm.toml does.
+
+        `target` is the server's name of the one device that is used, empty for `adb_target`; `also` are other
+        addresses of that device, which `open` takes where the first one is gone.
+        """
         self.port, self.host, self._named_by = port, host, named_by
+        self._target, self._also = target, also
 
     @property
     def place(self) -> str:
@@ -185,7 +204,12 @@ class AdbHost:
 
         Raises InfraError.
         """
-        return next((one.network_address for one in self.attached() if one.serial == serial), "")
+        target = self.target(serial)
+        return next((one.network_address for one in self.attached() if target in (one.adb_name, one.target)), "")
+
+    def target(self, serial: str) -> str:
+        """Return what the server finds the device `serial` by."""
+        return self._target or adb_target(serial)
 
     def wait_for(self, address: str, *, timeout_s: float = SERVER_SECONDS) -> None:
         """Return when the device that adb calls `address` is in state `device`. Raises InfraError in its absence."""
@@ -212,7 +236,7 @@ class AdbHost:
         try:
             with contextlib.ExitStack() as opened:
                 connection = opened.enter_context(_AdbConnection(self.host, self.port, timeout_s))
-                connection.ask(f"host:transport:{adb_target(serial)}")
+                connection.ask(f"host:transport:{self.target(serial)}")
                 connection.ask(service)
                 opened.pop_all()
                 return connection.stream
@@ -225,9 +249,24 @@ class AdbHost:
             raise self.blame(serial, f"adb opened no stream: {clean_text(str(error))}", argv=argv) from None
         except _RefusedError as error:
             reason = clean_text(str(error))
+            if _GONE.search(reason):
+                for other in self._also:
+                    if other.leads_to(serial, timeout_s):
+                        return other.open(serial, service, timeout_s=timeout_s, argv=argv)
             kind = DeviceGoneError if _GONE.search(reason) else DeviceError
             problem = f"adb refuses: {reason}: 'farm devices' shows the state of every device"
             raise kind(serial, problem, argv=argv) from None
+
+    def leads_to(self, serial: str, timeout_s: float) -> bool:
+        """Return whether the device at this address names `serial` as its own: an address may be another's by now."""
+        try:
+            with self.open(serial, "shell:getprop ro.serialno", timeout_s=timeout_s) as stream:
+                answer = b""
+                while len(answer) <= len(serial) and (data := stream.recv(256)):
+                    answer += data
+        except (DeviceError, OSError):
+            return False
+        return answer.strip() == serial.encode()
 
     def blame(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
         """Return the error for a stream that broke: of the server, of the device, or of the stream alone.
@@ -236,7 +275,7 @@ class AdbHost:
         """
         try:
             with _AdbConnection(self.host, self.port, _STATE_SECONDS) as connection:
-                connection.ask(f"host-serial:{adb_target(serial)}:get-state")
+                connection.ask(f"host-serial:{self.target(serial)}:get-state")
                 state = clean_text(connection.text())
         except (_NoServerError, _ServerHungUpError, OSError):
             problem = f"{problem}, and the adb server on {self.place} does not answer: restart it"
@@ -262,13 +301,15 @@ def parse_listing(listing: str) -> list[Attached]:
     """
     attached = []
     for line in listing.splitlines()[:_MOST_DEVICES]:
-        name, _, rest = line.partition(" ")
+        found = _LINE.fullmatch(line)
+        # A state of a newer adb follows the first blank, as in every line without a blank in its name.
+        name, _, rest = line.partition(" ") if found is None else (found[1].rstrip(), "", found[4])
         rest = rest.strip()
-        # The one state of two words, followed by an explanation.
-        state = "no permissions" if rest.startswith("no permissions") else clean_text(rest.split(" ")[0])
+        state = found[2] if found is not None else clean_text(rest.split(" ")[0])
         product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
         if product == RELAYED_PRODUCT:
             continue
         is_virtual = product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product)
         attached.append(Attached(clean_text(product if is_virtual else name), state, clean_text(name)))
-    return attached
+    count = Counter(one.serial for one in attached)
+    return [one._replace(has_twin=count[one.serial] > 1) for one in attached]

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import AdbHost, acknowledge
-from farm.devices.adb.names import adb_target, environment_with
+from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
@@ -24,6 +24,8 @@ from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, Infra
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from farm.devices.device import AdbAddress
 
 # Where an ordinary adb user may write and execute; everything of farm is below.
 STORAGE = PurePosixPath("/data/local/tmp/farm")
@@ -49,7 +51,7 @@ class AdbTransport(Transport):
     Streams for files are kept open and used again: opening one costs as much as a small file.
     """
 
-    names_device = is_android = True
+    is_android = True
     no_reboot = ""
 
     def __init__(
@@ -60,11 +62,17 @@ class AdbTransport(Transport):
         host: str = LOOPBACK,
         stall_s: float = STALL_SECONDS,
         attached_at: str = "",
+        name: str = "",
+        also: Sequence[AdbAddress] = (),
     ) -> None:
-        """`attached_at` is the HOST:PORT of a device on a network, for a server that has forgotten it."""
+        """`attached_at` is the HOST:PORT of a device on a network, for a server that has forgotten it.
+
+        `name` is the server's name of the device, empty for its serial; `also` are other addresses of the device.
+        """
         super().__init__(serial)
         self._stall_s, self._attached_at = stall_s, attached_at
-        self._host = AdbHost(port, host)
+        others = [AdbHost(one.port, one.host, target=one.name) for one in also]
+        self._host = AdbHost(port, host, target=name, also=others)
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
@@ -141,14 +149,14 @@ class AdbTransport(Transport):
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
         """Return `adb shell`: see Transport."""
-        argv = [str(suitable_adb(self._host)), "-s", adb_target(self.serial), "shell"]
+        argv = [str(suitable_adb(self._host)), "-s", self._host.target(self.serial), "shell"]
         # Without a command, adb looks for itself.
         command = [*(["-t"] if terminal else []), shell_command(words, None, None)] if words else []
         return [*argv, *command], environment_with(self._host.environment())
 
     def tool_environment(self) -> dict[str, str]:
         """Return what brings `adb` to the device: see Transport."""
-        return {"ANDROID_SERIAL": adb_target(self.serial), **self._host.environment()}
+        return {"ANDROID_SERIAL": self._host.target(self.serial), **self._host.environment()}
 
     def server_answers(self) -> bool:
         """Tell whether the adb server answers."""
@@ -201,7 +209,7 @@ class AdbTransport(Transport):
         if address := self._network_address():
             self._host.query(f"host:connect:{address}")
         else:
-            self._host.query(f"host-serial:{self.serial}:reconnect")
+            self._host.query(f"host-serial:{self._host.target(self.serial)}:reconnect")
 
     def restart(self) -> None:
         """Detach and attach a device on a network, else have adbd begin its connection anew."""
