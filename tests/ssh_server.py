@@ -26,7 +26,7 @@ REQUIRED = os.environ.get("FARM_REQUIRE_SSHD") == "1"
 class SshServer:
     """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device.
 
-    `sftp` is the command of its SFTP server.
+    `sftp` is the command of its SFTP server, `force` the command that runs in place of every other.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class SshServer:
         serial: str = "board-1",
         *,
         sftp: str = "internal-sftp",
+        force: str = "",
     ) -> None:
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
@@ -69,6 +70,7 @@ class SshServer:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             *([f"Subsystem sftp {sftp}"] if sftp else []),
+            *([f"ForceCommand {force}"] if force else []),
             # Its HOME as well: what this user has in ~/.bashrc is no part of the device.
             f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
         ]

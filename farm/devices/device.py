@@ -83,6 +83,14 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
             return self.alias
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
+    def no_shell(self, ended: str, text: str) -> str:
+        """Return the problem of an account without a shell; `ended` names the exit code, `text` is its output."""
+        return (
+            f"the account {self.user} at {self.place} runs no commands: its login shell, or a ForceCommand of its SSH "
+            f"server, ended with {ended}{f' ({text})' if text else ''}: give it a shell there (chsh -s /bin/sh), "
+            "remove the ForceCommand, or name another user in farm.toml"
+        )
+
 
 class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
     """This machine, where it is the device itself."""

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from farm.devices.connect import transport_to
-from farm.devices.device import Device
+from farm.devices.device import Device, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 from farm.suites.socs import load_socs
@@ -84,6 +84,10 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
         name, _, value = line.partition(b"=")
         properties.setdefault(clean_text(name), clean_text(value))
     soc = read_soc(properties)
+    if isinstance(address, SshAddress) and "boot" not in properties:
+        # The script prints its boot before everything else.
+        text = clean_text(done.stderr.strip() or done.stdout)
+        raise DeviceError(serial, address.no_shell(f"exit code {done.code}", text))
     if not soc:
         problem = (
             "does not say which SoC it has: neither ro.soc.model nor /sys/devices/soc0/machine is a name, "

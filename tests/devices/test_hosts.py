@@ -150,6 +150,33 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
     assert "absent" in said[f"127.0.0.1:{nobody}"]
 
 
+@pytest.mark.parametrize(
+    ("force", "text"),
+    [
+        ("/bin/false", "ended with exit code 1: give"),
+        ("/bin/true", "ended with exit code 0: give"),
+        ("/usr/sbin/nologin", "ended with exit code 1 (This account is currently not available.): give"),
+    ],
+)
+def test_an_account_without_a_shell_is_named_with_the_next_step(
+    look: Callable[[str], Scan], tmp_path: Path, force: str, text: str
+) -> None:
+    with Supervisor() as supervisor, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        closed = SshServer(supervisor, tmp_path / "closed", force=force).start()
+        found = look(
+            f'[[host]]\nname = "attic"\n{login(closed)}adb = "127.0.0.1:{taken.getsockname()[1]}"\n'
+            f"[[device]]\n{login(closed)}"
+        )
+        closed.stop()
+    for name in ("attic", f"127.0.0.1:{closed.port}"):
+        _, reason = unusable(found)[name]
+        assert f"the account {getpass.getuser()} at 127.0.0.1:{closed.port} runs no commands" in reason
+        assert text in reason
+        assert "name another user in farm.toml" in reason
+        assert "\n" not in reason
+
+
 def test_this_machine_is_a_device_only_when_it_says_which(
     look: Callable[[str], Scan], board: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

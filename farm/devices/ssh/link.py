@@ -55,7 +55,8 @@ class SshLink:
     """The way to `address`, for any number of threads. `serial` is whom errors are about."""
 
     def __init__(self, serial: str, address: SshAddress) -> None:
-        self._serial, self._address = serial, address
+        self.address = address
+        self._serial = serial
         self._connections: list[Connection] = []
         self._resting: list[Connection] = []
         """Of those that take one program at a time, the ones that have none."""
@@ -170,7 +171,7 @@ class SshLink:
             for connection in [*self._resting]:
                 self._drop(connection)
             shared = next((one for one in self._connections if not one.is_single), None)
-            if shared is None or not self._address.jumps or not shared.is_active:
+            if shared is None or not self.address.jumps or not shared.is_active:
                 return
             try:
                 end(shared.transport.open_session(timeout=_AGAIN_SECONDS))
@@ -281,7 +282,7 @@ class SshLink:
         with self._logging_in:
             if connection := self._find(runs_program=runs_program):
                 return connection, False
-            connection = Connection(self._serial, self._address, timeout_s)
+            connection = Connection(self._serial, self.address, timeout_s)
             with self._lock:
                 self._connections.append(connection)
                 if connection.is_single and not runs_program:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # `adb start-server` waits for the server it starts.
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
+# A line that only a shell prints, before adb has its turn.
+_SHELL_MARK = "farm-has-a-shell"
 _BACKLOG = 64
 _CHUNK = 1 << 18
 
@@ -62,15 +64,21 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
         return
     if host not in (LOOPBACK, "localhost"):
         raise InfraError(f"no adb server answers at {host}:{port}, as seen from there")
-    channel = link.execute(f"adb -P {port} start-server".encode(), timeout_s=_START_SECONDS)
+    command = f"echo {_SHELL_MARK}; exec adb -P {port} start-server"
+    channel = link.execute(command.encode(), timeout_s=_START_SECONDS)
     try:
         # It leaves a server behind that may keep its streams: only the exit code is waited for.
         if not channel.status_event.wait(_START_SECONDS):
             raise InfraError(f"'adb start-server' there did not end in {_START_SECONDS:g} s")
+        time.sleep(0.1)
+        code = f"exit code {channel.exit_status}"
+        stdout = clean_text(channel.recv(4096), lines=True) if channel.recv_ready() else ""
+        stderr = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
+        if _SHELL_MARK not in stdout.splitlines():
+            raise InfraError(link.address.no_shell(code, stderr or clean_text(stdout)))
         if channel.exit_status != 0:
-            time.sleep(0.1)
-            stderr = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
-            raise InfraError(f"'adb start-server' there failed with exit code {channel.exit_status}: {stderr}")
+            why = stderr or "without an error message: run it there"
+            raise InfraError(f"'adb start-server' there failed with {code}: {why}")
     finally:
         link.release(channel)
     if not _answers(link, host, port):
