@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def list_tests(arguments: Sequence[str]) -> int:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in pairwise([*arguments, ""]):
         if argument == "--dist" or argument.startswith("--dist="):
             # An ini file and PYTEST_ADDOPTS are asked by the plugin, before a test runs.
             mode = following if argument == "--dist" else argument.partition("=")[2]

@@ -46,8 +46,8 @@ class TwoServers:
 
     @property
     def env(self) -> dict[str, str]:
-        """What `farm` and other programs find the user's own server by; the other variable would win over it."""
-        return {**self.own.environment(), "ADB_SERVER_SOCKET": "tcp:127.0.0.1:1"}
+        """What `farm` and other programs find the user's own server by."""
+        return self.own.environment()
 
     def adb(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Call adb as the user does, with their own server."""

@@ -79,7 +79,7 @@ def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) ->
     done = pair.farm(*RUN, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 device: desk\n" in done.stderr
-    assert "once they are free, these take part as well: virtual-SM8650-1 is with ann (reserved)" in done.stderr
+    assert "once they are free, these take part as well: virtual-SM8650-1 is with ann (reserved until" in done.stderr
     view = json.loads(done.stdout)
     assert [device["serial"] for device in view["devices"]] == ["virtual-SM8650-0"]
     assert pair.farm("release", user="ann").returncode == 0
@@ -138,7 +138,7 @@ def test_the_canary_says_now_whether_a_device_is_fit(pair: Attached) -> None:
     done = pair.farm("device", "check")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     busy, fit = done.stdout.splitlines()
-    assert re.fullmatch(r"virtual-SM8650-1  SM8650  not checked +with ann \(reserved\)", busy)
+    assert re.fullmatch(r"virtual-SM8650-1  SM8650  not checked +with ann \(reserved until \d\d:\d\d\)", busy)
     assert re.fullmatch(r"virtual-SM8650-0  SM8650  fit +\d+\.\d{3} ms", fit)
     assert pair.farm("device", "check", "virtual-SM8650-1").returncode == 4
     inject(pair.root(0), Fault("exit_code", times=0))
