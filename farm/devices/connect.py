@@ -37,6 +37,7 @@ def _adb(serial: str, address: AdbAddress) -> Transport:
         host=address.host,
         attached_at=address.attached_at,
         name=address.name,
+        tunnel=address.tunnel,
         also=address.also,
     )
 

@@ -39,6 +39,8 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
     name: str = ""
     """The server's name of the device; empty where its serial, or its product, leads to it."""
+    tunnel: str = ""
+    """Name of the `[[host]]` whose tunnel has the port; empty for a server that is reached directly."""
     also: tuple[AdbAddress, ...] = ()
     """Other addresses of the same device, which are used where this one is gone."""
 

@@ -192,7 +192,7 @@ def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warn
             return _Found(Unusable(one.serial, one.state, reason, name), one.adb_name)
         try:
             name_there = "" if one.target == adb_target(one.serial) and one.serial != one.adb_name else one.adb_name
-            address = AdbAddress(server.port, server.host, one.network_address, name_there)
+            address = AdbAddress(server.port, server.host, one.network_address, name_there, server.tunnel)
             device = identify(one.serial, address, host=name)
         except DeviceError as error:
             return _Found(Unusable(one.serial, "device", _why(error, one.serial), name), one.adb_name)

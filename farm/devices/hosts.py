@@ -49,7 +49,7 @@ def reach_server(host: HostConfig, supervisor: Supervisor) -> AdbHost:
         tunnel = _open(host, host.ssh, supervisor)
         with _lock:
             tunnels[host] = tunnel
-    return AdbHost(tunnel.port)
+    return AdbHost(tunnel.port, tunnel=host.name)
 
 
 class _Tunnel(NamedTuple):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import threading
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,10 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.sync import LinkRefusedError, SyncStream
 from farm.devices.adb.transport import AdbTransport
+from farm.devices.connect import transport_to
+from farm.devices.device import AdbAddress
 from farm.devices.transport import Link
-from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
+from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError, InfraError
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, clear, inject
@@ -120,6 +124,55 @@ def test_an_unknown_device_and_a_missing_server(bench: Bench) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AdbServerError, match=f"no adb server listens on port {port}"):
             AdbTransport("nobody", port).run(["true"], timeout_s=5)
+
+
+FORWARDED = (
+    "where it is forwarded (ssh -L, a container), check the tunnel and the adb server behind it; otherwise restart"
+)
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["accepts and closes", "accepts and is silent"])
+@pytest.mark.parametrize(
+    ("host", "tunnel", "step"),
+    [
+        ("127.0.0.1", "", FORWARDED),
+        ("127.0.0.1", "attic", "the tunnel to attic leads there: check that 'adb devices' works on attic"),
+        ("127.0.0.2", "", "check that 'adb devices' works on 127.0.0.2, and the network in between"),
+    ],
+    ids=["port", "tunnel", "host"],
+)
+def test_a_cut_tunnel_or_server_is_named_with_what_to_check(
+    monkeypatch: pytest.MonkeyPatch, host: str, tunnel: str, step: str, *, closes: bool
+) -> None:
+    monkeypatch.setattr("farm.devices.adb.host._STATE_SECONDS", 0.2)
+    with socket.create_server((host, 0)) as cut:
+        port = cut.getsockname()[1]
+        kept: list[socket.socket] = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(cut.accept()[0])
+                    if closes:
+                        kept.pop().close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        transport = transport_to("phone", AdbAddress(port, host, tunnel=tunnel))
+        with pytest.raises(AdbServerError) as caught:
+            transport.run(["true"], timeout_s=0.2)
+        with pytest.raises(InfraError) as asked:
+            AdbHost(port, host, tunnel=tunnel).query("host:version", timeout_s=0.2)
+        cut.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+    for message in (str(caught.value), str(asked.value)):
+        assert step in message
+        assert str(port) in message
+    with pytest.raises(AdbServerError) as over:
+        transport.run(["true"], timeout_s=1)
+    transport.close()
+    assert ("start one with 'adb start-server'" in str(over.value)) == (host == "127.0.0.1" and not tunnel)
+    assert str(port) in str(over.value)
 
 
 def test_the_shell_makes_links_where_adbd_may_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

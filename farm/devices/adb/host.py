@@ -143,14 +143,22 @@ class AdbHost:
     """One adb server, by the port and the host that it listens on."""
 
     def __init__(
-        self, port: int, host: str = LOOPBACK, *, named_by: str = "", target: str = "", also: Sequence[AdbHost] = ()
+        self,
+        port: int,
+        host: str = LOOPBACK,
+        *,
+        named_by: str = "",
+        target: str = "",
+        tunnel: str = "",
+        also: Sequence[AdbHost] = (),
     ) -> None:
         """`named_by` is the variable that names a server on another host, empty where farm.toml does.
 
+        `tunnel` is the `[[host]]` of farm.toml whose tunnel has the port, empty for a server that listens there itself.
         `target` is the server's name of the one device that is used, empty for `adb_target`; `also` are other
         addresses of that device, which `open` takes where the first one is gone.
         """
-        self.port, self.host, self._named_by = port, host, named_by
+        self.port, self.host, self._named_by, self.tunnel = port, host, named_by, tunnel
         self._target, self._also = target, also
 
     @property
@@ -222,11 +230,14 @@ class AdbHost:
                 return take(connection)
         except TimeoutError:
             problem = f"the adb server on {self.place} did not answer {request!r} in {timeout_s:g} s"
-            raise InfraError(problem) from None
+            raise InfraError(f"{problem}: {self._check()}") from None
         except _NoServerError:
             raise InfraError(self._nobody()) from None
-        except (_RefusedError, _ServerHungUpError, OSError) as error:
+        except _RefusedError as error:
             raise InfraError(f"adb server on {self.place}: {request}: {clean_text(str(error))}") from None
+        except (_ServerHungUpError, OSError) as error:
+            problem = f"adb server on {self.place}: {request}: {clean_text(str(error))}"
+            raise InfraError(f"{problem}: {self._check()}") from None
 
     def open(self, serial: str, service: str, *, timeout_s: float, argv: Sequence[str] = ()) -> socket.socket:
         """Return a stream to a service of the device `serial`, to be closed by the caller.
@@ -241,8 +252,10 @@ class AdbHost:
                 opened.pop_all()
                 return connection.stream
         except TimeoutError:
-            problem = f"did not open a stream in {timeout_s:g} s: is it hanging?"
-            raise DeviceTimeoutError(serial, problem, argv=argv) from None
+            problem = f"did not open a stream in {timeout_s:g} s"
+            if isinstance(blamed := self.blame(serial, problem, argv=argv), AdbServerError):
+                raise blamed from None
+            raise DeviceTimeoutError(serial, f"{problem}: is it hanging?", argv=argv) from None
         except _NoServerError:
             raise AdbServerError(serial, self._nobody(), argv=argv) from None
         except (_ServerHungUpError, OSError) as error:
@@ -278,7 +291,7 @@ class AdbHost:
                 connection.ask(f"host-serial:{self.target(serial)}:get-state")
                 state = clean_text(connection.text())
         except (_NoServerError, _ServerHungUpError, OSError):
-            problem = f"{problem}, and the adb server on {self.place} does not answer: restart it"
+            problem = f"{problem}, and the adb server on {self.place} does not answer: {self._check()}"
             return AdbServerError(serial, problem, argv=argv, stderr=stderr)
         except _RefusedError as error:
             state = clean_text(str(error))
@@ -286,7 +299,19 @@ class AdbHost:
             return DeviceError(serial, problem, argv=argv, stderr=stderr)
         return DeviceGoneError(serial, f"{problem}, and adb says of it: {state}", argv=argv, stderr=stderr)
 
+    def _check(self) -> str:
+        """Return the next step for a server that accepts connections and does not answer."""
+        if self.tunnel:
+            return f"the tunnel to {self.tunnel} leads there: check that 'adb devices' works on {self.tunnel}"
+        if self.host != LOOPBACK:
+            return f"check that 'adb devices' works on {self.host}, and the network in between"
+        forwarded = "check the tunnel and the adb server behind it; otherwise restart it"
+        return f"where it is forwarded (ssh -L, a container), {forwarded} ('adb -P {self.port} kill-server')"
+
     def _nobody(self) -> str:
+        if self.tunnel:
+            ended = f"the tunnel to {self.tunnel} on {self.place} has ended"
+            return f"{ended}: check the ssh of that [[host]] in farm.toml, and try again"
         if self.host == LOOPBACK:
             return f"no adb server listens on {self.place}: start one with 'adb start-server'"
         if self._named_by:

@@ -63,16 +63,18 @@ class AdbTransport(Transport):
         stall_s: float = STALL_SECONDS,
         attached_at: str = "",
         name: str = "",
+        tunnel: str = "",
         also: Sequence[AdbAddress] = (),
     ) -> None:
         """`attached_at` is the HOST:PORT of a device on a network, for a server that has forgotten it.
 
-        `name` is the server's name of the device, empty for its serial; `also` are other addresses of the device.
+        `name` is the server's name of the device, empty for its serial; `tunnel` is the host whose tunnel has the port;
+        `also` are other addresses of the device.
         """
         super().__init__(serial)
         self._stall_s, self._attached_at = stall_s, attached_at
-        others = [AdbHost(one.port, one.host, target=one.name) for one in also]
-        self._host = AdbHost(port, host, target=name, also=others)
+        others = [AdbHost(one.port, one.host, target=one.name, tunnel=one.tunnel) for one in also]
+        self._host = AdbHost(port, host, target=name, tunnel=tunnel, also=others)
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
