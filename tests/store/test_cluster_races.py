@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+from sqlalchemy import text
 from store_template import drop_database
 
-from farm.errors import AgentRefusedError, LeaseLostError
+from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.store import schema
+from farm.store.cluster import mend
 from farm.store.cluster.records import Build, NewBuild
 from farm.store.leases.rules import Priority
 from farm.store.store import open_store
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from farm.store.cluster.situations import KnownSoc
     from farm.store.store import Store
 
 _TESTS = str(Path(__file__).parents[1])
@@ -341,6 +344,56 @@ def test_a_job_that_agents_die_of_is_run_no_more(store: Store) -> None:
     assert [each.job for each in held.jobs] == [job(1)]
     [attempt] = store.runs.view(run_id).jobs[0].attempts
     assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, "worker")
+
+
+REFUSE = """
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'a bad row' USING ERRCODE = 'check_violation'; END $$
+"""
+
+
+def refuse(connection: Connection, table: str, condition: str) -> None:
+    """Let the database refuse every update of the rows of `table` that fit."""
+    connection.execute(text("DROP FUNCTION IF EXISTS refuse() CASCADE"))
+    connection.execute(text(REFUSE))
+    trigger = (
+        f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()"
+    )
+    connection.execute(text(trigger))
+
+
+def test_a_row_that_cannot_be_repaired_stops_no_other(store: Store) -> None:
+    for number in (1, 2):
+        submit(store, shards(1))
+        store.cluster.claim(agent(store, f"h{number}"), SOC, [f"h{number}-0"], ttl_s=TTL_S)
+    store._database.write(let_leases_expire)
+    with store._database._writer() as connection, connection.begin():
+        refuse(connection, "shard", "OLD.agent = 'h1'")
+
+    lines = store.cluster.mend(ttl_s=0).lines
+
+    assert "agent h1 is not repaired" in lines[0]
+    assert "a bad row" in lines[0]
+    assert "agent h2 is not heard of: 1 of its shards wait again" in lines
+
+
+def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for soc in ("SM8550", "SM8650"):
+        submit(store, shards(1, soc=soc))
+    real = mend.mark_wanted
+    marked = []
+
+    def mark_wanted(connection: Connection, known: KnownSoc) -> None:
+        marked.append(known)
+        if len(marked) == 1:
+            raise RowRefusedError("a bad row")
+        real(connection, known)
+
+    monkeypatch.setattr(mend, "mark_wanted", mark_wanted)
+    mended = store.cluster.mend(ttl_s=0)
+    assert mended.lines == ("the work for SM8550 is not repaired: a bad row",)
+    assert len(marked) == 2
+    assert mended.messages == {"soc:SM8550": 1, "soc:SM8650": 1}
 
 
 def test_who_waits_for_a_device_and_gives_one_back_wakes_agents(store: Store) -> None:

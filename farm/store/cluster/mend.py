@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
+from farm.errors import RowRefusedError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import put_back_held
@@ -72,19 +73,22 @@ _TRIED = text("UPDATE shard SET tries = tries + 1 WHERE token = :token AND state
 # Of what its agents die again and again, the job that they had come to is run no more.
 _DEADLY = text("""
     SELECT id, run_id, done, jobs FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
-    WHERE state = 'waiting' AND tries >= :most FOR UPDATE OF shard
+    WHERE id = :shard AND state = 'waiting' AND tries >= :most FOR UPDATE OF shard
 """)
+_DEADLY_IDS = text("SELECT id FROM shard WHERE state = 'waiting' AND tries >= :most ORDER BY id")
 _SPARED = text("""
     WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
     UPDATE shard SET tries = 0, remaining = :left, state = CASE WHEN :left = 0 THEN 'ended' ELSE 'waiting' END
     WHERE id = :shard
 """)
-_FORGET = text("UPDATE agent SET has_left = true WHERE name = ANY(:names)")
-_FORGET_DEVICES = text("DELETE FROM agent_device WHERE agent = ANY(:names)")
+_FORGET = text("""
+    UPDATE agent SET has_left = true WHERE name = :name AND NOT has_left AND expires_ms < :before_ms RETURNING name
+""")
+_FORGET_DEVICES = text("DELETE FROM agent_device WHERE agent = :name")
 _ORPHANS = text("""
     UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
                      agent = '', token = '', why = 'the lease of its device ended'
-    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.id = ANY(:shards) AND shard.state = 'held'
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.id = :shard AND shard.state = 'held'
       AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
                       AND lease.token = shard.token)
     RETURNING shard.id
@@ -94,7 +98,7 @@ _END_WAITING = text("""
         WHEN run_order.state = 'cancelled' THEN 'cancelled by ' || cancelled_by
         WHEN run_order.until_ms <= :now_ms THEN 'its time was over'
         ELSE failures || ' jobs failed' END
-    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.run_id = ANY(:runs) AND shard.state = 'waiting'
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.run_id = :run AND shard.state = 'waiting'
       AND (run_order.state = 'cancelled' OR until_ms <= :now_ms OR failures >= most_failures)
     RETURNING shard.run_id
 """)
@@ -117,50 +121,60 @@ class Mending(ClusterPart):
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
         so, is asked when the database has answered: that may have taken a while.
         """
-        looked = self._database.write(partial(self._mend, ttl_ms=round(ttl_s * 1000), is_settled=is_settled))
+        looked = self._database.write(partial(self._look, ttl_ms=round(ttl_s * 1000), is_settled=is_settled))
         if looked is None:
             return Mended()
-        row, lines, settled = looked
+        row, settled = looked
+        lines = self._mend_rows(row, settled=settled)
         ready: dict[str, int] = row.ready or {}
         for soc in sorted(ready):
             has_old_retries = settled and bool(row.retries)
-            lines += self._database.write(partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries))
+            mend_soc = partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries)
+            lines += self._one(f"the work for {soc}", mend_soc)
         messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
         messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _mend(
+    def _look(
         self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]
-    ) -> tuple[Row[Any], list[str], bool] | None:
-        """Return what was found and done, and whether who is silent is dead; None where somebody else is at it."""
+    ) -> tuple[Row[Any], bool] | None:
+        """Return the rows to repair, and whether silent agents are dead; None while another agent looks."""
         if not connection.scalar(_LOCK):
             return None
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
-        lines: list[str] = []
         is_asked = bool(row.dead or row.forgotten or row.retries)
-        settled = is_asked and lease_rows.is_settled(connection, ttl_ms, is_settled)
-        if row.dead and settled:
-            for name, token in sorted(row.dead):
-                lines += self._bury(connection, name, token, row.now_ms)
-        if row.orphans:
-            found = connection.scalars(_ORPHANS, {"shards": sorted(row.orphans)}).all()
-            lines += [f"shard {shard} waits again: the lease of its device ended" for shard in found]
-        if row.deadly or lines:
-            for shard in connection.execute(_DEADLY, {"most": _MOST_DEATHS}).all():
-                lines.append(_spare(connection, shard))
-        if row.forgotten and settled:
-            connection.execute(_FORGET, {"names": row.forgotten})
-            connection.execute(_FORGET_DEVICES, {"names": row.forgotten})
-        if row.ending:
-            runs = {"runs": sorted(row.ending), "now_ms": row.now_ms}
-            connection.execute(_END_WAITING, runs)
-        for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
-            end_order(connection, run_id, row.now_ms)
-        return row, lines, settled
+        return row, is_asked and lease_rows.is_settled(connection, ttl_ms, is_settled)
 
-    def _bury(self, connection: Connection, name: str, token: str, now_ms: int) -> list[str]:
+    def _mend_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
+        """Repair each agent, shard and run in a transaction of its own, and return the lines.
+
+        Each statement checks its row again, as another agent may have repaired it since the look.
+        """
+        lines: list[str] = []
+        for name, token in sorted(row.dead or ()) if settled else ():
+            lines += self._one(f"agent {name}", partial(self._bury, name=name, token=token, now_ms=row.now_ms))
+        for shard in sorted(row.orphans or ()):
+            lines += self._one(f"shard {shard}", partial(_free_orphan, shard=shard))
+        if row.deadly or lines:
+            for shard in self._database.write(_deadly):
+                lines += self._one(f"shard {shard}", partial(_spare, number=shard))
+        for name in sorted(row.forgotten or ()) if settled else ():
+            lines += self._one(f"agent {name}", partial(_forget, name=name, now_ms=row.now_ms))
+        for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
+            ends = run_id in (row.ending or ())
+            lines += self._one(f"run {run_id}", partial(_end_run, run_id=run_id, now_ms=row.now_ms, ends=ends))
+        return lines
+
+    def _one(self, subject: str, repair: Callable[[Connection], list[str]]) -> list[str]:
+        """Repair one row in a transaction of its own, and return its lines; one that is refused stops no other."""
+        try:
+            return self._database.write(repair)
+        except RowRefusedError as error:
+            return [f"{subject} is not repaired: {error}"]
+
+    def _bury(self, connection: Connection, *, name: str, token: str, now_ms: int) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:
             return []
         connection.execute(_TRIED, {"token": token})
@@ -186,8 +200,33 @@ class Mending(ClusterPart):
         return lines
 
 
-def _spare(connection: Connection, shard: Row[Any]) -> str:
-    """Record of the job that the agents of a shard had come to that they died of it; what comes after it goes on."""
+def _free_orphan(connection: Connection, *, shard: int) -> list[str]:
+    found = connection.scalars(_ORPHANS, {"shard": shard}).all()
+    return [f"shard {one} waits again: the lease of its device ended" for one in found]
+
+
+def _deadly(connection: Connection) -> list[int]:
+    return list(connection.scalars(_DEADLY_IDS, {"most": _MOST_DEATHS}))
+
+
+def _forget(connection: Connection, *, name: str, now_ms: int) -> list[str]:
+    if connection.scalar(_FORGET, {"name": name, "before_ms": now_ms - _FORGOTTEN_MS}) is not None:
+        connection.execute(_FORGET_DEVICES, {"name": name})
+    return []
+
+
+def _end_run(connection: Connection, *, run_id: str, now_ms: int, ends: bool) -> list[str]:
+    if ends:
+        connection.execute(_END_WAITING, {"run": run_id, "now_ms": now_ms})
+    end_order(connection, run_id, now_ms)
+    return []
+
+
+def _spare(connection: Connection, *, number: int) -> list[str]:
+    """Record the job at which the agents of a shard died as infra; the jobs behind it go on."""
+    shard = connection.execute(_DEADLY, {"shard": number, "most": _MOST_DEATHS}).first()
+    if shard is None:
+        return []
     deadly, *left = jobs_left(shard.jobs, shard.done)
     reason = f"{_MOST_DEATHS} times the host that ran it was not heard of any more"
     attempt = Attempt(deadly.job.id, Verdict.INFRA, Stage.EXECUTE, reason, bundle_key=deadly.key, cause=Cause.WORKER)
@@ -195,4 +234,4 @@ def _spare(connection: Connection, shard: Row[Any]) -> str:
     done = [*decode_names(shard.done), deadly.job.id]
     noted = {"shard": shard.id, "done": encode_names(done), "next_job": left[0].job.id if left else ""}
     connection.execute(_SPARED, {**noted, "left": len(left)})
-    return f"run {shard.run_id}: {deadly.job.id} is not run any more: {reason}"
+    return [f"run {shard.run_id}: {deadly.job.id} is not run any more: {reason}"]
