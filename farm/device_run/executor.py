@@ -178,6 +178,7 @@ class Executor:
             flags=self._device_run.flags(target, plan.profile),
             etdump=plan.profile.kept,
             reducible=plan.reducible,
+            repeats=planned.job.case.deterministic is True,
             # A canary generates nothing.
             seconds=plan.seconds if planned.job.case.generate is not None else None,
         )

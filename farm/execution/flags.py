@@ -31,7 +31,7 @@ def options_for(manifest: Manifest, options: RunnerOptions) -> RunnerOptions:
         # Thousands of steps would be in an ETDump, and each prompt is generated after once.
         flags = {name: value for name, value in options.flags.items() if name != _PROFILE_LEVEL}
         return replace(options, iterations=1, etdump=False, debug=False, flags=flags)
-    if manifest.stateful:
+    if manifest.stateful and options.outputs and not options.repeats:
         # Each execution goes on from the state that the one before left, in the reference one of each sample.
         options = replace(options, iterations=1, warm_up=0)
     if _DUMPS in manifest.features:

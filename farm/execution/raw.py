@@ -42,6 +42,8 @@ class RunnerOptions:
     """Nobody named how many executions: a runner that leaves files of each may make fewer."""
     outputs: bool = True
     """Bring the outputs, unless only times are wanted."""
+    repeats: bool = False
+    """The case demands equal outputs of all executions, also of a program with a state."""
     debug: bool = False
     """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
     heap: bool = False

@@ -299,6 +299,7 @@ class InterleavedBench:
             timeout_s=_TURN_SECONDS,
             flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
+            repeats=side.job.case.deterministic is True,
             heap=side.heap,
             seconds=side.seconds,
         )

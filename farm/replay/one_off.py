@@ -230,6 +230,7 @@ def _execute(
             iterations=request.iterations,
             warm_up=request.warm_up,
             reducible=request.reducible,
+            repeats=job.case.deterministic is True,
             timeout_s=request.timeout_s + (request.seconds or 0),
             seconds=request.seconds,
             flags=run.flags(job.target, profile),

@@ -103,7 +103,7 @@ def judge(
             log=bounded_log(raw.stderr),
             notes=(
                 *map(reason_line, (*raw.notes, *ending.notes)),
-                *_write_notes(bundle),
+                *_write_notes(job, bundle),
                 *_fallback_notes(bundle),
                 *_origin_notes(job),
             ),
@@ -308,9 +308,10 @@ def _origin_notes(job: Job) -> tuple[str, ...]:
     return (reason_line(f"compiled with {named}"),) if named else ()
 
 
-def _write_notes(bundle: Bundle) -> tuple[str, ...]:
+def _write_notes(job: Job, bundle: Bundle) -> tuple[str, ...]:
     manifest = bundle.manifest
-    once = ": each sample is executed once, as its state goes on" if manifest.stateful else ""
+    is_once = manifest.stateful and job.case.deterministic is not True
+    once = ": each sample is executed once, as its state goes on" if is_once else ""
     return (reason_line(f"writes to its {' and its '.join(manifest.writes)}{once}"),) if manifest.writes else ()
 
 
