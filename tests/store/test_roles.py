@@ -12,9 +12,11 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from postgresql_server import running_cluster
 from shared_rows import SOC, TTL_S, agent, job, key, result, shards, submit
 
+from farm.devices.device import AdbAddress
 from farm.errors import LeaseLostError, StoreError, UsageError
 from farm.store.cluster.records import Build, NewBuild
 from farm.store.leases.registry import HealthEvent, Seen
@@ -320,6 +322,20 @@ def test_a_developer_sees_devices_of_his_own_and_changes_none_of_agents(
         ada.devices.set_service(theirs.id, True, "", "bob")
     with refused():
         ada.devices.record_health(HealthEvent(theirs.id, "canary", "healthy", ""))
+
+
+def test_an_agent_takes_over_an_earlier_row_that_a_developer_may_not_write(
+    stores: dict[str, Store], make: type[Make]
+) -> None:
+    ada, host = stores["ada"], stores["host1"]
+    old = replace(make.device("10.0.0.9:5555", "hardware"), address=AdbAddress(5037, name="10.0.0.9:5555"))
+    host.devices.see([Seen(old, "device", None)])
+    host.devices.record_health(HealthEvent(old.id, "gave_up", "quarantined", "it was gone"))
+    ours = replace(old, serial="2233fd19")
+    ada.devices.see([Seen(ours, "device", None)])
+    assert {one.id: one.health for one in ada.devices.all()} == {old.id: "quarantined", ours.id: "healthy"}
+    host.devices.see([Seen(ours, "device", None)])
+    assert {one.id: one.health for one in ada.devices.all()} == {ours.id: "quarantined"}
 
 
 def test_an_agent_deletes_and_rewrites_no_history(lab: Lab, stores: dict[str, Store]) -> None:

@@ -14,6 +14,7 @@ from farm.devices.text import clean_text
 from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
+from farm.store.leases.adoption import adopt, earlier_rows
 from farm.store.leases.rows import lease_row, lock
 from farm.suites.socs import is_soc
 from farm.system.ids import NAME
@@ -107,13 +108,22 @@ class Registry:
         self._database, self._clock = database, clock
 
     def see(self, seen: Sequence[Seen]) -> None:
-        """Record that devices answered, and their status; a name and labels of farm.toml replace those here."""
+        """Record that devices answered, and their status; a name and labels of farm.toml replace those here.
+
+        A device that an earlier version knew by a name of adb takes over what was said of it there.
+        """
 
         def upsert(connection: Connection) -> None:
+            earlier = earlier_rows(connection, [one.device for one in seen])
+            if earlier:
+                # Before any row of a device, as everywhere.
+                lock(connection)
             now_ms = self._clock(connection)
             # In one order everywhere, so that two writers never wait for each other.
             for one in sorted(seen, key=lambda one: one.device.id):
                 _change(connection, one.device.id, _seen_row(one, now_ms))
+                if one.device.id in earlier:
+                    adopt(connection, _key(one.device.id), earlier[one.device.id], now_ms)
 
         if seen:
             self._database.write(upsert)

@@ -1,0 +1,115 @@
+"""Rows of devices under a name of adb, `192.168.1.20:5555`, by which earlier versions knew them, and their adoption."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import DBAPIError
+
+from farm.devices.device import AdbAddress
+from farm.devices.health import Health
+from farm.store import schema, values
+from farm.store.leases.rows import lease_row
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from farm.devices.device import Device
+
+ADOPTED = "adopted"
+"""State of a row whose device has another row by now; with the next sight of a device under its id it is over."""
+
+# Of the kernel. Other tellings of a start are numbers, which two devices may share.
+_BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_RANKS = {Health.HEALTHY: 0, Health.SUSPECT: 1, Health.QUARANTINED: 2}
+# SQLSTATE, also of the guards in farm/store/rights.
+_NO_RIGHT = "42501"
+
+
+def earlier_rows(connection: Connection, seen: Sequence[Device]) -> dict[str, list[Row[Any]]]:
+    """Return the rows of other ids that are of devices in `seen`, by the id of the device."""
+    devices = [device for device in seen if device.kind == "hardware" and isinstance(device.address, AdbAddress)]
+    if not devices:
+        return {}
+    row = schema.device_state.c
+    query = select(schema.device_state).where(
+        row.kind == "hardware",
+        row.state != ADOPTED,
+        row.id.not_in([values.clean(one.id, values.NAME_LIMIT) for one in seen]),
+    )
+    rows = connection.execute(query.order_by(row.id)).all()
+    found = {device.id: [one for one in rows if _is_of(device, one, devices)] for device in devices}
+    return {id_: of for id_, of in found.items() if of}
+
+
+def _is_of(device: Device, row: Row[Any], devices: Sequence[Device]) -> bool:
+    """Tell whether a row is proven to be of `device`: by the start of its system, else by its address. Pure."""
+    facts = (values.clean(device.soc, values.SOC_LIMIT), values.clean(device.product, values.NAME_LIMIT))
+    if (row.soc, row.product) != facts:
+        return False
+    at = [one for one in devices if row.id in _names(one) and row.host == values.clean(one.host, values.NAME_LIMIT)]
+    if at:
+        return device in at
+    boot_id = row.status.get("boot_id") if isinstance(row.status, dict) else None
+    # Systems in containers share the kernel, and its start.
+    same = [one for one in devices if one.boot_id == boot_id]
+    return same == [device] and bool(_BOOT_ID.fullmatch(device.boot_id))
+
+
+def _names(device: Device) -> Collection[str]:
+    """Return what adb servers call a device."""
+    address = device.address
+    if not isinstance(address, AdbAddress):
+        return ()
+    return {name for one in (address, *address.also) for name in (one.name, one.attached_at)} - {""}
+
+
+def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms: int) -> None:
+    """Give the device `key` what was said of it in `earlier` rows, and leave these out of every list.
+
+    Names, labels, service, health and reservations are taken over; runs and events of health stay where they are. A
+    developer may not write all of that into a shared store: an agent or the owner does, who sees the device next.
+    """
+    try:
+        with connection.begin_nested():
+            for row in earlier:
+                _adopt(connection, key, row, now_ms)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", "") != _NO_RIGHT:
+            raise
+
+
+def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> None:
+    state = schema.device_state
+    facts = _merged(connection.execute(select(state).where(state.c.id == key)).one(), earlier)
+    if facts:
+        connection.execute(update(state).where(state.c.id == key).values(facts))
+    # Health and service stay for an earlier version, which would use it under the old name again.
+    over = {"name": "", "labels": [], "state": ADOPTED, "forgotten_ms": now_ms}
+    connection.execute(update(state).where(state.c.id == earlier.id).values(over))
+    lease = schema.lease
+    before = lease_row(connection, earlier.id)
+    if before.reserved_by(now_ms):
+        if not lease_row(connection, key).reserved_by(now_ms):
+            reserved = {"reserved_for": before.reserved_for, "reserved_until_ms": before.reserved_until_ms}
+            connection.execute(update(lease).where(lease.c.device == key).values(reserved))
+        free = {"reserved_for": "", "reserved_until_ms": 0}
+        connection.execute(update(lease).where(lease.c.device == earlier.id).values(free))
+
+
+def _merged(row: Row[Any], earlier: Row[Any]) -> Mapping[str, Any]:
+    """Return what a device gets of an earlier row: the more careful of both, and what it has not itself. Pure."""
+    facts: dict[str, Any] = {}
+    if earlier.name and not row.name:
+        facts["name"] = earlier.name
+    if more := [label for label in earlier.labels if label not in row.labels]:
+        facts["labels"] = [*row.labels, *more]
+    if row.in_service and not earlier.in_service:
+        facts |= {name: getattr(earlier, name) for name in ("in_service", "service_note", "service_user")}
+    if _RANKS.get(earlier.health, 0) > _RANKS.get(row.health, 0):
+        facts |= {"health": earlier.health, "health_reason": earlier.health_reason}
+    return facts
