@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.errors import ConfigError, UnknownNameError
-from farm.suites.socs import find_soc, is_soc
+from farm.suites.socs import SOC_NAME, find_soc, is_soc, load_socs
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path, PurePath
 
 ADB_PORT = 5037
@@ -155,6 +155,12 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     power_timeout_s: float = 60.0
 
 
+class SocTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[soc.NAME]`: an SoC that devices report and no profile has."""
+
+    like: str
+
+
 class DeviceTables:
     """Turns tables of the file `path` into values. Everything raises ConfigError, naming file and key."""
 
@@ -186,6 +192,20 @@ class DeviceTables:
             places.add(place)
             found.append(device)
         return tuple(found)
+
+    def socs(self, tables: Mapping[str, SocTable]) -> dict[str, str]:
+        """Return profiles by the names that devices report."""
+        found: dict[str, str] = {}
+        for name, table in tables.items():
+            key, reported = f"soc.{name}", name.upper()
+            self._expect(SOC_NAME.fullmatch(reported), key, "expected letters, digits and '_', as devices report it")
+            own = next((soc.name for soc in load_socs().values() if reported in (soc.name, *soc.also)), "")
+            self._expect(not own, key, f"has a profile, {own}: leave it out")
+            self._expect(reported not in found, key, f"{reported} is the name of one before")
+            if table.like.upper() not in load_socs():
+                raise ConfigError(self._path, f"{key}.like", str(UnknownNameError("profile", table.like, load_socs())))
+            found[reported] = table.like.upper()
+        return found
 
     def health(self, health: HealthConfig) -> HealthConfig:
         """Return what can be."""

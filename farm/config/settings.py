@@ -20,6 +20,7 @@ from farm.config.devices import (
     HostConfig,
     HostTable,
     LeaseConfig,
+    SocTable,
 )
 from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
@@ -28,6 +29,7 @@ from farm.config.store_address import with_files_beside
 from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
 from farm.errors import ConfigError, UsageError
+from farm.suites.socs import set_like
 from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
 from farm.system.toml_tables import read_table
@@ -82,6 +84,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qnn: _QnnTable = _QnnTable()
     host: tuple[HostTable, ...] = ()
     device: tuple[DeviceTable, ...] = ()
+    soc: dict[str, SocTable] = {}
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -194,6 +197,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
         raise ConfigError(path or FILE_NAME, "store", problem)
     attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
+    set_like(attached.socs(table.soc))
     qnn_paths: dict[str, Any] = {
         name: (_from_environment(variable) if variable else None) or _beside(base, getattr(table.qnn, name))
         for name, variable in QNN_PATHS.items()

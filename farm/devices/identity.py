@@ -10,7 +10,7 @@ from farm.devices.connect import transport_to
 from farm.devices.device import Device, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
-from farm.suites.socs import load_socs
+from farm.suites.socs import SOC_NAME, profile_name
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _ANSWER_BYTES = 16 * 1024
 
 # What `uname -m` says where programs for aarch64 run.
 _PROCESSORS = frozenset({"aarch64", "arm64"})
-_SOC = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
 # What boards without a number of their own say, many of them the same.
 _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
 
@@ -127,22 +126,22 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
 def read_soc(properties: dict[str, str]) -> str:
     """Return the SoC that a device's answers name, as profiles have it; empty when none does. Pure.
 
-    Of the entries in `compatible`, `qcom,qcs9100-ride qcom,qcs9100`, only one that is a profile's name counts.
+    A name without a profile is returned as it is: no device matches by it. Of the entries in `compatible`,
+    `qcom,qcs9100-ride qcom,qcs9100`, only one that has a profile counts.
     """
     soc = _soc(properties.get("ro.soc.model", "")) or _soc(properties.get("machine", ""))
     if soc:
-        return soc
+        return profile_name(soc) or soc
     parts = [
         entry.removeprefix("qcom,").upper() for entry in properties.get("compatible", "").split() if "qcom," in entry
     ]
-    known = [part for part in parts if part in load_socs()]
-    return known[0] if known else ""
+    return next(filter(None, map(profile_name, parts)), "")
 
 
 def _soc(text: str) -> str:
     """Return an SoC's name as profiles have it: some builds add a bin or write it in small letters, "SM8650-AC"."""
     name = text.upper().split("-")[0].strip()
-    return name if _SOC.fullmatch(name) else ""
+    return name if SOC_NAME.fullmatch(name) else ""
 
 
 def _serial(properties: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from farm.devices.device import Device, common_kind
 from farm.errors import DeviceError, NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
+from farm.suites.socs import load_socs, no_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +204,7 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
     labels = {*device.labels, *(known.labels if known is not None else ())}
     missing = [label for label in choice.labels if label not in labels]
     if device.soc not in socs:
-        return device.soc
+        return device.soc if device.soc in load_socs() else no_profile(device.soc)
     if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
         return "not among those that were asked for"
     if missing:

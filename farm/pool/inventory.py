@@ -14,7 +14,7 @@ from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.devices.discovery import ABSENT, OUT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError, UsageError
-from farm.suites.socs import load_socs
+from farm.suites.socs import load_socs, no_profile, profile_name
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
     if isinstance(answer, str):
         state, reason = "silent", answer
     elif device.soc not in socs:
-        state, reason = "unknown", f"farm has no profile for {device.soc}: 'farm socs' lists those it has"
+        state, reason = "unknown", no_profile(device.soc)
     elif known is not None and not known.in_service:
         state, reason = "out", known.service_note or "out of service"
     elif known is not None and known.health == "quarantined":
@@ -244,6 +244,7 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
     """
     if not names:
         return list(found)
+    names = [profile_name(name) or name for name in names]
     socs = {soc.casefold() for soc in (*load_socs(), *(row.soc for row in found))}
     for name in names:
         if name.casefold() not in socs and not any(name in (row.name, row.serial, row.id) for row in found):

@@ -26,7 +26,7 @@ from farm.replay.stored_result import build_bundle
 from farm.request.plan import PlannedJob, RunPlan
 from farm.store.leases.registry import Seen
 from farm.store.leases.rules import Priority
-from farm.suites.socs import find_soc, load_socs
+from farm.suites.socs import find_soc, load_socs, no_profile
 from farm.system.processes import Supervisor
 from farm.system.publish import own_folder
 
@@ -102,7 +102,7 @@ def check_devices(
 
 def _refusal(device: Device, known: Registered) -> str:
     if device.soc not in load_socs():
-        return f"farm has no profile for {device.soc}"
+        return no_profile(device.soc)
     return out_of_use(device, known)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +18,8 @@ from farm.system.resources import data_folder
 from farm.system.toml_tables import read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farm.backends.descriptor import Backend
 
 READY = "ready"
@@ -22,6 +27,13 @@ READY = "ready"
 
 _OF_BACKENDS = (precision for backend in BACKENDS.values() for precision in backend.precisions)
 PRECISIONS = (*dict.fromkeys((*QUANTIZED_PRECISIONS, "fp16", "fp32", *_OF_BACKENDS)), READY)
+
+
+SOC_NAME = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
+"""Names of SoCs as devices report them."""
+
+_like: Mapping[str, str] = MappingProxyType({})
+"""`[soc.NAME] like` of the farm.toml that was loaded last: name to profile."""
 
 
 class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +52,8 @@ class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Low-power AI hardware version; None where ExecuTorch knows none."""
     product: str = ""
     """What it is sold as, where that is public."""
+    also: tuple[str, ...] = ()
+    """Other names that a table of ExecuTorch or QNN gives the same chip; farm.toml adds names by `[soc.NAME] like`."""
 
 
 def check_backend(soc: Soc, name: str) -> Backend:
@@ -77,19 +91,63 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
                 raise ConfigError(path, "backends", f"every SoC has {backend}: leave it out")
             if backend not in BACKENDS:
                 raise ConfigError(path, "backends", f"{backend!r} is none of {', '.join(BACKENDS)}")
+        for other in soc.also:
+            if not SOC_NAME.fullmatch(other):
+                raise ConfigError(path, "also", f"{other!r} is no name of an SoC: expected capitals, digits and '_'")
         socs[soc.name] = msgspec.structs.replace(soc, backends=(*soc.backends, *cpu_backends()))
+    _require_distinct(socs, folder)
     return socs
+
+
+def _require_distinct(socs: Mapping[str, Soc], folder: Path) -> None:
+    """Raise ConfigError for a name that two profiles have."""
+    owner = {name: name for name in socs}
+    for soc in socs.values():
+        for other in soc.also:
+            if other in owner:
+                raise ConfigError(folder / f"{soc.name}.toml", "also", f"{other} is a name of {owner[other]} as well")
+            owner[other] = soc.name
+
+
+def set_like(like: Mapping[str, str]) -> None:
+    """Replace the names of `[soc]` in farm.toml: name to profile."""
+    global _like  # noqa: PLW0603 - devices and requests are read in many places of one process
+    _like = MappingProxyType(dict(like))
+
+
+def profile_name(name: str) -> str:
+    """Return the profile of the SoC called `name`, in any case; empty without one."""
+    wanted, socs = name.upper(), load_socs()
+    if wanted in socs:
+        return wanted
+    return next((soc.name for soc in socs.values() if wanted in soc.also), "") or _like.get(wanted, "")
 
 
 def is_soc(name: str) -> bool:
     """Return whether an SoC is called `name`, in any case."""
-    return name.casefold() in {soc.casefold() for soc in load_socs()}
+    return bool(profile_name(name))
 
 
 def find_soc(name: str) -> Soc:
-    """Return the SoC called `name`, in any case. Raises UnknownNameError with the nearest name."""
+    """Return the SoC called `name`, in any case. Raises UnknownNameError with the nearest name and farm.toml's line."""
     socs = load_socs()
-    for soc in socs.values():
-        if soc.name.casefold() == name.casefold():
-            return soc
-    raise UnknownNameError("SoC", name, socs, "(farm socs lists them)")
+    if profile := profile_name(name):
+        return socs[profile]
+    hint = like_hint(name)
+    raise UnknownNameError("SoC", name, socs, f"(farm socs lists them{f'; {hint}' if hint else ''})")
+
+
+def like_hint(name: str) -> str:
+    """Return what to write in farm.toml for a device that reports `name`; empty for a name like no profile's."""
+    near = difflib.get_close_matches(name.upper(), load_socs(), n=1, cutoff=0.6)
+    if not near or not SOC_NAME.fullmatch(name.upper()):
+        return ""
+    return f"""if the part is a {near[0]}, write in farm.toml: [soc.{name.upper()}] and below it like = "{near[0]}\""""
+
+
+def no_profile(name: str) -> str:
+    """Return why a device that reports `name` is not used, and the next step."""
+    if not name:
+        return "the device reports no SoC"
+    step = like_hint(name) or f"'farm socs' lists those it has; write in farm.toml: [soc.{name}] and like = \"PROFILE\""
+    return f"farm has no profile for {name}: {step}"
