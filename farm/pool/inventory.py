@@ -169,7 +169,7 @@ def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Regis
     if name.startswith(VIRTUAL_PREFIX):
         raise UsageError(
             f"{name} is not attached: a run with --virtual starts virtual devices of its own, and ends them; "
-            "'farm virtual up' starts some that stay"
+            "'farm virtual up --soc SM8650' starts one that stays"
         )
     raise UnknownNameError("device", name, names, "('farm devices' looks for those that are attached)")
 

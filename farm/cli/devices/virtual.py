@@ -252,7 +252,7 @@ def _device_folder(config_file: Path | None, folder: Path | None, device: str) -
     up = {path.name: path.name for path in place.glob("virtual-*") if is_running(path)}
     known = up if device in up else {**_serials(config_file), **up}
     if known.get(device) not in up:
-        hint = "" if up else f"(none is up in {place}: 'farm virtual up' starts some)"
+        hint = "" if up else f"(none is up in {place}: 'farm virtual up --soc SM8650' starts one)"
         raise UnknownNameError("virtual device", device, [name for name, serial in known.items() if serial in up], hint)
     return place / known[device]
 

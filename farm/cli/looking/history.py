@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -174,5 +175,6 @@ def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
     if metrics:
         names = " or ".join(map(one_line, metrics))
         raise UsageError(
-            f"{one_line(job)} has no judged number {names}{where}: 'farm baseline show' lists those it has"
+            f"{one_line(job)} has no judged number {names}{where}: "
+            f"'farm baseline show {shlex.quote(one_line(job))}' lists those it has"
         )
