@@ -70,6 +70,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_ms: int = 0
     agent: str | msgspec.UnsetType = msgspec.UNSET
     """Of a shared farm: the name of the agent whose host it hangs on; not there for a device of no agent."""
+    also_at: tuple[str, ...] = ()
+    """Names of adb for its other addresses, which are used where the first one is gone."""
 
 
 def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
@@ -204,6 +206,7 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
         name=device.name or row.name,
         labels=tuple(dict.fromkeys((*device.labels, *row.labels))),
         backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
+        also_at=tuple(clean_text(one.attached_at or one.name) for one in getattr(device.address, "also", ())),
         state=state,
         reason=reason,
         **_status(status),

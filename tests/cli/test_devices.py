@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from farm_home import FarmHome
+from msgspec.structs import replace
 
 from farm.cli.devices.compact import compact_lines, waiting_lines
 from farm.cli.devices.device import command as device_command
 from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
-from farm.devices.device import Unusable
+from farm.devices.device import AdbAddress, Device, Unusable
 from farm.devices.discovery import Scan
 from farm.errors import UnknownNameError
 from farm.pool.inventory import DeviceRow, find_rows, rows
@@ -86,6 +87,19 @@ def test_a_device_that_cannot_be_asked_is_one_row_with_all_that_is_known_of_it()
     )  # fmt: skip
     assert left.holder.endswith("ada")
     assert left.holder.isprintable()
+
+
+def test_a_phone_on_a_cable_and_on_wifi_shows_its_other_address() -> None:
+    wifi = AdbAddress(5037, attached_at="192.168.1.20:5555", name="192.168.1.20:5555")
+    cable = AdbAddress(5037, name="2233fd19", also=(wifi,))
+    phone = Device("2233fd19", "SM8650", "hardware", "build", cable, "phone")
+    (row,) = rows(Scan((phone,), ()), {phone.id: "it does not answer"}, {}, {})
+    assert row.also_at == ("192.168.1.20:5555",)
+    assert "also at 192.168.1.20:5555" in str(_listing([row], [], 100))
+    alone = replace(phone, address=wifi)
+    (row,) = rows(Scan((alone,), ()), {phone.id: "it does not answer"}, {}, {})
+    assert row.also_at == ()
+    assert "also at" not in str(_listing([row], [], 100))
 
 
 def test_a_name_that_is_none_is_told_what_there_is() -> None:

@@ -164,12 +164,16 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
 
 
 def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
+    from farm.store.leases.adoption import ADOPTED
+
     yield f"{known.id}: {known.soc} {known.kind}, {known.health}"
     names = [f"called {known.name}"] if known.name else []
     names += [f"labels {', '.join(known.labels)}"] if known.labels else []
     if names:
         yield f"  {', '.join(names)}"
-    if known.forgotten_ms:
+    if known.state == ADOPTED:
+        yield "  known by its serial now, which has its name, labels, service and health: 'farm devices' shows it"
+    elif known.forgotten_ms:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
         yield f"  forgotten on {when}: in no list until it is attached again"
     if known.health_reason:

@@ -206,6 +206,7 @@ def _details(row: DeviceRow) -> list[str]:
     details = [row.serial] if row.name and row.name != row.serial else []
     details += [row.product] if row.product else []
     details += [f"on {row.host}"] if row.host else []
+    details += [f"also at {', '.join(row.also_at)}"] if row.also_at else []
     details += [f"agent {row.agent}"] if row.agent else []
     details += ["/".join(row.backends)] if row.backends else []
     if row.root is not None:
