@@ -137,6 +137,8 @@ class Device(msgspec.Struct, frozen=True):
     """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
     power: PowerCommand | None = None
     """Of farm.toml: the last that is tried to bring it back."""
+    soc_reported: str = ""
+    """Name of the SoC as the device reports it, `QCS6490`; empty where that is the profile's."""
     boot_id: str = ""
     """Start of its system: two addresses with the same serial and the same start are one device."""
 

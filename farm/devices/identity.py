@@ -82,7 +82,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     for line in done.stdout.split(b"\n"):
         name, _, value = line.partition(b"=")
         properties.setdefault(clean_text(name), clean_text(value))
-    soc = read_soc(properties)
+    reported, soc = reported_soc(properties)
     if isinstance(address, SshAddress) and "boot" not in properties:
         # The script prints its boot before everything else.
         text = clean_text(done.stderr.strip() or done.stdout)
@@ -112,6 +112,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
         # adb's name is an address; a virtual device's is the one that it was started with.
         serial=serial if kind == "virtual" and transport.is_android else serialno or serial,
         soc=soc,
+        soc_reported="" if reported.upper() == soc else reported,
         kind=kind,
         build=properties.get("ro.build.fingerprint") or clean_text(system),
         address=address,
@@ -129,13 +130,18 @@ def read_soc(properties: dict[str, str]) -> str:
     A name without a profile is returned as it is: no device matches by it. Of the entries in `compatible`,
     `qcom,qcs9100-ride qcom,qcs9100`, only one that has a profile counts.
     """
-    soc = _soc(properties.get("ro.soc.model", "")) or _soc(properties.get("machine", ""))
-    if soc:
-        return profile_name(soc) or soc
+    return reported_soc(properties)[1]
+
+
+def reported_soc(properties: dict[str, str]) -> tuple[str, str]:
+    """Return the name in a device's answers as it stands there, and the SoC as `read_soc` returns it. Pure."""
+    for text in (properties.get("ro.soc.model", ""), properties.get("machine", "")):
+        if soc := _soc(text):
+            return text.strip(), profile_name(soc) or soc
     parts = [
         entry.removeprefix("qcom,").upper() for entry in properties.get("compatible", "").split() if "qcom," in entry
     ]
-    return next(filter(None, map(profile_name, parts)), "")
+    return next(((part, soc) for part in parts if (soc := profile_name(part))), ("", ""))
 
 
 def _soc(text: str) -> str:

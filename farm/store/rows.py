@@ -150,6 +150,8 @@ def insert_device(connection: Connection, run_id: str, device: Device, runtime: 
         "kind": values.clean(device.kind, values.KIND_LIMIT),
         "build": values.clean(device.build, values.NAME_LIMIT),
     }
+    if device.soc_reported:
+        runtime = {**(runtime or {}), "soc_reported": device.soc_reported}
     facts = runtime and {values.clean(name): values.clean(value) for name, value in runtime.items()}
     device_id = insert_device_row(connection, run_id, row, facts or None)
     _settle_device_kind(connection, run_id)

@@ -50,7 +50,7 @@ def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Pat
     )
     with of_an_arm(bench.root / "virtual-SM8750-0/system/bin"):
         device = identify("virtual-SM8750-0", AdbAddress(bench.server.port))
-    assert device.soc == "SM8750"
+    assert (device.soc, device.soc_reported) == ("SM8750", "sm8750-ab")
     assert device.kind == "hardware"
     assert len(device.build) == 200
     assert device.build.isprintable()

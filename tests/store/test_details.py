@@ -158,3 +158,12 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(
         assert store.runs.latest_id() == again
         assert len(connection.execute(select(schema.layer)).all()) == len(LAYERS)
     engine.dispose()
+
+
+def test_a_device_is_recorded_with_the_soc_that_it_reports(sqlite_store: Store, make: type[Make]) -> None:
+    run = make.begin(sqlite_store, make.job(soc="QCM6490"))
+    phone = msgspec.structs.replace(make.device("phone-1", "hardware"), soc="QCM6490", soc_reported="QCS6490")
+    sqlite_store.record_device(run, phone, {"skel": "s1"})
+    plain, named = sorted(sqlite_store.runs.view(run).devices, key=lambda one: one.serial != "virtual-1")
+    assert (plain.runtime, named.soc) == ({}, "QCM6490")
+    assert named.runtime == {"skel": "s1", "soc_reported": "QCS6490"}
