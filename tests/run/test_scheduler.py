@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from farm.devices.device import AdbAddress, Device
+from farm.devices.discovery import _Found, scan_all
 from farm.run.scheduler import IDLE, DeviceScheduling, dispatch_order
+from farm.system.processes import Supervisor
 
 
 def test_compiled_jobs_go_first_then_the_longest_then_the_order_given() -> None:
@@ -173,6 +178,23 @@ def test_a_job_that_every_device_tried_is_abandoned_and_told() -> None:
     world.finish()
     assert told == ["A:0"]
     assert world.sched.tests_finished
+
+
+def test_one_phone_on_two_addresses_does_not_confirm_its_own_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [AdbAddress(5037, name=name) for name in ("2233fd19", "192.168.1.20:5555")]
+    phone = Device("2233fd19", "SM8650", "hardware", "build", addresses[0], "phone", boot_id="same")
+    found = [_Found(replace(phone, address=address)) for address in addresses]
+    monkeypatch.setattr("farm.devices.discovery._ordinary", lambda *_: found)
+    config: Any = SimpleNamespace(devices=(), hosts=())
+    with Supervisor() as supervisor:
+        devices = scan_all(config, supervisor).devices
+    told: list[str] = []
+    world = World(["A:0"], [Node("A") for _ in devices])
+    world.sched._abandoned = told.append
+    # A second try avoids only the device that the first one was on.
+    world.before_end["A:0"] = lambda _: world.sched.repeat("A:0", [0])
+    world.finish()
+    assert told == ["A:0"], "no other device is there"
 
 
 def test_a_device_that_pauses_gets_nothing_until_it_resumes_and_its_worker_notices() -> None:
