@@ -13,7 +13,7 @@ from farm.backends.registry import BACKENDS
 from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.devices.discovery import ABSENT, OUT
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, UnknownNameError, UsageError
+from farm.errors import DeviceError, UnknownNameError
 from farm.suites.socs import load_socs, no_profile, profile_name
 from farm.system.text import one_line
 
@@ -168,12 +168,10 @@ def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Regis
         if name in (one.id, one.serial) or (name and name == one.name):
             return one
     names = [one.name or one.serial or one.id for one in known]
+    hint = "('farm devices' looks for those that are attached)"
     if name.startswith(VIRTUAL_PREFIX):
-        raise UsageError(
-            f"{name} is not attached: a run with --virtual starts virtual devices of its own, and ends them; "
-            "'farm virtual up --soc SM8650' starts one that stays"
-        )
-    raise UnknownNameError("device", name, names, "('farm devices' looks for those that are attached)")
+        hint = "(a virtual device of a run ends with it; 'farm virtual up --soc SM8650' starts one that stays)"
+    raise UnknownNameError("device", name, names, hint)
 
 
 def _ask(device: Device) -> DeviceStatus | str:

@@ -177,7 +177,7 @@ class Pruning:
         if free < _WORTH_SHRINKING * pages:
             return ""
         if written is not None:
-            return f"run {written} may be going on, and would have to wait: 'farm prune --yes' after it does it"
+            return f"run {written} may be going on, and would have to wait: prune again after it"
         if (pages - free) * size > _QUICKLY_WRITTEN:
             return "writing it anew takes more than a minute: do it when nobody writes, with sqlite3 FILE VACUUM"
         self._database.vacuum()

@@ -115,11 +115,10 @@ PARSED: dict[str, tuple[str, ...]] = {
 # A complete call that needs no device -> what it fills in, its exit code and a part of its output.
 RUN = {
     "farm baseline show {}": (("s/conv",), 0, "s/conv"),
-    "farm cache prune": ((), 0, ""),
+    "farm cache prune --older 30d --yes": ((), 0, ""),
     "farm cache prune --all --yes": ((), 0, ""),
     "farm export --format jsonl": ((), 0, ""),
     "farm history {}": (("s/conv",), 0, "s/conv"),
-    "farm prune --yes": ((), 0, ""),
     "farm report {}": (("RUN_ID",), 0, ""),
     "farm run list": ((), 0, ""),
     "farm runtime --help": ((), 0, "Usage"),
@@ -217,14 +216,7 @@ def test_a_printed_command_is_parsed_by_the_command_line(call: str, monkeypatch:
         command.make_context(command.name, words, parent=context.parent)
 
 
-# Printed without the option that chooses what goes: defects that are open.
-INCOMPLETE = {"farm cache prune", "farm prune --yes"}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [pytest.param(one, marks=[pytest.mark.xfail(strict=True)] if one in INCOMPLETE else []) for one in sorted(RUN)],
-)
+@pytest.mark.parametrize("call", sorted(RUN))
 def test_a_printed_command_runs_in_its_situation(call: str, home: FarmHome) -> None:
     values, code, text = RUN[call]
     home.state.mkdir()

@@ -168,7 +168,9 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
     def fail(folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
-    with pytest.raises(InfraError, match="No space left on device; free some space with 'farm cache prune'"):
+    with pytest.raises(
+        InfraError, match="No space left on device; free some space with 'farm cache prune --older 30d --yes'"
+    ):
         BundleCache(tmp_path).build(KEY, fail)
 
 

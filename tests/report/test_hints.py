@@ -45,6 +45,6 @@ def test_layers_of_a_failure_are_looked_for_where_the_run_had_its_devices(comman
 def test_a_virtual_device_of_a_run_is_known_to_be_gone(tmp_path: Path) -> None:
     with (
         open_store(f"sqlite:///{tmp_path / 'farm.db'}") as store,
-        pytest.raises(UsageError, match="virtual-SM8650-0 is not attached: a run with --virtual starts"),
+        pytest.raises(UsageError, match="unknown device 'virtual-SM8650-0' .*a virtual device of a run ends with it"),
     ):
         resolve_device(store, "virtual-SM8650-0")

@@ -216,7 +216,7 @@ class BuildHost:
         if is_full and not self._is_full:
             self._note(
                 f"{self._config.cache_dir} has {free // 2**20} MiB left: nothing is built until there are "
-                f"{_LEAST_FREE_BYTES // 2**20}: 'farm cache prune' makes room"
+                f"{_LEAST_FREE_BYTES // 2**20}: 'farm cache prune --older 30d --yes' makes room"
             )
         self._is_full = is_full
         return not is_full
