@@ -304,6 +304,7 @@ def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(bu
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("cold_builders")
 def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds) -> None:
     builds.limits = MemoryLimits(8192, 1024)
     first, second = builds.run(*_leaving(builds), width=1)
@@ -312,6 +313,7 @@ def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("cold_builders")
 def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Builds) -> None:
     builds.limits = MemoryLimits(1300, 4096)
     first, second = builds.run(*_leaving(builds), width=1)
