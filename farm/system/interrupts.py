@@ -85,8 +85,8 @@ class InterruptHandler:
 def postponed(wanted: bool) -> Iterator[None]:
     """Handle signals that ask to end after the body, a short transaction; at once where that is not `wanted`.
 
-    An exception in the middle of a library's own clean-up would leave a transaction open in a connection that no code
-    refers to any more, and the next write of this process would wait for that.
+    An exception in the middle of a library's own clean-up would leave a transaction open in a connection without
+    references, and the next write of this process would wait for that.
     """
     came: list[tuple[int, FrameType | None]] = []
     kept: dict[int, Any] = {}
