@@ -181,11 +181,10 @@ def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
     for sample, reference in enumerate(references):
         if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):
             return f"has NaN in sample {sample}"
-    elements = np.concatenate([reference.reshape(-1) for reference in references])
-    if not elements.size:
+    first = next((reference.flat[0] for reference in references if reference.size), None)
+    if first is None:
         return "is empty"
-    first = elements[0]
-    if bool(np.all(elements == first)):
+    if all(bool(np.all(reference == first)) for reference in references):
         of_all = "" if len(references) == 1 else f" in all {len(references)} samples"
         if not first:
             return f"is zero everywhere{of_all}"

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle
+    from farm.bundles.bundle import Bundle, Manifest
     from farm.execution.raw import RawResult
     from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job, Limits
+
+    # Of one output: the tensors of all samples by kind of reference.
+    References = Mapping[str, Sequence[NDArray[np.generic]]]
 
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
 """By output and reference: the figures of each sample, in order."""
@@ -73,7 +76,7 @@ class OutputFindings(msgspec.Struct, frozen=True):
     """Outputs of an execution against their references; outputs by their index."""
 
     figures: FiguresByOutput
-    """Of the outputs whose references carry a signal, and of constants."""
+    """Figures of outputs with a signal in their references, and of constants."""
     without_signal: Mapping[int, str] = MappingProxyType({})
     """Outputs that a wrong program gives as well, and why."""
     equal: frozenset[int] = frozenset()
@@ -94,37 +97,41 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> OutputFindings:
     figures: FiguresByOutput = {}
     without_signal, unequal, equal = dict[int, str](), dict[int, str](), set[int]()
     for index, spec in enumerate(manifest.outputs):
+        references = {
+            kind: [_reference(bundle, kind, sample, index) for sample in range(manifest.samples)]
+            for kind in manifest.references
+        }
+        if not spec.constant and (problem := _signal_problem(manifest.output_label(index), references)):
+            without_signal[index] = problem
+            continue
+        outputs = [_output(bundle, raw, sample, index) for sample in range(manifest.samples)]
         if spec.constant:
-            if (difference := _difference(bundle, raw, index)) is None:
+            if (difference := _difference(manifest, outputs, references)) is None:
                 equal.add(index)
             elif spec.constant is Constant.LITERAL:
                 unequal[index] = difference
-        elif problem := _signal_problem(bundle, index):
-            without_signal[index] = problem
-            continue
-        for sample in range(manifest.samples):
-            for kind, found in _figures(bundle, raw, sample, index).items():
+        for sample, actual in enumerate(outputs):
+            given = {kind: of_samples[sample] for kind, of_samples in references.items()}
+            for kind, found in _figures(manifest, actual, given, index).items():
                 figures.setdefault((index, kind), []).append(found)
     return OutputFindings(figures, without_signal, frozenset(equal), unequal)
 
 
-def _signal_problem(bundle: Bundle, index: int) -> str:
-    for kind in bundle.manifest.references:
-        if problem := signal_problem([_reference(bundle, kind, n, index) for n in range(bundle.manifest.samples)]):
+def _signal_problem(label: str, references: References) -> str:
+    for kind, of_samples in references.items():
+        if problem := signal_problem(of_samples):
             return (
-                f"the {kind} reference of {bundle.manifest.output_label(index)} {problem}, and depends on the inputs: "
+                f"the {kind} reference of {label} {problem}, and depends on the inputs: "
                 f"nothing can be judged by it; give the case other inputs or weights"
             )
     return ""
 
 
-def _difference(bundle: Bundle, raw: RawResult, index: int) -> str | None:
-    """Return the greatest difference of a constant output from its reference; None where they are equal."""
-    manifest = bundle.manifest
-    kind = "quantized" if "quantized" in manifest.references else "fp32"
+def _difference(manifest: Manifest, outputs: Sequence[NDArray[np.generic]], references: References) -> str | None:
+    """Return the difference of a constant output from its reference, in the first sample with one; else None."""
+    kind = "quantized" if "quantized" in references else "fp32"
     half = manifest.precision.startswith("fp16")
-    for sample in range(manifest.samples):
-        actual, reference = _output(bundle, raw, sample, index), _reference(bundle, kind, sample, index)
+    for sample, (actual, reference) in enumerate(zip(outputs, references[kind], strict=True)):
         if not is_equal(actual, reference, half=half):
             found = compare(actual, reference)
             far = f"mismatch {found.mismatch:.4g}" if found.max_abs is None else f"max abs {found.max_abs:.4g}"
@@ -132,10 +139,9 @@ def _difference(bundle: Bundle, raw: RawResult, index: int) -> str | None:
     return None
 
 
-def _figures(bundle: Bundle, raw: RawResult, sample: int, index: int) -> dict[str, Figures]:
-    manifest = bundle.manifest
-    references = {kind: _reference(bundle, kind, sample, index) for kind in manifest.references}
-    actual = _output(bundle, raw, sample, index)
+def _figures(
+    manifest: Manifest, actual: NDArray[np.generic], references: Mapping[str, NDArray[np.generic]], index: int
+) -> dict[str, Figures]:
     figures = {}
     for kind, reference in references.items():
         found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
