@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from farm.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -37,7 +39,6 @@ COLD = "FARM_TEST_COLD_TORCH"
 
 # The words of each command. A builder has more where folders of its toolchain are traced, from the first import on.
 _MODULES = {"farm.compile.builder": 6, "farm.compile.debug.debugger": 4}
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _READ_AT_START = ("GLIBC_", "LD_", "MKL_", "OMP_", "PYTHON", "QNN_")
 _PRELOADED = ("torch", "farm.compile.flows.qualcomm", "farm.compile.flows.xnnpack", "farm.compile.flows.compiler")
 _MESSAGE_BYTES, _MOST_DESCRIPTORS = 2**18, 16
@@ -179,7 +180,6 @@ session: WarmTorch | None = None
 
 def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     """Run a script that imports torch in a folder, and return its output. Raises AssertionError when it fails."""
-    from farm.compile.compiler_process import _SAME_EACH_TIME
     from farm.config.settings import load_config
     from farm.toolchains.interpreters import process_environment
     from farm.toolchains.prepare import prepare

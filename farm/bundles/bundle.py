@@ -48,7 +48,7 @@ class Constant(StrEnum):
     """Origin of an output that does not depend on the inputs."""
 
     NONE = ""
-    """It depends on them."""
+    """The inputs decide the output."""
     LITERAL = "literal"
     """Elements of the program as they are, moved at most: equal on every backend."""
     COMPUTED = "computed"
@@ -65,12 +65,12 @@ class TensorSpec(msgspec.Struct, frozen=True):
     order: tuple[int, ...] = ()
     """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
     constant: Constant = Constant.NONE
-    """By the exported graph, of an output."""
+    """Origin of an output by the exported graph."""
     name: str = ""
-    """Path of an output in what the module returns, `aux` or `[1].0`; of a written input its name. Empty where the
-    number says all."""
+    """Path of an output in the return value, `aux` or `[1].0`; of a written input its name. Empty for an output with
+    a number alone."""
     written: bool = False
-    """Whether it is no output, but the value that the program writes to its input `name`."""
+    """True for the value that the program writes to its input `name`, which is no output."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -271,7 +271,7 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
-    """Return the tensor in a raw file, in C order. Raises ValueError when its size is not that of `spec`."""
+    """Return the tensor in a raw file, in C order. Raises ValueError for a size other than `spec.nbytes`."""
     import numpy as np
 
     from farm.program.layout import from_memory

@@ -111,7 +111,7 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
     if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
         given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
         problem = f"are {given}; {job.case.pte} takes {wanted}"
-        raise ConfigError(Path(job.case.folder) / "suite.toml", f"case.{job.case.name}.inputs", problem)
+        raise ConfigError(job.case.manifest, f"case.{job.case.name}.inputs", problem)
 
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:

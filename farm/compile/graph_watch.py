@@ -17,7 +17,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
 from farm.bundles.origins import UNKNOWN, Origin
 from farm.compile.flows import qualcomm
-from farm.compile.flows.delegation import BUILDING, VISITING, listening
+from farm.compile.flows.delegation import visited_nodes
 from farm.compile.flows.node_origins import origin_of
 from farm.compile.qnn_errors import place_of
 
@@ -45,7 +45,7 @@ class GraphWatch:
         self._prepared: list[weakref.ref[torch.fx.GraphModule]] = []
         self._by_name: dict[str, torch.fx.Node] = {}
         self.origins: dict[str, Origin] = {}
-        """Of the nodes of graphs that were at work when the compilation failed, by name."""
+        """Origins of the nodes of the graphs at the time of the failure, by name."""
         self.odd_values: list[str] = []
         """A few constants and scales in them that are infinite, NaN or too small for QNN."""
 
@@ -60,7 +60,7 @@ class GraphWatch:
             stack.enter_context(_before(QnnPartitioner, "partition", lambda _, program: self._add(program)))
             stack.enter_context(_before(QnnOperatorSupport, "is_node_supported", lambda _, __, node: self._at(node)))
             stack.enter_context(_before(qualcomm, "convert_pt2e", self._calibrated))
-            stack.enter_context(listening(BUILDING, self._visited))
+            stack.enter_context(visited_nodes(self._visited))
             try:
                 yield
             except Exception:
@@ -116,12 +116,9 @@ class GraphWatch:
             self._programs.append(weakref.ref(program))
         self._by_name = {node.name: node for node in program.graph_module.graph.nodes}
 
-    def _visited(self, message: str) -> None:
-        _, start, visited = message.partition(VISITING)
-        name = visited.rpartition(", ")[0]
-        if start:
-            # Passes of the backend add nodes, which come from no line of the model.
-            self._at(self._by_name[name]) if name in self._by_name else self._note(name)
+    def _visited(self, name: str, _: str) -> None:
+        # Passes of the backend add nodes, which come from no line of the model.
+        self._at(self._by_name[name]) if name in self._by_name else self._note(name)
 
     def _at(self, node: torch.fx.Node) -> None:
         if node.op == "call_function":

@@ -1,4 +1,4 @@
-"""What QNN prints while a job is compiled -> the line that is the reason of a failure. Pure and torch-free."""
+"""Log of a compilation -> QNN's line with the reason of the failure. Pure and torch-free."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _TAIL = re.compile(r"\. There is a mismatch for the combination of inputs and ou
 
 
 class QnnError(NamedTuple):
-    """One line, and the node that it is about."""
+    """Line of an error with its node."""
 
     text: str
     node: str
-    """Of the edge graph; empty where the line names none."""
+    """Name in the edge graph; empty for a line without a node."""
 
 
 def explained(reason: str, log: str, origins: Mapping[str, Origin], values: Sequence[str] = ()) -> str:

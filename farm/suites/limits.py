@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,7 +44,7 @@ def require_limits(jobs: Iterable[Job]) -> None:
         f"no limit decides its outputs at {precision}: for a first run write [{key}] with fp32 = {FIRST_LIMITS}, "
         f"then 'farm suites tune {first.suite}/{first.name}' suggests better ones; or leave {precision} out"
     )
-    raise ConfigError(Path(first.folder, MANIFEST), key, f"{problem}{f' (so it is with {shown})' if others else ''}")
+    raise ConfigError(first.manifest, key, f"{problem}{f' (so it is with {shown})' if others else ''}")
 
 
 def _is_decided(job: Job) -> bool:

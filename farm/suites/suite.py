@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -200,6 +201,11 @@ class Case(_Frozen, frozen=True):
     """It generates text: in place of a module, or with a `.pte` that does."""
     folder: str = ""
     """Folder of the suite, where its files are looked for."""
+
+    @property
+    def manifest(self) -> Path:
+        """The file that declares the case."""
+        return Path(self.folder, "suite.toml")
 
     @property
     def definition(self) -> tuple[Any, ...]:

@@ -84,9 +84,8 @@ def _upload(objects: Objects, case: Case) -> str:
             )
         files[f"{_SUITES}/{name}"] = path
     # A case of an installed package alone has none, and yet a folder.
-    marker = Path(case.folder) / "suite.toml"
-    if marker.is_file():
-        files.setdefault(f"{_SUITES}/{Path(case.folder).name}/suite.toml", marker)
+    if case.manifest.is_file():
+        files.setdefault(f"{_SUITES}/{Path(case.folder).name}/{case.manifest.name}", case.manifest)
     with objects.scratch() as folder:
         target = folder / _ARCHIVE
         write_archive(files, target)

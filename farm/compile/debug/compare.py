@@ -223,7 +223,7 @@ def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def cosine(before: torch.Tensor, after: torch.Tensor) -> float | None:
-    """Return the cosine of two float64 tensors; None where one of them is zero."""
+    """Return the cosine of two float64 tensors; None with a zero tensor among them."""
     norms = math.sqrt(float((before**2).sum())) * math.sqrt(float((after**2).sum()))
     return max(-1.0, min(1.0, float((before * after).sum()) / norms)) if norms else None
 

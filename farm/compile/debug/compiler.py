@@ -16,7 +16,6 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir import ExecutorchBackendConfig
-from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from farm.backends.descriptor import QUANTIZED_PRECISIONS
@@ -25,14 +24,14 @@ from farm.bundles.key import bundle_key
 from farm.compile.debug.metrics import BoundMetric, MetricClass, bind_all
 from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
-from farm.compile.flows.calls import call, copies, flat_outputs
+from farm.compile.flows.calls import call, copies, flat_outputs, returned_nodes
 from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.outputs import named_outputs
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
-from farm.compile.flows.writes import exported_writes, program_outputs, program_writes, run_reference
+from farm.compile.flows.writes import compare_writes, program_outputs, run_reference
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def compile_debug(
             edge = to_edge_transform_and_lower_to_qnn(graph, samples[0], specs, generate_etrecord=True)
             lowered = edge.exported_program()
             delegation = _require_delegate(lowered.graph_module)
-            needed, found = exported_writes(exported).union(reference.writes), program_writes(lowered)
+            writes = compare_writes(reference, exported, lowered)
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
@@ -123,14 +122,12 @@ def compile_debug(
         ]
         if quantized is not None and in_steps is not None:
             notes += _consistency("quantized", in_steps.outputs, flat_outputs(call(quantized, inputs).outputs, case))
-    steps = [None] * len(expected)
+    steps, written = [None] * len(expected), writes.found.inputs
     program_facts = CompiledProgram(
         references={},
-        outputs=tuple(
-            named_outputs(reference, program_outputs(reference.run, found.inputs)[sample], found.inputs, steps)
-        ),
-        writes=needed.within(found).named(reference.input_names),
-        lost_writes=needed.without(found).named(reference.input_names),
+        outputs=tuple(named_outputs(reference, program_outputs(reference.run, written)[sample], written, steps)),
+        writes=writes.kept,
+        lost_writes=writes.lost,
         delegates={"QnnBackend": delegation.partitions},
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -238,8 +235,7 @@ def _partitions(program: ExecutorchProgramManager) -> dict[int, int]:
 
 def _named_layers(names: Sequence[str], graph: torch.fx.Graph) -> list[str]:
     """Return a note with the layer of each output that has a name."""
-    [end] = [node for node in graph.nodes if node.op == "output"]
-    layers = [str(node) for node in pytree.tree_leaves(end.args[0])]
+    layers = map(str, returned_nodes(graph))
     pairs = [f"{name} is {layer}" for name, layer in zip(names, layers, strict=False) if name]
     return [f"outputs: {', '.join(pairs)}"] if pairs else []
 

@@ -7,7 +7,6 @@ samples are the same memory, and what one call wrote is the input of the next.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -118,16 +117,16 @@ class ModuleState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in _buffers(module)}
+        self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
         # The tensors and objects stay alive, so that none that replaces one gets its address.
-        self._parameters = {name: (one, _version(one)) for name, one in _parameters(module)}
+        self._parameters = {name: (one, _version(one)) for name, one in module.named_parameters()}
         self._attributes = _attributes(module)
 
     def written_buffers(self) -> tuple[str, ...]:
         """Return the names of the buffers with other contents than before the calls."""
         return tuple(
             name
-            for name, buffer in _buffers(self._module)
+            for name, buffer in self._module.named_buffers()
             if name not in self._buffers or not equal(buffer, self._buffers[name][1])
         )
 
@@ -135,7 +134,7 @@ class ModuleState:
         """Return the names of the parameters that were written or replaced."""
         return tuple(
             name
-            for name, one in _parameters(self._module)
+            for name, one in self._module.named_parameters()
             if name not in self._parameters
             or self._parameters[name][0] is not one
             or self._parameters[name][1] != _version(one)
@@ -166,6 +165,13 @@ def state_kept(graph: torch.fx.GraphModule, buffers: Collection[str] | None = No
                 buffer.copy_(contents)
 
 
+def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
+    """Return what a graph returns, flattened: nodes and constants."""
+    [end] = [node for node in graph.nodes if node.op == "output"]
+    returned: list[Any] = pytree.tree_leaves(end.args[0])
+    return returned
+
+
 def writes_in_place(node: torch.fx.Node) -> bool:
     """Return whether an operator of an exported graph writes to its arguments."""
     schema = getattr(node.target, "_schema", None)
@@ -174,14 +180,6 @@ def writes_in_place(node: torch.fx.Node) -> bool:
     # Their schema is silent on the statistics that training updates.
     trains = node.target in _NORMS and node.args[_STATISTICS] is not None and node.args[_TRAINING] is True
     return bool(schema.is_mutable) or trains
-
-
-def _buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return list(module.named_buffers())
-
-
-def _parameters(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return list(module.named_parameters())
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -218,4 +216,4 @@ def _same_attributes(before: Sequence[tuple[str, Any, int]], after: Sequence[tup
 
 
 def _refusal(case: Case, problem: str) -> ConfigError:
-    return ConfigError(Path(case.folder) / "suite.toml", f"case.{case.name}.module", problem)
+    return ConfigError(case.manifest, f"case.{case.name}.module", problem)

@@ -29,10 +29,10 @@ from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.outputs import named_outputs, output_steps, tensor_spec
 from farm.compile.flows.state import run_samples
 from farm.compile.flows.writes import (
+    ComparedWrites,
     Writes,
-    exported_writes,
+    compare_writes,
     program_outputs,
-    program_writes,
     refused_write,
     run_reference,
 )
@@ -128,7 +128,7 @@ def _compile(
         reference = run_reference(module, case, samples)
         samples = reference.run.inputs
     if reference.is_changed:
-        # It begins as it was made, as the program does.
+        # The program begins with the state of a new module.
         whole = make_module(case)
         module = make_method(case, whole, case.method)
     own = Lowering(
@@ -147,12 +147,13 @@ def _compile(
             raise
     edge = lowered.edge.exported_program(case.method)
     delegation = read_delegation(edge.graph_module)
-    needed, found = exported_writes(lowered.exported).union(reference.writes), program_writes(edge)
-    references = {"fp32": program_outputs(reference.run, found.inputs)}
+    writes = compare_writes(reference, lowered.exported, edge)
+    written = writes.found.inputs
+    references = {"fp32": program_outputs(reference.run, written)}
     steps: Sequence[float | None] = [None] * len(reference.run.names)
     if lowered.quantized is not None:
         with watch.step("quantized_reference"), state_kept(lowered.quantized):
-            references["quantized"] = program_outputs(run_samples(lowered.quantized, case, samples), found.inputs)
+            references["quantized"] = program_outputs(run_samples(lowered.quantized, case, samples), written)
         steps = output_steps(lowered.quantized)
     with watch.step("serialize"):
         origins = EdgeOrigins(lowered.edge, Path(case.folder).parent, case.method)
@@ -160,11 +161,11 @@ def _compile(
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
         write_origins(folder, origins.of(program))
-    state = tuple(State(len(found.inputs) + one.output, one.input) for one in case.state)
+    state = tuple(State(len(written) + one.output, one.input) for one in case.state)
     method = _written_method(folder / MODEL, case, state)
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
-    named = named_outputs(reference, references["fp32"][0], found.inputs, steps)
+    named = named_outputs(reference, references["fp32"][0], written, steps)
     plans = program.executorch_program.execution_plan
     method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
@@ -175,15 +176,15 @@ def _compile(
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
         operators=dict(operators),
         dynamic=any(spec.dynamic for spec in case.inputs),
-        stateful=bool(needed.buffers),
+        stateful=bool(writes.needed.buffers),
         method=case.method,
         method_index=method_index,
         features=() if runs_on_cpu(target.backend) else case.features.named,
         spill_fill_bytes=lowered.spill_fill_bytes,
         inputs=list(samples),
         state=state,
-        writes=needed.within(found).named(reference.input_names),
-        lost_writes=needed.without(found).named(reference.input_names),
+        writes=writes.kept,
+        lost_writes=writes.lost,
         input_orders=tuple(value.order for value in method.inputs),
     )
 
@@ -194,18 +195,17 @@ def _written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
     Raises ConfigError where no memory order of a tensor suits all that read and write it, or its state.
     """
     method = read_pte(model).method(case.method, "the key method of the case")
-    manifest = Path(case.folder) / "suite.toml"
     if method.layout_problem:
-        raise ConfigError(manifest, f"case.{case.name}", method.layout_problem)
+        raise ConfigError(case.manifest, f"case.{case.name}", method.layout_problem)
     for one in state:
         given, taken = method.outputs[one.output], method.inputs[one.input]
         if problem := order_problem(one, given.order, taken.order):
-            raise ConfigError(manifest, f"case.{case.name}.state", problem)
+            raise ConfigError(case.manifest, f"case.{case.name}.state", problem)
     return method
 
 
 def _ordered(specs: Sequence[TensorSpec], method: Method) -> tuple[TensorSpec, ...]:
-    """Return `specs`, those of the last outputs of `method`, in the memory orders of the program."""
+    """Return `specs`, of the last outputs of `method`, in the memory orders of the program."""
     values = method.outputs[len(method.outputs) - len(specs) :]
     return tuple(msgspec.structs.replace(spec, order=one.order) for spec, one in zip(specs, values, strict=True))
 
@@ -252,12 +252,12 @@ def _take_ready(
         if reference is not None:
             specs = named_outputs(reference, tensors, written, [None] * len(reference.run.names))
             specs = mark_ready_constants(specs, references["fp32"], partial(_export, case, samples[0]))
-        # Other outputs than those of the program are shown by the judgement.
+        # The judgement shows outputs that differ in number from the outputs of the program.
         outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
-    # Its signature is not in the file: of the module's buffers nothing is known.
-    kept, lost, names = Writes(written), Writes(), tuple[str, ...]()
+    # A `.pte` has no signature: writes to buffers are unknown.
+    writes = ComparedWrites(Writes(), Writes(), ())
     if reference is not None:
-        lost, names = Writes(reference.writes.inputs).without(kept), reference.input_names
+        writes = ComparedWrites(Writes(reference.writes.inputs), Writes(written), reference.input_names)
     return CompiledProgram(
         references=references,
         outputs=outputs,
@@ -271,8 +271,8 @@ def _take_ready(
         features=features_of(method),
         inputs=list(samples),
         state=tuple(State(len(written) + one.output, one.input) for one in case.state),
-        writes=kept.named(names),
-        lost_writes=lost.named(names),
+        writes=writes.kept,
+        lost_writes=writes.lost,
         input_orders=tuple(value.order for value in method.inputs),
     )
 

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind, OutputKind
 
 from farm.bundles.bundle import Constant
-from farm.compile.flows.calls import equal, writes_in_place
+from farm.compile.flows.calls import equal, returned_nodes, writes_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,14 +88,12 @@ def _has_one_value(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def constant_outputs(exported: ExportedProgram) -> tuple[Constant, ...]:
-    """Return for each output that the module returns whether it is the same whatever the inputs hold."""
+    """Return the kind of constant of each output of the module; NONE for one that the inputs decide."""
     sources = _Sources(exported)
     specs = exported.graph_signature.output_specs
-    [end] = [node for node in exported.graph.nodes if node.op == "output"]
-    returned, _ = torch.utils._pytree.tree_flatten(end.args[0])  # noqa: SLF001 - torch has no public name for it
     return tuple(
         _CONSTANTS[_Source.LITERAL if _is_empty(value) else sources.of(value)]
-        for spec, value in zip(specs, returned, strict=True)
+        for spec, value in zip(specs, returned_nodes(exported.graph), strict=True)
         if spec.kind is OutputKind.USER_OUTPUT
     )
 

@@ -27,8 +27,8 @@ _PHASE = "[LpaiPartitionFallbackSupport] "
 _TAKEN = ("True", "Forced Passed")
 
 # And of every node of a graph that it builds for QNN, QnnBackend: "Visiting: aten_add_tensor, aten.add.Tensor".
-BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
-VISITING = "Visiting: "
+_BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
+_VISITING = "Visiting: "
 
 
 class Delegation(NamedTuple):
@@ -98,13 +98,25 @@ def built_operators() -> Iterator[Counter[str]]:
     """
     built: Counter[str] = Counter()
 
-    def listen(message: str) -> None:
-        _, start, visited = message.partition(VISITING)
-        if start:
-            built[visited.rpartition(", ")[2]] += 1
+    def count(_: str, operator: str) -> None:
+        built[operator] += 1
 
-    with listening(BUILDING, listen):
+    with visited_nodes(count):
         yield built
+
+
+@contextmanager
+def visited_nodes(visit: Callable[[str, str], None]) -> Iterator[None]:
+    """Give `visit` name and operator of each node that ExecuTorch builds for QNN while the body runs."""
+
+    def listen(message: str) -> None:
+        _, start, visited = message.partition(_VISITING)
+        if start:
+            name, _, operator = visited.rpartition(", ")
+            visit(name, operator)
+
+    with _listening(_BUILDING, listen):
+        yield
 
 
 @contextmanager
@@ -120,14 +132,12 @@ def refused_operators() -> Iterator[Counter[str]]:
         if message.startswith(_PHASE) and bar and verdict not in _TAKEN:
             refused[name] += 1
 
-    with listening(_VERDICTS, listen):
+    with _listening(_VERDICTS, listen):
         yield refused
 
 
 @contextmanager
-def listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None]:
-    """Give every message of a logger to `listen` while the body runs."""
-
+def _listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             listen(record.getMessage())

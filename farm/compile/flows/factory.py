@@ -36,12 +36,12 @@ def make_module(case: Case) -> torch.nn.Module:
     python_module = _import(case, module_name)
     factory = getattr(python_module, class_name, None)
     if factory is None:
-        raise ConfigError(_manifest(case), f"case.{case.name}.module", f"{module_name} has no {class_name}")
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{module_name} has no {class_name}")
     torch.manual_seed(case.seed)
     made = factory(*case.args, **case.kwargs)
     if not isinstance(made, torch.nn.Module):
         kind = type(made).__name__
-        raise ConfigError(_manifest(case), f"case.{case.name}.module", f"makes a {kind}, expected a torch.nn.Module")
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"makes a {kind}, expected a torch.nn.Module")
     if case.checkpoint:
         _load_checkpoint(case, made)
     return made.eval()
@@ -60,7 +60,7 @@ def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Modu
     method = getattr(type(module), name, None)
     if not inspect.isfunction(method):
         problem = f"{case.module} has no method or submodule {name!r}"
-        raise ConfigError(_manifest(case), f"case.{case.name}.method", problem)
+        raise ConfigError(case.manifest, f"case.{case.name}.method", problem)
     # A class of its own, as torch.export traces the `forward` of a class and knows weights by their names in it.
     other = copy.copy(module)
     other.__class__ = type(f"{type(module).__name__}_{name}", (type(module),), {FORWARD: method})
@@ -72,7 +72,7 @@ def _load_program(case: Case) -> torch.nn.Module:
         return torch.export.load(Path(case.folder, case.program)).module()
     except Exception as error:  # whatever a file brings that torch.export did not write
         problem = f"{case.program} is no program of torch.export that this torch can read: {error}"
-        raise ConfigError(_manifest(case), f"case.{case.name}.program", problem) from error
+        raise ConfigError(case.manifest, f"case.{case.name}.program", problem) from error
 
 
 def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
@@ -88,18 +88,14 @@ def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
         module.load_state_dict(state)
     except Exception as error:  # torch raises whatever a file leads it to
         problem = f"{case.checkpoint} does not fit the module: {error}"
-        raise ConfigError(_manifest(case), f"case.{case.name}.checkpoint", problem) from error
-
-
-def _manifest(case: Case) -> Path:
-    return Path(case.folder) / "suite.toml"
+        raise ConfigError(case.manifest, f"case.{case.name}.checkpoint", problem) from error
 
 
 def _import(case: Case, name: str) -> ModuleType:
     try:
         return importlib.import_module(import_name(name, case.folder))
     except (ImportError, OSError) as error:
-        raise ConfigError(_manifest(case), f"case.{case.name}.module", f"cannot be imported: {error}") from error
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"cannot be imported: {error}") from error
 
 
 def import_name(name: str, folder: str) -> str:
@@ -154,7 +150,7 @@ def make_example(case: Case, module: torch.nn.Module, inputs: tuple[torch.Tensor
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         # torch.export wants another structure for it the second time, when ExecuTorch exports what was exported.
         problem = "dynamic sizes need a module whose forward names its inputs one by one, not *inputs"
-        raise ConfigError(_manifest(case), f"case.{case.name}.inputs", problem)
+        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
     return Example(tuple(greatest), tuple(dynamic))
 
 
@@ -169,10 +165,10 @@ def _read_array(case: Case, file: str, spec: InputSpec | None = None) -> torch.T
     try:
         tensor = torch.from_numpy(np.load(Path(case.folder, file), allow_pickle=False))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(_manifest(case), f"case.{case.name}", f"{file} is no array of numpy's: {error}") from error
+        raise ConfigError(case.manifest, f"case.{case.name}", f"{file} is no array of numpy's: {error}") from error
     if spec and spec.shape is not None and tuple(tensor.shape) != spec.shape:
         problem = f"{file} has the shape {list(tensor.shape)}, expected {list(spec.shape)}"
-        raise ConfigError(_manifest(case), f"case.{case.name}.inputs", problem)
+        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
     return tensor
 
 

@@ -106,7 +106,7 @@ def _keep(case: Case, variant: _Variant, soc: Soc, folder: Path) -> str:
     part = RuntimePart(variant.file, source, variant.machine, get, variant.hexagon, exact=False, soc=soc.name)
     if fault := find_fault(part):
         key = f"case.{case.name}.features.op_packages"
-        raise ConfigError(Path(case.folder, "suite.toml"), key, f"{variant.file} {fault.problem}: {fault.repair}")
+        raise ConfigError(case.manifest, key, f"{variant.file} {fault.problem}: {fault.repair}")
     place = folder / OP_PACKAGES / variant.folder
     place.mkdir(parents=True, exist_ok=True)
     copy = Path(shutil.copyfile(source, place / "copied.so"))
@@ -168,4 +168,4 @@ def require_packaged(edge: EdgeProgramManager, case: Case) -> None:
                 f"{package.operator} of {package.library} is nothing that QNN computes in this program: either the "
                 "module has no such operator, or QNN refused the package: its words are in the build log"
             )
-            raise ConfigError(Path(case.folder, "suite.toml"), f"case.{case.name}.features.op_packages", problem)
+            raise ConfigError(case.manifest, f"case.{case.name}.features.op_packages", problem)

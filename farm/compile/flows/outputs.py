@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from farm.bundles.bundle import TensorSpec
+from farm.compile.flows.calls import returned_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +45,7 @@ def output_steps(quantized: torch.fx.GraphModule) -> tuple[float | None, ...]:
 
     None for an output without quantization, or without one scale for the whole tensor.
     """
-    [end] = [node for node in quantized.graph.nodes if node.op == "output"]
-    returned, _ = torch.utils._pytree.tree_flatten(end.args[0])  # noqa: SLF001 - torch has no public name for it
-    return tuple(_step_of(node) for node in returned)
+    return tuple(map(_step_of, returned_nodes(quantized.graph)))
 
 
 def _step_of(node: object) -> float | None:

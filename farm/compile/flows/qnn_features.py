@@ -58,7 +58,7 @@ def share_spill_fill(edge: EdgeProgramManager, features: Features, methods: Mapp
 
 def require_skipped(edge: EdgeProgramManager, case: Case) -> None:
     """Raise ConfigError for an operator or a node that was to be left to the CPU and is not in the program."""
-    features, manifest = case.features, Path(case.folder, "suite.toml")
+    features, manifest = case.features, case.manifest
     if not (features.skip_node_ops or features.skip_node_ids):
         return
     module = edge.exported_program(case.method).graph_module

@@ -5,7 +5,6 @@ Imports torch.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -50,7 +49,7 @@ def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors])
 
 
 def _handed_on(case: Case, outputs: Tensors, index: int, wanted: torch.Tensor) -> torch.Tensor:
-    manifest, key = Path(case.folder) / "suite.toml", f"case.{case.name}.state"
+    manifest, key = case.manifest, f"case.{case.name}.state"
     if index >= len(outputs):
         raise ConfigError(manifest, key, f"names output {index}, and there are {len(outputs)}, from 0")
     found = outputs[index]

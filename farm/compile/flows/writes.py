@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from executorch.exir.lowered_backend_module import get_lowered_submodules
@@ -52,6 +51,24 @@ class Writes(NamedTuple):
         )
 
 
+class ComparedWrites(NamedTuple):
+    """Writes of a module beside the writes of its program."""
+
+    needed: Writes
+    found: Writes
+    input_names: tuple[str, ...]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Writes of the module that the program has, by name."""
+        return self.needed.within(self.found).named(self.input_names)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Writes of the module that the program lacks, by name."""
+        return self.needed.without(self.found).named(self.input_names)
+
+
 class Reference(NamedTuple):
     """Result of a module for all samples, and the writes that were seen meanwhile."""
 
@@ -75,7 +92,7 @@ def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors
     run = run_samples(module, case, samples)
     if parameters := state.written_parameters():
         problem = f"forward writes to its parameter {parameters[0]}: a program has no such write; make it a buffer"
-        raise ConfigError(_manifest(case), f"case.{case.name}.module", problem)
+        raise ConfigError(case.manifest, f"case.{case.name}.module", problem)
     calls = list(zip(run.inputs, run.left, strict=True))
     inputs = tuple(
         place for place in range(len(samples[0])) if any(not equal(given[place], left[place]) for given, left in calls)
@@ -89,11 +106,7 @@ def refused_write(error: Exception, reference: Reference, case: Case, backend: s
     named = " and its ".join(reference.writes.named(reference.input_names))
     problem = f"forward writes to its {named}, and the {backend} flow cannot compile it: return the new value instead"
     reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-    return ConfigError(_manifest(case), f"case.{case.name}.module", f"{problem} ({reason})")
-
-
-def _manifest(case: Case) -> Path:
-    return Path(case.folder) / "suite.toml"
+    return ConfigError(case.manifest, f"case.{case.name}.module", f"{problem} ({reason})")
 
 
 def _parameter_names(module: torch.nn.Module, count: int) -> tuple[str, ...]:
@@ -104,7 +117,13 @@ def _parameter_names(module: torch.nn.Module, count: int) -> tuple[str, ...]:
     return tuple(names[place] if place < len(names) else str(place) for place in range(count))
 
 
-def exported_writes(exported: ExportedProgram) -> Writes:
+def compare_writes(reference: Reference, exported: ExportedProgram, edge: ExportedProgram) -> ComparedWrites:
+    """Return the writes of a module, by its calls and its export, beside those of its lowered program."""
+    needed = _exported_writes(exported).union(reference.writes)
+    return ComparedWrites(needed, _program_writes(edge), reference.input_names)
+
+
+def _exported_writes(exported: ExportedProgram) -> Writes:
     """Return the writes of a module that was exported.
 
     torch.export keeps operators in place, and only functional graphs have writes in their signature. Graphs without
@@ -115,7 +134,7 @@ def exported_writes(exported: ExportedProgram) -> Writes:
     return _signature_writes(exported.run_decompositions({}))
 
 
-def program_writes(edge: ExportedProgram) -> Writes:
+def _program_writes(edge: ExportedProgram) -> Writes:
     """Return the writes of a lowered program, delegates included: they keep buffers of their own."""
     writes = _signature_writes(edge)
     for _, lowered, _ in get_lowered_submodules(edge.graph_module):

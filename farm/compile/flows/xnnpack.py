@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -41,7 +40,7 @@ def _require_c_order(exported: ExportedProgram, case: Case) -> None:
         if weights.dim() == 4 and not weights.is_contiguous():
             problem = f"XNNPACK takes weights of convolutions in C order, and {parameters[node.name]} is channels last"
             raise ConfigError(
-                Path(case.folder) / "suite.toml",
+                case.manifest,
                 f"case.{case.name}.module",
                 f"{problem}: leave .to(memory_format=...) out of the module, or run the case on htp",
             )

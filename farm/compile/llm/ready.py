@@ -59,8 +59,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     for kind, given in references.items():
         if odd := next((row for row in given if tuple(map(tensor_spec, row)) != outputs), None):
             found, wanted = (", ".join(map(str, row)) for row in (map(tensor_spec, odd), outputs))
-            manifest = Path(case.folder, "suite.toml")
-            raise ConfigError(manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
+            raise ConfigError(case.manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
         write_tensors(folder / f"reference_{kind}", "output", given)
     program = CompiledProgram(
         references=references,

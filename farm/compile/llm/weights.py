@@ -127,4 +127,4 @@ def _of_user(case: Case, key: str, read: Callable[[], Path]) -> Path:
 
 def _refusal(case: Case, key: str, problem: str) -> ConfigError:
     name = getattr(generate_of(case), key)
-    return ConfigError(Path(case.folder) / "suite.toml", f"case.{case.name}.generate.{key}", f"{name} {problem}")
+    return ConfigError(case.manifest, f"case.{case.name}.generate.{key}", f"{name} {problem}")
