@@ -46,7 +46,7 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
 
     @property
     def is_cable(self) -> bool:
-        """Whether the device is on a cable: neither attached by `adb connect` nor found by mDNS."""
+        """True for a device on a cable: neither attached by `adb connect` nor found by mDNS."""
         return not self.attached_at and "._adb" not in self.name
 
     @property

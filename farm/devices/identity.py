@@ -25,8 +25,8 @@ _PROCESSORS = frozenset({"aarch64", "arm64"})
 # What boards without a number of their own say, many of them the same.
 _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
 
-# Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
-# builds of Android show nobody the kernel's.
+# Shell code that prints the id of the current start of a device. A virtual device has an id of its own, as the kernel's
+# is that of this machine. Some builds of Android hide the kernel's.
 TELL_BOOT = """
 id=$(getprop farm.boot_id 2>/dev/null)
 [ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)

@@ -65,7 +65,7 @@ class Execution:
 
     @property
     def refused(self) -> bool:
-        """True after an answer with an error: the runner's DSP session is not trusted any more."""
+        """True after an answer with an error, which ends the trust in the runner's DSP session."""
         return self.ending is not None and self.ending.answer is not None and not self.ending.answer.ok
 
     def step(self, stage: _Stage, action: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Memory order of the tensors of a program: C order, channels last, or any other permutation of the dimensions.
 
 A `.pte` declares the order of every tensor, and XNNPACK and ExecuTorch's own kernels follow it. The QNN backend of
-ExecuTorch 1.5 does not: it reads and writes C order whatever is declared (measured on the HTP simulator).
+ExecuTorch 1.5 does not: it reads and writes C order in every case (measured on the HTP simulator).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
     name: str
     in_c_order: bool
-    """Whether it reads and writes C order whatever is declared, as QNN does."""
+    """True for a delegate that ignores the declared order, as QNN does."""
     values: tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     """Memory orders of a method's tensors, and the contradiction between two of its calls."""
 
     orders: dict[int, Order]
-    """By index of the value; without an entry the order is C order."""
+    """Order by index of the value; C order for a value without an entry."""
     problem: str
 
 

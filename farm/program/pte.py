@@ -57,7 +57,7 @@ _UNION_KIND, _UNION = Slot(0, "<u1"), Slot(1, "table")
 _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_DYNAMISM = Slot(0, "<i1"), Slot(2, "[<i4]"), Slot(8, "<i1")
 _TENSOR_ORDER = Slot(3, "[<u1]")
 _CHAIN_INSTRUCTIONS = Slot(2, "[table]")
-# Of a call of a kernel the index of its operator, of a delegate its own.
+# Target: index of the operator for a call of a kernel, index of the delegate for a call of a delegate.
 _CALL_TARGET, _CALL_VALUES = Slot(0, "<i4"), Slot(1, "[<i4]")
 _OPERATOR_NAME, _OPERATOR_OVERLOAD = Slot(0, "text"), Slot(1, "text")
 _DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")

@@ -26,7 +26,7 @@ _SHARES_WEIGHTS = ((Slot(1, "table"), Slot(8, "?")), (Slot(2, "table"), Slot(5, 
 
 
 class QnnOptions(msgspec.Struct, frozen=True):
-    """What a QNN delegate was compiled for."""
+    """Options of a QNN delegate."""
 
     soc_model: int
     """`QcomChipset`: `soc_id` of a device profile."""

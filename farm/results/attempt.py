@@ -115,12 +115,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What a table calls the output: its name, or its number."""
+        """Name of the output in a table, else its number."""
         return self.name or str(self.output)
 
     @property
     def label(self) -> str:
-        """What a sentence calls it: `output 0`, `output aux`, `input x as written`."""
+        """Name of the output in a sentence: `output 0`, `output aux`, `input x as written`."""
         return self.name if self.name.startswith("input ") else f"output {self.title}"
 
 

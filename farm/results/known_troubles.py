@@ -25,7 +25,7 @@ class Party(StrEnum):
 
 
 class Retry(StrEnum):
-    """Where a job with a known trouble is tried again."""
+    """Place of the next try of a job with a known trouble."""
 
     NO = "no"
     SESSION = "new session"
@@ -76,7 +76,7 @@ LOADER_FAILURE = _row(
     "the loader of the device lacks a library of the runner",
     "add the named library to the runtime (farm runtime check --soc SOC)",
 )
-"""The runner itself did not start."""
+"""Row of a runner that did not start."""
 
 TROUBLES: tuple[KnownTrouble, ...] = (
     LOADER_FAILURE,
@@ -334,4 +334,4 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         "compile it for this backend and with the QNN of the runtime (executorch #6820)",
     ),
 )
-"""What comes first is the cause of what comes after it."""
+"""Causes come before their consequences: the first match decides."""

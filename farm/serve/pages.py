@@ -267,7 +267,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def held(row: DeviceRow) -> str:
-    """Return who has a device, until when where it is reserved, and for what; empty for nobody."""
+    """Return holder, end of the reservation and purpose of a device; empty for a free one."""
     if not row.holder:
         return ""
     until = f" until {fmt.clock(row.until_ms)}" if row.until_ms else ""

@@ -46,7 +46,7 @@ class TwoServers:
 
     @property
     def env(self) -> dict[str, str]:
-        """What `farm` and other programs find the user's own server by."""
+        """Variables of the user's own server for `farm` and other programs."""
         return self.own.environment()
 
     def adb(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -52,7 +52,7 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Device]]:
 
 
 def runtime(folder: Path, dies: str) -> Runtime:
-    """The stub, and a file that says when it begins to refuse."""
+    """Stub, with a file that sets the beginning of its refusals."""
     folder.mkdir()
     (folder / "dies.txt").write_text(dies)
     files = {STUB.name: STUB, "dies.txt": folder / "dies.txt"}

@@ -62,13 +62,13 @@ class Attached(NamedTuple):
     state: str
     """adb's word: `device` for one that is ready."""
     adb_name: str
-    """What the server calls it: `HOST:PORT` for one that `adb connect` attached, a name of mDNS, else its serial."""
+    """Name in the server's listing: `HOST:PORT` after `adb connect`, a name of mDNS, else the serial."""
     has_twin: bool = False
-    """Another entry of the listing has the same product: only adb's name tells them apart."""
+    """True for one of several entries with the same product, which differ by adb's name alone."""
 
     @property
     def target(self) -> str:
-        """What the server finds it by."""
+        """Name by which the server finds the device."""
         return self.adb_name if self.has_twin else adb_target(self.serial)
 
     @property
