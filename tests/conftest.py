@@ -131,7 +131,9 @@ def toolchain(farm_cache: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="farm-toolchain-", dir="/tmp"))
     folder.chmod(0o755)
     for part in ("native", "sdk"):
-        shutil.copytree(farm_cache / part, folder / part, symlinks=True)
+        # Another worker may be building something at this moment.
+        unfinished = shutil.ignore_patterns("*.partial")
+        shutil.copytree(farm_cache / part, folder / part, symlinks=True, ignore=unfinished)
     yield folder
     shutil.rmtree(folder)
 

@@ -116,7 +116,7 @@ class WarmTorch(NamedTuple):
         with (self.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, __file__, str(self.folder / "socket"), str(self.owner), padding],
-                env={**ordinary, **env, "PADDING": padding}, cwd="/", stdin=subprocess.DEVNULL,
+                env={**ordinary, **env, "TMPDIR": str(self.folder), "PADDING": padding}, cwd="/", stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
             assert process.stdout is not None
@@ -263,6 +263,8 @@ def _become(message: dict[str, Any], descriptors: list[int]) -> None:
                     os.close(int(name))
         os.environ.clear()
         os.environ.update(message["env"])
+        # An import may have asked for the folder of temporary files, which this environment names anew.
+        tempfile.tempdir = None
         publish(message["words"], message["env"])
         os.chdir(message["cwd"])
         _, first, *rest = message["words"]

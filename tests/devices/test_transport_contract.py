@@ -21,6 +21,7 @@ from dropbear_server import DropbearServer, newer_system
 from ssh_server import SshServer, alive
 from waiting import until
 
+from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import Device, LocalAddress
@@ -415,17 +416,17 @@ def test_closed_and_used_again(device: Transport, folder: PurePosixPath) -> None
 
 @pytest.fixture(params=["adb", pytest.param("adbd", marks=pytest.mark.whole), "ssh"])
 def doomed(
-    request: pytest.FixtureRequest, tmp_path: Path, bench: Bench, farm_cache: Path
+    request: pytest.FixtureRequest, tmp_path: Path, farm_cache: Path
 ) -> Iterator[tuple[Transport, Callable[[], None]]]:
     """A device of the test alone, and what makes it vanish. This machine cannot."""
     with Supervisor() as supervisor:
         if request.param in {"adb", "adbd"}:
             android = need_adbd(farm_cache) if request.param == "adbd" else None
-            # The adb server remembers by its name what is gone.
-            soc = "SM8450" if android is None else "SM8350"
-            (device,) = boot(supervisor, bench.server, [soc], tmp_path / "doomed", android=android)
+            # An adb server goes on to list a device that vanished, which other tests would see.
+            server = start_adb_server(supervisor, tmp_path / "adb")
+            (device,) = boot(supervisor, server, ["SM8450"], tmp_path / "doomed", android=android)
             child = supervisor.find(device.serial)
-            transport: Transport = AdbTransport(device.serial, bench.server.port)
+            transport: Transport = AdbTransport(device.serial, server.port)
             yield transport, lambda: os.kill(child.pid, 9)
         else:
             server = SshServer(supervisor, tmp_path / "doomed").start()
