@@ -3,8 +3,8 @@
     python bench/cluster.py [--jobs 3000] [--rounds 3] [--only PART ...] [--quick]
 
 Agents are processes of their own with a real PostgreSQL, real messages, leases, bundles and spools. **The devices are
-stubs** whose slots sleep 200 ms a job (bench/stub_agent.py). What ran, and when, is read from files that know nothing
-of the farm (bench/stub_evidence.py). The last line is JSON:
+stubs** whose slots sleep 200 ms a job (tests/stub_agent.py). What ran, and when, is read from files that know nothing
+of the farm (tests/stub_evidence.py). The last line is JSON:
 
 `efficiency`              what an ideal schedule would take, of what it took from submission to the last job's end
 `efficiency_with_faults`  the same, where one agent is killed for good and the database restarted midway
@@ -26,6 +26,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from chaos_store import postgres_cluster
 from stub_evidence import Ran, now_s, overlaps

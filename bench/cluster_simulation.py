@@ -24,9 +24,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from filled_farm import measure
 from simulated_farm import HEARTBEAT_S, Found, Night, Size

@@ -2,7 +2,7 @@
 
     python bench/utilization.py [--jobs 150] [--latency-ms 200] [--quick]
 
-The runner is a stub that sleeps; everything else is the real thing (bench/stub_farm.py). The share is what an ideal
+The runner is a stub that sleeps; everything else is the real thing (tests/stub_farm.py). The share is what an ideal
 schedule would take, from the first job's start to the last one's end, of what it took. With 8 devices
 `own_ms_per_job` is all the processor time of controller and workers, their start and end included, by the number of
 jobs; `own_ms_per_job_while_busy` is what a job takes while all devices have jobs. `one_job_cpu_s` is that of all of
@@ -19,6 +19,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from processor_time import NOTICED_S, Sampler, one_job
 from stub_farm import make_stub_farm

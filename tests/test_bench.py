@@ -13,11 +13,9 @@ from generation_mutations import MUTATIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-# test_soak.py runs these, and looks at more than their keys.
-_SOAKS = ("soak.py", "soak.py --chaos")
-# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py;
-# bisect_commits.py and same_programs.py are parts of toolchains.py; stub_agent.py is a host of cluster.py.
-_PARTS = ("bisect_commits.py", "chaos_farm.py", "same_programs.py", "stub_agent.py", "upstream_compile.py")
+# Other programs start these: upstream_compile.py is a part of compile.py, bisect_commits.py and same_programs.py are
+# parts of toolchains.py.
+_PARTS = ("bisect_commits.py", "same_programs.py", "upstream_compile.py")
 
 
 def test_every_program_is_documented() -> None:
@@ -26,7 +24,7 @@ def test_every_program_is_documented() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("program", sorted(set(documented_keys()) - set(_SOAKS)))
+@pytest.mark.parametrize("program", sorted(documented_keys()))
 def test_it_runs(program: str, farm_cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if program == "report.py" and not (os.environ.get("FARM_REQUIRE_CHROMIUM") or shutil.which("chromedriver")):
         pytest.skip("no chromedriver: apt-get install chromium chromium-driver")

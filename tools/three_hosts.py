@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(_ROOT / "tests"), str(_ROOT / "bench")]
+sys.path[:0] = [str(_ROOT / "tests")]
 
 from chaos_store import PostgresStore, postgres_cluster  # noqa: E402
 from three_hosts import SOCS, run_json, selection, three_hosts  # noqa: E402

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos_farm import BENCH
+from chaos_farm import ROOT
 from stub_farm import SOC
 
 from farm.devices.adb.server import AdbServer, start_adb_server
@@ -122,7 +122,7 @@ class Lab:
     def _boot(self, serial: str) -> Child:
         root = self._home.storage / serial
         argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", root, "--soc", SOC, "--serial", serial]
-        environment = {"PATH": os.defpath, "PYTHONPATH": str(BENCH.parent)}
+        environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
         child = self._supervisor.spawn(
             [*argv, "--port", str(self._ports[serial])],
             name=serial,

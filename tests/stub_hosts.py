@@ -1,4 +1,4 @@
-"""A shared farm of stub hosts on this machine, for cluster.py and the tests: real PostgreSQL, real agents, stub slots.
+"""Shared farm of stub hosts on this machine, for tests and bench/cluster.py: real PostgreSQL and agents, stub slots.
 
 Each host is a process (stub_agent.py) with folders of its own. Its devices do nothing but sleep; what they ran lies in
 files (stub_evidence.py). Everything else, rows, leases, messages, bundles and their way to a host, is the real thing.

@@ -1,10 +1,9 @@
-"""Runs the jobs of a stub farm as `farm run` would, leases and workers and store, for soak.py and utilization.py."""
+"""Runs the jobs of a stub farm as `farm run` does, with leases, workers and store, for soak.py and utilization.py."""
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,6 @@ class Quiet:
     notes: list[str] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
     repeated: list[dict[str, Any]] = field(default_factory=list)
-    every: int = 0
-    """Say how far it is after so many jobs; never for 0."""
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
         del jobs, to_build, devices
@@ -59,8 +56,6 @@ class Quiet:
 
     def job_ended(self, shown: dict[str, Any]) -> None:
         self.ended.append(shown)
-        if self.every and len(self.ended) % self.every == 0:
-            print(f"{len(self.ended)} jobs have ended, {len(self.repeated)} went to another device", file=sys.stderr)
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
         self.repeated.append(shown)
@@ -81,16 +76,14 @@ class StubRun:
     front: Quiet
 
 
-def run_stub_farm(
-    farm: StubFarm, folder: Path, *, timeout_s: float, every: int = 0, forks: ForkServer | None = None
-) -> StubRun:
+def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, forks: ForkServer | None = None) -> StubRun:
     """Run every job of `farm` with its store and its state in `folder`.
 
     Without `forks`, which are to be made before any thread is, every worker imports for itself.
     """
     os.environ["FARM_STATE_DIR"], os.environ["FARM_CACHE_DIR"] = str(folder / "state"), str(folder / "cache")
     config = load_config(folder=folder)
-    front = Quiet(every=every)
+    front = Quiet()
     # Devices that others could use as well: each needs a lease.
     devices = tuple(msgspec.structs.replace(device, host=socket.gethostname()) for device in farm.devices)
     with open_store(config.store_url) as store:

@@ -1,10 +1,10 @@
 """Thousands of jobs on dozens of devices that fail all the time: does every job end with the right verdict, once?
 
-    python bench/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1] [--quick]
-    python bench/soak.py --chaos [--minutes 20] [--seed 1] [--quick] [--only ROUND]
+    python tests/chaos/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1] [--quick]
+    python tests/chaos/soak.py --chaos [--minutes 20] [--seed 1] [--quick] [--only ROUND]
 
 The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are the real thing
-(bench/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
+(tests/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
 line is JSON: `verdicts`; `wrong_blame`, jobs that failed through the farm's fault, or did not although their code is to
 blame; `lost`, jobs without a verdict; `duplicated`, jobs with more than one; `orphans`, processes and leases that are
 left; `faults` that struck.
@@ -19,6 +19,8 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stub_farm import make_stub_farm
 from stub_run import judge, run_stub_farm
@@ -84,7 +86,7 @@ def main() -> int:
                 fault_seed=arguments.seed,
                 fault_kinds=tuple(filter(None, arguments.fault_kinds.split(","))),
             )
-            done = run_stub_farm(farm, folder, timeout_s=2.0, every=500)
+            done = run_stub_farm(farm, folder, timeout_s=2.0)
             faults = farm.fired()
         left = processes_of(folder)
     wrong = judge(done.view, farm.behaviours)

@@ -1,4 +1,4 @@
-"""Runs whose processes are killed, whose disks fill up and whose database goes away: `bench/soak.py --chaos`.
+"""Runs whose processes are killed, whose disks fill up and whose database goes away: `tests/chaos/soak.py --chaos`.
 
 Every round is one run of a stub farm (chaos_farm.py), on virtual devices of its own or on attached ones, with SQLite or
 PostgreSQL, as the seed and the number of the round decide. It is tormented, and resumed until nothing is missing; the

@@ -1,4 +1,4 @@
-"""`farm` where nothing is compiled and nothing computes: `python bench/chaos_farm.py run --resume latest`.
+"""`farm` where nothing is compiled and nothing computes: `python tests/chaos/chaos_farm.py run --resume latest`.
 
 The runtime of virtual devices is the stub runner in $CHAOS_RUNNER, and builders have a stub for a compiler
 (stub_compiler/). Command line, store, leases, session, workers, builder pool, adb server and virtual devices are the
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from stub_farm import as_runtime
 
 from farm.runtime import runtime
@@ -21,12 +23,13 @@ from farm.toolchains.toolchain import Compiler, Toolchain
 if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
 
-BENCH = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "lpai_target": "x86"}
 
 
 def _prepare(*_arguments: object, **_named: object) -> Toolchain:
-    path = os.pathsep.join([str(BENCH / "stub_compiler"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE / "stub_compiler"), os.environ.get("PYTHONPATH", "")])
     return Toolchain(VERSIONS, Compiler(sys.executable, {"PYTHONPATH": path}), "stub")
 
 

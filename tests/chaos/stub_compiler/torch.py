@@ -1,6 +1,6 @@
 """A stub: stands in for torch in a builder process, and puts a compiler that compiles nothing in place of farm's.
 
-On the path of builders alone (bench/chaos_farm.py). What is left of a builder is its process: how it starts, is asked,
+On the path of builders alone (chaos_farm.py). What is left of a builder is its process: how it starts, is asked,
 answers and dies. A compile takes as long as the case's `seconds` say.
 """
 
@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos_farm import BENCH, VERSIONS
+from chaos_farm import HERE, ROOT, VERSIONS
 from stub_farm import SOC, fill_bundle, words_of
 
 from farm.bundles.cache import BundleCache
@@ -105,7 +105,7 @@ class Home:
             "FARM_STORE": store_url,
             "CHAOS_RUNNER": str(self._runner),
             "CHAOS_STACKS": str(self.stacks),
-            "PYTHONPATH": os.pathsep.join([str(BENCH / "chaos_site"), str(BENCH.parent)]),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "chaos_site"), str(ROOT)]),
             "COLUMNS": "200",
             **more,
         }
@@ -114,7 +114,7 @@ class Home:
         """Start `farm`, as a shell does that leaves it to itself."""
         with output.open("wb") as file:
             return subprocess.Popen(
-                [sys.executable, str(BENCH / "chaos_farm.py"), *arguments],
+                [sys.executable, str(HERE / "chaos_farm.py"), *arguments],
                 env=dict(environment),
                 cwd=self.cwd,
                 stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The agent of a stub host: farm's own agent, whose devices do not exist and whose slots sleep (stub_hosts.py).
 
-    python bench/stub_agent.py PLAN.json
+    python tests/stub_agent.py PLAN.json
 
 A slot sleeps as long as the words of its job say, unless it is broken off, and answers that it passed. It keeps to the
 device's grant as a real one does, and writes down what it ran and when (stub_evidence.py).
