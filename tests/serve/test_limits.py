@@ -11,11 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import until
 
 from farm.serve import gate, limits, pages
 from farm.serve.limits import network_of, peer_of
-
-from .conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +75,7 @@ def test_idle_connections_keep_nobody_out(server: Server, say: bytes) -> None:
         for _ in range(3):
             assert server.get("/runs").status == 200
         # One peer has so many at most: the oldest made room for the others.
-        wait_until(lambda: sum(not is_closed(one) for one in held) <= limits.OF_ONE_PEER)
+        until(lambda: sum(not is_closed(one) for one in held) <= limits.OF_ONE_PEER)
         assert server.get("/runs").status == 200
 
 
@@ -93,7 +92,7 @@ def test_a_request_has_to_come_in_time(
         connected(server, 3, post) as without_body,
     ):
         for held in (silent, without_end, without_body):
-            wait_until(lambda held=held: all(map(is_closed, held)))
+            until(lambda held=held: all(map(is_closed, held)))
 
 
 def test_a_request_that_trickles_has_no_more_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +137,7 @@ def test_who_takes_nothing_of_an_answer_is_hung_up_on(
     with connected(server, 2, download) as held:
         # Both have the beginning of an answer, of which they take nothing; then it ends in its middle.
         assert all(one.recv(1) for one in held)
-        wait_until(lambda: all(map(is_reset, held)))
+        until(lambda: all(map(is_reset, held)))
 
 
 def test_who_takes_it_slowly_gets_all_of_it(server: Server, download: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +163,7 @@ def test_a_peer_that_is_being_answered_everywhere_is_refused_and_others_are_not(
         assert refused.status == 503
         assert "too many connections are open from your side" in refused.text
         assert another_user.python("-c", ASK, str(server.port), "/runs") == "200\n"
-    wait_until(lambda: server.get("/runs").status == 200)
+    until(lambda: server.get("/runs").status == 200)
 
 
 def test_peers_are_networks_and_on_this_machine_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +195,7 @@ def test_one_peer_does_not_take_all_threads(
 
     monkeypatch.setattr(pages, "runs_page", slow)
     with start() as server, connected(server, 60, GET % b"/runs") as held:
-        wait_until(lambda: working == gate.AT_ONCE)
+        until(lambda: working == gate.AT_ONCE)
         # More threads than these are not there for all.
         assert another_user.python("-c", ASK, str(server.port), "/devices") == "200\n"
         assert (working, most) == (gate.AT_ONCE, gate.AT_ONCE)

@@ -7,13 +7,13 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from store_template import place_store
+from waiting import until
 
 from farm.errors import StoreError, UsageError
 from farm.store.records import RunRecord
@@ -297,7 +297,7 @@ def test_a_server_that_goes_away_is_no_fault_of_the_query(address: str, reader: 
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE query LIKE 'FETCH%' AND state = 'active' AND pid <> pg_backend_pid()"
     )
-    thread = threading.Thread(target=lambda: _wait_until(lambda: execute(address, end)))
+    thread = threading.Thread(target=lambda: until(lambda: execute(address, end)))
     thread.start()
     try:
         with pytest.raises(StoreError, match="terminating connection"):
@@ -348,23 +348,16 @@ def test_ctrl_c_ends_a_query_on_the_server_too(home: FarmHome, address: str) -> 
     query = ENDLESS.replace("count(*)", "count(*) AS farm_marker")
     with home.running("sql", query, env={"FARM_STORE": address}) as process:
         if address.startswith("postgresql"):
-            _wait_until(lambda: _running_on(address, "farm_marker"))
+            until(lambda: _running_on(address, "farm_marker"))
         else:
             # It computes, so it is past its imports and in the query.
-            _wait_until(lambda: _cpu_seconds(process.pid) > 3)
+            until(lambda: _cpu_seconds(process.pid) > 3)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
     if address.startswith("postgresql"):
-        _wait_until(lambda: not _running_on(address, "farm_marker"))
+        until(lambda: not _running_on(address, "farm_marker"))
 
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never became so"
-        time.sleep(0.05)
