@@ -15,7 +15,7 @@ from farm.errors import MissingPackageError, NeedsDeviceError
 from farm.regressions.look_back import TEXT_RATES, TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.attempt import Attempt, Direction, Verdict
-from farm.suites.figures import figure_of, is_host_time, series_value
+from farm.suites.figures import figure_of, is_host_time
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
     both = [one for one in second.measurements if figure_of(one.metric) is not None and one.metric in known]
     found = []
     for one in both:
-        before, after = (series_value(one.metric, side.samples) for side in (known[one.metric], one))
+        before, after = known[one.metric].value, one.value
         if before is None or after is None:
             continue
         pair = (before,), (after,)

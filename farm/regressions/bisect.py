@@ -14,7 +14,6 @@ from farm.regressions.confirm_job import bench_for, require_bundles, require_com
 from farm.regressions.paired_test import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, find_stored_result, results_before
-from farm.suites.figures import series_value
 from farm.system.interrupts import InterruptHandler
 
 if TYPE_CHECKING:
@@ -147,6 +146,5 @@ def _between(store: Store, good: StoredResult, bad: StoredResult) -> Sequence[St
 
 
 def _value(past: StoredResult, series: Series) -> float:
-    samples = next((one.samples for one in past.attempt.measurements if one.metric == series.metric), ())
-    value = series_value(series.metric, samples)
+    value = next((one.value for one in past.attempt.measurements if one.metric == series.metric), None)
     return math.nan if value is None else value

@@ -6,7 +6,6 @@ What compiles and runs is handed over (`CommitLab`), so that what is decided her
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -361,10 +360,10 @@ def _worse(was: Sequence[Measurement], now: Sequence[Measurement], asked: str) -
     found = {}
     for new in now:
         old = before.get(new.metric)
-        if old is None or not new.exact or not old.samples or not new.samples:
+        if old is None or not new.exact or old.value is None or new.value is None:
             continue
         series = _series("", new)
-        good, bad = statistics.median(old.samples), statistics.median(new.samples)
+        good, bad = old.value, new.value
         if good == bad or (new.direction is Direction.NONE and new.metric != asked):
             continue
         sign = {Direction.HIGHER: -1.0, Direction.LOWER: 1.0}.get(new.direction, math.copysign(1.0, bad - good))
@@ -381,8 +380,8 @@ def _worse(was: Sequence[Measurement], now: Sequence[Measurement], asked: str) -
 
 def _answer_of_number(question: Question, measured: Measurement) -> tuple[CommitAnswer, str]:
     """Return whether an exact number is nearer to that of the bad end."""
-    value = statistics.median(measured.samples) if measured.samples else math.nan
-    if math.isnan(value):
+    value = measured.value
+    if value is None or math.isnan(value):
         return CommitAnswer.SKIP, f"it has no {question.metric}"
     numbers = scaled(_series("", measured).scale, (question.good, value, question.bad))
     good, here, bad = (float(one) for one in numbers)

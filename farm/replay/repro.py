@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,7 @@ from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from farm.config.settings import Config
     from farm.replay.llama_program import LlamaProgram
@@ -98,7 +97,7 @@ def repro(
 
 
 def rows(then: Attempt, now: Attempt) -> list[ComparedFigure]:
-    """Return the figures of two attempts, those of outputs first, times and counts as medians. Pure."""
+    """Return the figures of two attempts, those of outputs first, by the value of each. Pure."""
     old, new = _figures(then), _figures(now)
     units = {name: unit for figures in (old, new) for name, (unit, _) in figures.items()}
     return [
@@ -134,10 +133,5 @@ def _figures(attempt: Attempt) -> dict[str, tuple[str, float | None]]:
         found |= {f"{name}_{place}": (unit, value) for name, (unit, value) in named.items() if value is not None}
     for measured in attempt.measurements:
         # Of what was compared the worst of all samples is there already.
-        found.setdefault(measured.metric, (measured.unit, _median(measured.samples)))
+        found.setdefault(measured.metric, (measured.unit, measured.value))
     return found
-
-
-def _median(samples: Iterable[float]) -> float | None:
-    values = list(samples)
-    return statistics.median(values) if values else None

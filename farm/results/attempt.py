@@ -9,6 +9,7 @@ import msgspec
 
 from farm.program.layers import LayerStep
 from farm.suites.figures import Direction as Direction  # noqa: PLC0414 - one imports it with Measurement
+from farm.suites.figures import series_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,6 +89,11 @@ class Measurement(msgspec.Struct, frozen=True):
     samples: tuple[float, ...]
     exact: bool = False
     """Repeats exactly on the same device kind: compared by equality, as integers."""
+
+    @property
+    def value(self) -> float | None:
+        """Value that stands for all samples: of a figure what decides, else the median; None without samples."""
+        return series_value(self.metric, self.samples)
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ class ArtifactRecord(msgspec.Struct, frozen=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):
-    """One metric of one attempt; or an attempt that has none of it, then `n` is 0 and `p50` None."""
+    """One metric of one attempt; or an attempt that has none of it, then `n` is 0 and `value` None."""
 
     job_id: str
     run_id: str
@@ -86,8 +86,8 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     unit: str
     direction: str
     exact: bool
-    p50: float | None
-    """Median of the samples, an int for an exact metric; of a figure of outputs the value that decides."""
+    value: float | None
+    """Value of the attempt in its series: of a figure of outputs what decides, else the median; an int if exact."""
     n: int
     """Samples."""
     device_facts: dict[str, str] = {}

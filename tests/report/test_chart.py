@@ -42,10 +42,10 @@ def test_the_line_has_a_gap_where_something_else_began_and_where_there_is_no_val
     assert len(plot(1.0, 2.0, math.nan, 3.0, 4.0).lines) == 2  # type: ignore[attr-defined]
 
 
-def point(run: int, metric: str, p50: float | None, fingerprint: str = "f", version: str = "v") -> HistoryPoint:
+def point(run: int, metric: str, value: float | None, fingerprint: str = "f", version: str = "v") -> HistoryPoint:
     return HistoryPoint(
         "s/c[x]", f"r{run}", run, fingerprint, version, "d", "virtual", "passed", "", metric, "ns", "lower",
-        exact=False, p50=p50, n=3,
+        exact=False, value=value, n=3,
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_a_table_has_a_row_an_attempt_and_says_what_is_new() -> None:
     (table,) = tables(points, ["latency"], {"f": {"qnn": "1"}, "g": {"qnn": "2"}})
     assert [row.change for row in table.rows] == ["", "qnn 1 -> 2", "another test under the same name", ""]
     assert (table.metrics, table.units, table.others) == (("latency",), ("ms",), ("load_time",))
-    assert [row.figures[0] and row.figures[0].p50 for row in table.rows] == [1e6, 2e6, 2e6, None]
+    assert [row.figures[0] and row.figures[0].value for row in table.rows] == [1e6, 2e6, 2e6, None]
     assert len(table.charts) == 1
     assert len(table.charts[0].rules) == 2
 

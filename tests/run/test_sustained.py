@@ -118,7 +118,7 @@ def test_what_it_measured_is_a_series_like_others(home: FarmHome, decoders: Path
         "first_token_time[3]": ("ns", 1), "first_token_time[11]": ("ns", 1), "sustained_rate": ("tokens/s", 12),
         "temperature": ("C", 2),
     }  # fmt: skip
-    [celsius] = [one["p50"] for one in points if one["metric"] == "temperature"]
+    [celsius] = [one["value"] for one in points if one["metric"] == "temperature"]
     assert celsius == 25.0, "what a virtual device has"
     for form in ("jsonl", "hud"):
         assert "first_token_time[11]" in home.farm("export", "--format", form).stdout

@@ -72,10 +72,10 @@ def test_what_an_old_store_holds_is_read_as_of_today(empty_address: str) -> None
             assert comparison.steps is None
         points = store.history.points("quantized_ops/case_2", "latency", limit=100)
         medians = [row["p50"] for row in rows["measurement"] if row["series_id"] == 6]
-        assert sorted(repr(point.p50) for point in points) == sorted(map(repr, medians))
-        exact = [point.p50 for point in store.history.points("quantized_ops/*", "pte_size", limit=100)]
+        assert sorted(repr(point.value) for point in points) == sorted(map(repr, medians))
+        exact = [point.value for point in store.history.points("quantized_ops/*", "pte_size", limit=100)]
         assert {2**63 - 1, -(2**63), 2**53 + 1} <= set(exact) <= set(INTEGERS)
-        assert INF in [point.p50 for point in store.history.points("quantized_ops/*", "sqnr", limit=100)]
+        assert INF in [point.value for point in store.history.points("quantized_ops/*", "sqnr", limit=100)]
 
 
 def test_an_old_store_goes_on(empty_address: str, make: type[Make]) -> None:

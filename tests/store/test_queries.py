@@ -94,7 +94,7 @@ def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]
 
     points = store.history.points("quantized_ops/relu", "latency", limit=2)
 
-    assert [(point.device_kind, point.p50) for point in points] == [
+    assert [(point.device_kind, point.value) for point in points] == [
         ("hardware", 3.0),
         ("hardware", 5.0),
         ("virtual", 2.0),
@@ -115,9 +115,9 @@ def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[M
 
     good, bad = store.history.points(job.id, "latency")
 
-    assert (good.verdict, good.p50, good.n, good.device) == ("passed", 2.0, 3, "virtual-1")
+    assert (good.verdict, good.value, good.n, good.device) == ("passed", 2.0, 3, "virtual-1")
     # It needed no device, and is part of the history of the only kind that its run had.
-    assert (bad.verdict, bad.p50, bad.n, bad.metric, bad.device, bad.device_kind) == (
+    assert (bad.verdict, bad.value, bad.n, bad.metric, bad.device, bad.device_kind) == (
         "failed",
         None,
         0,
@@ -247,7 +247,7 @@ def test_series_have_the_value_that_decides(
     measured = Measurement(metric, unit, direction, samples)
     store.record_attempt(run_id, make.attempt(job, measurements=(measured,)))
     [point] = store.history.points(job.id, metric)
-    assert point.p50 == pytest.approx(expected)
+    assert point.value == pytest.approx(expected)
     [past] = store.history.pasts_of_run(run_id)
     assert [one.values for one in past.series] == [(pytest.approx(expected),)]
     trends = {one.metric: one.points for series in store.history.background(run_id).trends.values() for one in series}

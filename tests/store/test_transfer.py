@@ -467,7 +467,7 @@ def test_a_counter_that_an_older_farm_took_for_better_one_way_or_for_exact_goes_
     [now, before] = [point.direction for point in sqlite_store.history.points(job.id, "delegated_ops")]
     assert (now, before) == ("none", "none")
     heap = sqlite_store.history.points(job.id, "dsp_heap_difference")
-    assert [(point.exact, point.p50) for point in heap] == [(False, 4096.0)] * 2
+    assert [(point.exact, point.value) for point in heap] == [(False, 4096.0)] * 2
 
 
 def test_numbers_may_be_written_in_other_ways(

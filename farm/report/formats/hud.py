@@ -10,6 +10,7 @@ import msgspec
 
 from farm.report.formats import export_format
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
+from farm.suites.figures import figure_of
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _DEPENDENCIES = ("executorch", "torch", "torchao", "qnn")
 def render_hud(view: RunView) -> str:
     """Return a JSON list: a record for each metric of each job that passed, one for each job that failed.
 
-    A value is the mean over the samples of the final attempt. One that is not finite has no record, as neither JSON nor
-    the database's column holds it.
+    A value is the mean over the samples of the final attempt, of a figure of outputs what decides. One that is not
+    finite has no record, as neither JSON nor the database's column holds it.
     """
     summary = summarize(view)
     devices = {device.serial: device for device in view.devices}
@@ -76,7 +77,7 @@ def _metric(row: Measurement) -> dict[str, Any] | None:
         facts["exact"] = int(statistics.median_low(row.samples))
     return {
         "name": name if unit == "1" else f"{_text(name)}({_text(unit)})",
-        "benchmark_values": [statistics.fmean(samples)],
+        "benchmark_values": [statistics.fmean(samples) if figure_of(row.metric) is None else row.value],
         "target_value": 0,
         "extra_info": _strings(facts),
     }

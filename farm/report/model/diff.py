@@ -54,7 +54,7 @@ class DiffGroup(StrEnum):
 
 
 class MetricChange(msgspec.Struct, frozen=True):
-    """One metric before and after, as medians in its unit."""
+    """One metric before and after in its unit: of a figure the value that decides, else the median."""
 
     metric: str
     unit: str
@@ -236,11 +236,13 @@ def _change(
     before: tuple[Measurement, Spread], after: tuple[Measurement, Spread], *, virtual: bool
 ) -> MetricChange | None:
     (row, old), (newer, new) = before, after
-    if row.unit != newer.unit or old.p50 == new.p50:
+    no_numbers = [math.isnan(one.value) for one in (old, new)]
+    if row.unit != newer.unit or old.value == new.value or all(no_numbers):
         return None
-    worse = None if newer.direction is Direction.NONE else (new.p50 > old.p50) is (newer.direction is Direction.LOWER)
-    change = MetricChange(row.metric, row.unit, old.p50, new.p50, row.exact, worse)
-    if change.exact:
+    worse = no_numbers[1] if any(no_numbers) else (new.value > old.value) is (newer.direction is Direction.LOWER)
+    judged = None if newer.direction is Direction.NONE else worse
+    change = MetricChange(row.metric, row.unit, old.value, new.value, row.exact, judged)
+    if change.exact or any(no_numbers):
         return change
     if change.is_time:
         is_rate = row.unit == RATES
@@ -251,7 +253,7 @@ def _change(
         return change if apart and far else None
     counter = counter_of(row.metric)
     if counter is not None and counter.signed:
-        return change if abs(new.p50 - old.p50) >= LEAST_BYTES else None
-    least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.p50), abs(new.p50))
+        return change if abs(new.value - old.value) >= LEAST_BYTES else None
+    least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.value), abs(new.value))
     # Equal outputs have an SQNR of inf: a figure where there was none to speak of is a change.
-    return change if abs(new.p50 - old.p50) > least and row.unit in {"dB", "1"} else None
+    return change if abs(new.value - old.value) > least and row.unit in {"dB", "1"} else None

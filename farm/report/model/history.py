@@ -40,7 +40,7 @@ def ended(points: Iterable[HistoryPoint]) -> list[str]:
     return [
         f"{metric} has ended: runners measure {_SUCCESSORS[metric]} in its place, without verification"
         for metric, point in newest.items()
-        if point.p50 is None
+        if point.value is None
     ]
 
 
@@ -134,7 +134,7 @@ def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> C
     points = []
     for place, row in enumerate(rows):
         figure = row.figures[column]
-        value = math.nan if figure is None or figure.p50 is None else float(figure.p50)
+        value = math.nan if figure is None or figure.value is None else float(figure.value)
         bad = row.first.verdict == "failed" and not row.first.known_issue
         points.append(
             ChartPoint(

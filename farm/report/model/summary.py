@@ -62,6 +62,8 @@ class Spread(msgspec.Struct, frozen=True):
     """The samples of one measurement that are numbers, in its unit."""
 
     n: int
+    value: float
+    """Of a figure of outputs what decides, the worst sample or the mean; else the median."""
     least: float
     p50: float
     p90: float
@@ -295,14 +297,14 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
     fallback = float(sum(job.fallback_ops.values())) if job.fallback_ops else None
     if attempt is None:
         return KeyNumbers(fallback_ops=fallback)
-    medians = {m.metric: spread.p50 for m in attempt.measurements if (spread := spread_of(m)) is not None}
+    values = {m.metric: spread.value for m in attempt.measurements if (spread := spread_of(m)) is not None}
 
     def worst(reference: str, field: str, pick: Callable[[Iterable[float]], float]) -> float | None:
         chosen = [c for c in attempt.comparisons if reference in {"", c.reference}]
         return _worst([getattr(c, field) for c in chosen], pick)
 
     def in_ms(metric: str) -> float | None:
-        return medians[metric] / 1e6 if metric in medians else None
+        return values[metric] / 1e6 if metric in values else None
 
     return KeyNumbers(
         sqnr_fp32=worst("fp32", "sqnr_db", min),
@@ -311,11 +313,11 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
         latency_ms=in_ms("latency"),
-        load_ms=in_ms(next((metric for metric in LOAD_TIMES if metric in medians), "")),
-        htp_cycles=medians.get("htp_cycles"),
-        pte_bytes=medians.get("pte_size"),
-        partitions=medians.get("partitions"),
-        fallback_ops=medians.get("fallback_ops", fallback),
+        load_ms=in_ms(next((metric for metric in LOAD_TIMES if metric in values), "")),
+        htp_cycles=values.get("htp_cycles"),
+        pte_bytes=values.get("pte_size"),
+        partitions=values.get("partitions"),
+        fallback_ops=values.get("fallback_ops", fallback),
     )
 
 
@@ -325,7 +327,11 @@ def spread_of(measurement: Measurement) -> Spread | None:
     if not samples:
         return None
     nearest_rank = max(0, math.ceil(0.9 * len(samples)) - 1)
-    return Spread(len(samples), samples[0], statistics.median(samples), samples[nearest_rank], samples[-1])
+    median = statistics.median(samples)
+    value = measurement.value if figure_of(measurement.metric) else median
+    return Spread(
+        len(samples), median if value is None else value, samples[0], median, samples[nearest_rank], samples[-1]
+    )
 
 
 def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:

@@ -118,10 +118,10 @@ def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
     series = [row for row in table.rows if not row.first.trial] or table.rows
     for metric, column in zip(table.metrics, zip(*(row.figures for row in series), strict=True), strict=True):
         found = [point for point in column if point is not None]
-        known = sorted((point for point in found if point.p50 is not None), key=lambda point: point.p50 or 0.0)
-        if known and known[0].p50 != known[-1].p50:
+        known = sorted((point for point in found if point.value is not None), key=lambda point: point.value or 0.0)
+        if known and known[0].value != known[-1].value:
             # The newest are the ones that somebody asks for.
-            line = sparkline([point.p50 for point in found][-max(1, columns_shown - width - _LEAST_ROOM - 4) :])
+            line = sparkline([point.value for point in found][-max(1, columns_shown - width - _LEAST_ROOM - 4) :])
             lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
     return lines
 
@@ -137,11 +137,11 @@ def _with_change(line: str, what: str, width: int) -> list[str]:
 
 
 def _figure(point: HistoryPoint | None) -> str:
-    if point is None or point.p50 is None:
+    if point is None or point.value is None:
         return "-"
     if point.unit == "ns":
-        return f"{point.p50 / 1e6:.3f}"
-    return f"{point.p50:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.p50:.2f}"
+        return f"{point.value / 1e6:.3f}"
+    return f"{point.value:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.value:.2f}"
 
 
 def _time(epoch_ms: int) -> str:

@@ -81,10 +81,10 @@ def _attempt(
         yield ""
         yield from _comparisons(attempt)
     if measured := beyond_comparisons(attempt, samples=True):
-        rows: list[tuple[str, ...]] = [("metric", "p50", "least", "p90", "most", "n")]
+        rows: list[tuple[str, ...]] = [("metric", "value", "least", "p90", "most", "n")]
         for one in measured:
             spread = spread_of(one)
-            figures = (spread.p50, spread.least, spread.p90, spread.most) if spread else ()
+            figures = (spread.value, spread.least, spread.p90, spread.most) if spread else ()
             shown = [fmt.quantity(value, one.unit) for value in (figures[:1] if len(one.samples) == 1 else figures)]
             # The others have the unit of the first.
             shown = [*shown[:1], *(text.partition(" ")[0] for text in shown[1:]), *[""] * (4 - len(shown))]

@@ -32,7 +32,7 @@ _NOTHING = "(the store has no job yet: 'farm run' makes some)"
 _NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Ids in one statement; nobody reads the history of more.
 _MOST_PARAMETERS = 10_000
-# An attempt that failed is part of the history of what was asked for: metric, unit, direction, exact, p50 and n.
+# An attempt that failed is part of the history of what was asked for: metric, unit, direction, exact, value and n.
 _UNMEASURED = ("", "", False, None, 0)
 
 
@@ -72,8 +72,8 @@ class HistoryReader:
             for attempts in chunks([row.attempt_id for row in rows]):
                 for name in ("history.medians", "history.counts"):
                     for row in connection.execute(statement(name), {"attempts": attempts}):
-                        level = values.level_of(row.metric, row.p50, row.samples)
-                        figure = (row.metric, row.unit, row.direction, row.exact, level, row.n)
+                        value = values.level_of(row.metric, row.p50, row.samples)
+                        figure = (row.metric, row.unit, row.direction, row.exact, value, row.n)
                         measured.setdefault(row.attempt_id, []).append(figure)
             if metric is not None:
                 known = set(connection.scalars(statement("history.metrics"), {"jobs": jobs}))
@@ -206,7 +206,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _point(
-    row: Row[Any], metric: str, unit: str, direction: str, exact: bool, p50: float | None, n: int
+    row: Row[Any], metric: str, unit: str, direction: str, exact: bool, value: float | None, n: int
 ) -> HistoryPoint:
     return HistoryPoint(
         job_id=row.job_id,
@@ -222,7 +222,7 @@ def _point(
         unit=unit,
         direction=direction,
         exact=exact,
-        p50=p50,
+        value=value,
         n=n,
         device_facts=device_facts(row.build, row.runtime),
         trial=row.run_private or UNSET,

@@ -1,0 +1,78 @@
+"""Displays of a figure have the value that decides: the worst sample, or the mean where the limit is for that."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+
+from farm.replay.repro import rows
+from farm.report.formats.hud import render_hud
+from farm.report.html.page_of_run import render_html
+from farm.report.model.diff import diff_runs
+from farm.report.model.summary import spread_of, summarize
+from farm.report.terminal.job import job_lines
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.view import RunView
+
+RunOf = Callable[..., RunView]
+
+
+def attempt(*sqnr: float, top1: tuple[float, ...] = (), verdict: Verdict = Verdict.PASSED) -> Attempt:
+    measured = [
+        Measurement("latency", "ns", Direction.LOWER, (2e6, 1e6, 9e6)),
+        Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, sqnr),
+    ]
+    if top1:
+        measured.append(Measurement("top1[0]", "1", Direction.HIGHER, top1))
+    compared = (Comparison(0, "fp32", min(sqnr), 0.9, 0.1, None),)
+    return Attempt("j", verdict, Stage.DONE, "", "virtual-SM8650-0", comparisons=compared, measurements=tuple(measured))
+
+
+def test_one_place_names_the_value_that_decides() -> None:
+    sqnr = Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (38.65, 38.70, 38.35))
+    mean = Measurement("top1[0]", "1", Direction.HIGHER, (1.0, 1.0, 0.0, 0.0, 0.0))
+    latency = Measurement("latency", "ns", Direction.LOWER, (2e6, 1e6, 9e6))
+    assert [one.value for one in (sqnr, mean, latency)] == [38.35, 0.4, 2e6]
+    spreads = [spread_of(one) for one in (sqnr, mean, latency)]
+    assert [(one.value, one.p50) for one in spreads if one] == [(38.35, 38.65), (0.4, 0.0), (2e6, 2e6)]
+
+
+def test_show_and_page_have_the_value_that_decides(run_of: RunOf) -> None:
+    view = run_of((attempt(38.65, 38.70, 38.35, top1=(1.0, 1.0, 0.0, 0.0, 0.0), verdict=Verdict.FAILED),))
+    lines = job_lines(summarize(view), summarize(view).jobs[0], (), {})
+    [head, latency, sqnr, top1] = [
+        line.split() for line in lines if re.match(r"  (metric|latency|sqnr_fp32|top1)\b", line)
+    ]
+    assert head[:2] == ["metric", "value"]
+    assert (latency[1], sqnr[1], top1[1]) == ("2.000", "38.4", "0.4")
+    page = render_html(view)
+    cells = re.findall(r'<tr><th scope="row">(latency|sqnr_fp32\[0\]|top1\[0\]).*?</th><td>(.*?)</td>', page)
+    assert dict(cells) == {"latency": "2.000 ms", "sqnr_fp32[0]": "38.4 dB", "top1[0]": "0.4"}
+
+
+def test_two_runs_differ_by_the_value_that_decides(run_of: RunOf) -> None:
+    before, after = run_of((attempt(38.65, 38.70, 38.35),)), run_of((attempt(38.65, 38.70, 30.0),))
+    [change] = diff_runs(before, after).jobs[0].changes
+    assert (change.metric, change.before, change.after, change.worse) == ("sqnr_fp32[0]", 38.35, 30.0, True)
+    [lost] = diff_runs(before, run_of((attempt(38.65, math.nan, 38.35),))).jobs[0].changes
+    assert lost.worse
+    assert math.isnan(lost.after)
+    same = run_of((attempt(38.35, 45.0, 45.0),))
+    assert diff_runs(before, same).jobs[0].changes == ()
+
+
+def test_a_dashboard_record_has_the_value_that_decides(run_of: RunOf) -> None:
+    found = json.loads(render_hud(run_of((attempt(38.65, 38.70, 38.35),))))
+    records = {one["metric"]["name"]: one["metric"] for one in found}
+    assert records["sqnr_fp32[0](dB)"]["benchmark_values"] == [38.35]
+    # Dashboards know a latency as the mean.
+    assert records["avg_inference_latency(ms)"]["benchmark_values"] == [4.0]
+
+
+def test_a_result_run_again_is_compared_by_the_value_that_decides() -> None:
+    then, now = attempt(30.0, top1=(1.0, 1.0, 1.0, 0.0)), attempt(30.0, top1=(1.0, 1.0, 0.0, 0.0, 0.0))
+    found = {one.name: (one.then, one.now) for one in rows(then, now)}
+    assert found["top1[0]"] == (0.75, 0.4)
+    assert found["latency"] == (2e6, 2e6)
