@@ -1,0 +1,51 @@
+"""Builds the stub of a DSP whose heap can be profiled, and a QNN SDK for this machine that has it as its simulator.
+
+`python tests/heap_sdk_stub.py FOLDER [SETTINGS]` makes an SDK to try by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from farm.config.settings import load_config
+from farm.runtime.simulator import LIBRARY, TARGET, package_libraries
+from farm.system.publish import published
+
+STUB = Path(__file__).parent / "native_runner" / "heap_stub.cpp"
+IDLE_BYTES = 928212
+"""Bytes of the stub's heap that are in use without any context."""
+
+
+def build_heap_stub(cache: Path, settings: str = "") -> Path:
+    """Return the stub in front of this machine's simulator, built once a cache; `settings` are listed in its source."""
+    library = package_libraries(None)[0] / LIBRARY
+    argv = [
+        *("c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete"),
+        *(f'-DSTUB_HTP_LIBRARY="{library}"', f'-DSTUB_SETTINGS="{settings}"', str(STUB), "-ldl"),
+    ]
+    key = hashlib.sha256("\0".join((STUB.read_text(), *argv)).encode()).hexdigest()[:16]
+
+    def compile_into(folder: Path) -> None:
+        subprocess.run([*argv, "-o", str(folder / "libheap_stub.so")], check=True, timeout=120)
+
+    return published(cache / "runner-test-stubs" / key, compile_into) / "libheap_stub.so"
+
+
+def make_heap_sdk(root: Path, cache: Path, settings: str = "") -> Path:
+    """Return an SDK in the new folder `root`: the libraries of this machine, with the stub in front of the simulator."""
+    folder = root / "lib" / TARGET
+    folder.mkdir(parents=True)
+    for path in (path for source in package_libraries(None) for path in source.glob("*.so*")):
+        if path.name != LIBRARY:
+            (folder / path.name).symlink_to(path)
+    (folder / LIBRARY).symlink_to(build_heap_stub(cache, settings))
+    (root / "sdk.yaml").write_text("product: stub\nversion: 2.51.0.1\n")
+    return root
+
+
+if __name__ == "__main__":
+    cache = load_config().cache_dir
+    sys.stdout.write(f"{make_heap_sdk(Path(sys.argv[1]).absolute(), cache, ' '.join(sys.argv[2:]))}\n")

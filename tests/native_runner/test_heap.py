@@ -1,0 +1,92 @@
+"""ExecuTorch's own code for the DSP's heap, over a stub of a DSP that reports one."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from heap_sdk_stub import IDLE_BYTES, build_heap_stub
+
+from farm.results.heap import parse_heap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HEAP = ("--heap_profiling_path=heap.txt", "--profile_level=2")
+
+
+@pytest.fixture
+def heap_stub(farm_cache: Path) -> Callable[..., dict[str, str]]:
+    """From settings of the stub to the environment that puts it behind the bridge."""
+    library = build_heap_stub(farm_cache)
+    return functools.partial(_environment, library)
+
+
+def _environment(library: Path, settings: str = "") -> dict[str, str]:
+    return {"FARM_QNN_REAL_HTP": str(library), "HEAP_STUB": settings}
+
+
+def _stated(folder: Path) -> tuple[int | None, int | None, str]:
+    heap = parse_heap((folder / "heap.txt").read_bytes())
+    return heap.before, heap.after, heap.problem
+
+
+@pytest.mark.parametrize("level", ["1", "2"])
+def test_a_profiled_run_writes_both_numbers(conv: Any, heap_stub: Any, level: str) -> None:
+    assert conv.run("--heap_profiling_path=heap.txt", f"--profile_level={level}", env=heap_stub()).code == 0
+    assert _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")
+
+
+@pytest.mark.parametrize(
+    ("level", "settings"), [("0", ""), ("2", "silent")], ids=["without a profile", "without events"]
+)
+def test_what_measures_no_heap_writes_no_file(conv: Any, heap_stub: Any, level: str, settings: str) -> None:
+    ran = conv.run("--heap_profiling_path=heap.txt", f"--profile_level={level}", env=heap_stub(settings))
+    assert ran.code == 0, ran.stderr
+    assert not (conv.folder / "heap.txt").exists()
+
+
+def test_bytes_that_a_context_keeps_are_in_the_second_number(conv: Any, heap_stub: Any) -> None:
+    assert conv.run(*HEAP, env=heap_stub("keep=9437184")).code == 0
+    assert _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES + 9437184, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        # The name of the first event begins the file anew, whenever it comes.
+        ("swapped", (IDLE_BYTES, None, "after_context_freed is missing")),
+        ("twice", (IDLE_BYTES, None, "after_context_freed stands 2 times")),
+    ],
+)
+def test_events_out_of_order_are_no_measurement(conv: Any, heap_stub: Any, settings: str, stated: Any) -> None:
+    assert conv.run(*HEAP, env=heap_stub(settings)).code == 0
+    assert _stated(conv.folder) == stated
+
+
+def test_every_job_of_a_session_has_a_file_of_its_own_from_the_first_context_to_the_last(
+    conv: Any, heap_stub: Any
+) -> None:
+    with conv.serve(*HEAP, env=heap_stub("keep=4096")) as session:
+        for jobs in range(2):
+            folder = conv.folder / f"job{jobs}"
+            (folder / "outputs").mkdir(parents=True)
+            for name in ("model.pte", "input_list.txt", "x0.raw", "x1.raw"):
+                (folder / name).symlink_to(conv.folder / name)
+            assert session.ask(f"--working_folder={folder}", "--heap_profiling_path=heap.txt")["ok"] is True
+            assert _stated(folder) == (IDLE_BYTES + jobs * 4096, IDLE_BYTES + (jobs + 1) * 4096, "")
+        # Another path than the process was started with could not be told to ExecuTorch any more.
+        answer = session.ask("--heap_profiling_path=other.txt")
+        assert answer["error"]["stage"] == "options"
+        assert "needs a process of its own" in answer["error"]["message"]
+
+
+def test_the_job_after_a_refused_context_starts_from_none(conv: Any, heap_stub: Any) -> None:
+    with conv.serve(*HEAP, env=heap_stub("refuse=1")) as session:
+        answer = session.ask("--heap_profiling_path=heap.txt")
+        assert (answer["ok"], answer["error"]["stage"]) == (False, "load")
+        assert not (conv.folder / "heap.txt").exists()
+        assert session.ask("--heap_profiling_path=heap.txt")["ok"] is True
+        assert _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")
