@@ -103,6 +103,7 @@ class Relay:
         self._target, self._delay_s, self._breaks = target, delay_s, breaks
         self._chance = random.Random(1)
         self._holds = asyncio.Event()
+        self._carried: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -131,30 +132,35 @@ class Relay:
 
     async def _listen(self) -> asyncio.Server:
         self._holds.set()
-        return await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of its own: asyncio logs an error for each cancelled task that it makes itself.
+        task = self._loop.create_task(self._carry(reader, writer))
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
 
     async def _end(self) -> None:
         self._server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        carried = list(self._carried)
+        for task in carried:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*carried, return_exceptions=True)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            if isinstance(self._target, int):
-                there, further = await asyncio.open_connection("127.0.0.1", self._target)
-            else:
-                there, further = await asyncio.open_unix_connection(self._target)
+        with contextlib.ExitStack() as stack:
+            stack.callback(writer.transport.abort)
             try:
+                if isinstance(self._target, int):
+                    there, further = await asyncio.open_connection("127.0.0.1", self._target)
+                else:
+                    there, further = await asyncio.open_unix_connection(self._target)
+                stack.callback(further.transport.abort)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pump(reader, further))
                     group.create_task(self._pump(there, writer))
             except* (OSError, EOFError):
                 self.broken += 1
-            finally:
-                for one in (writer, further):
-                    one.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):

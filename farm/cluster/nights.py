@@ -105,7 +105,9 @@ class NightStarter:
                 raise UsageError(f"{config.file}: agent.nights: {night.file} is called {name}, as another night is")
             self._nights[name] = night
         self._supervisor = Supervisor()
-        self._lock = threading.Lock()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
+        self._started: dict[str, int] = {}
+        """When the newest night of a name that was started here was due."""
         self._agent: AgentId | None = None
         self._running: dict[str, Child] = {}
         self._threads: list[threading.Thread] = []
@@ -138,10 +140,13 @@ class NightStarter:
             return
         nights = self._store.cluster.nights
         due_ms = due_before(night, nights.now_ms())
-        state = nights.begin(agent, name, due_ms, late_ms=int(night.late_s * 1000))
-        if state == "running":
-            self._start(agent, name, due_ms, resume=False)
-        elif state in ("missed", "skipped"):
+        with self._checking:
+            if self._started.get(name) == due_ms:
+                return
+            state = nights.begin(agent, name, due_ms, late_ms=int(night.late_s * 1000))
+            if state == "running":
+                self._start(agent, name, due_ms, resume=False)
+        if state in ("missed", "skipped"):
             nights.lose()
             self._note(f"night {name} of {clock(due_ms)} was {state}")
 
@@ -162,6 +167,7 @@ class NightStarter:
 
     def _start(self, agent: AgentId, name: str, due_ms: int, *, resume: bool) -> None:
         night = self._nights[name]
+        self._started[name] = due_ms
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
         words = [*self._command, str(night.file), *(["--resume"] if resume else [])]

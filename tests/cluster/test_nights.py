@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
@@ -24,7 +24,7 @@ from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
 from farm.cluster.terms import PROTOCOL
 from farm.config.settings import load_config
 from farm.config.shared import NightConfig
-from farm.errors import ConfigError, UsageError
+from farm.errors import ConfigError, StoreError, UsageError
 from farm.store.cluster.records import AgentFacts, NightStart
 from farm.store.store import open_store
 
@@ -198,6 +198,29 @@ def test_two_schedulers_start_a_night_once(hosts: list[Host]) -> None:
     [start] = hosts[0].starts()
     assert (start.state, start.exit_code) == ("ended", 0)
     assert start.agent in {host.name for host in hosts}
+
+
+def test_a_night_whose_first_answer_was_lost_is_started_at_the_next_look(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, nights = hosts[0], hosts[0].store.cluster.nights
+    begin = nights.begin
+
+    def lose_answer(*args: Any, **kwargs: Any) -> None:
+        begin(*args, **kwargs)
+        raise StoreError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nights, "begin", lose_answer)
+        with pytest.raises(StoreError):
+            host.starter.check(host.night)
+    for one in (hosts[1], host, host):
+        one.starter.check(host.night)
+    await_true(host.is_over)
+    host.starter.check(host.night)
+    assert host.said() == ["night"]
+    [start] = host.starts()
+    assert (start.state, start.agent) == ("ended", host.name)
 
 
 def test_a_host_that_was_away_does_not_start_last_night_s(store: Store, url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.store import schema
 from farm.store.cluster import mend
-from farm.store.cluster.records import Build, NewBuild
+from farm.store.cluster.records import Build, Claimed, NewBuild
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.rules import Priority
 from farm.store.store import open_store
@@ -189,6 +189,26 @@ def test_a_result_after_somebody_else_had_the_device_is_refused(store: Store) ->
     [again] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert (again.id, again.lease.fence) == (held.id, held.lease.fence + 1)
     assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+
+
+def test_a_claim_whose_answer_was_lost_is_taken_back_by_the_next_heartbeat(store: Store) -> None:
+    run_id = submit(store, shards(3))
+    one = agent(store, devices=2)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    # A new lease, and a second shard under the lease that the device has: the agent heard of neither.
+    store.cluster.claim(one, SOC, ["h1-1"], ttl_s=TTL_S)
+    store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, keep={"h1-0": held.lease})
+    known = Claimed(frozenset({(held.id, held.lease.fence)}))
+
+    minded = store.cluster.heartbeat(one, None, TTL_S, [held.lease], known)
+
+    assert (minded.lost, minded.claimed) == ((), known)
+    assert [(lease.device, lease.fence) for lease in store.leases.all()] == [("h1-0", held.lease.fence)]
+    assert [(each.id == held.id, each.state) for each in store.cluster.shards(run_id)] == [
+        (True, "held"), (False, "waiting"), (False, "waiting"),
+    ]  # fmt: skip
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease], known).claimable == (SOC,)
+    assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
 
 
 def test_two_agents_of_one_name_are_told_apart(store: Store) -> None:
@@ -461,6 +481,19 @@ def test_bundles_are_made_once_and_a_shard_begins_when_it_lacks_none(store: Stor
     # A third run finds them there.
     third = submit(store, parts, "eve", builds=builds)
     assert store.cluster.progress(third, 0).to_build == 0
+
+
+def test_a_build_whose_claim_was_not_answered_is_taken_back_by_the_next_heartbeat(store: Store) -> None:
+    made = [NewBuild(key(n), "tools", job(n), {}) for n in range(2)]
+    submit(store, shards(2, jobs=1), builds=made)
+    host = store.cluster.register("b1", facts("b1", 0, toolchains=("tools",)), TTL_S, user="farm")
+    [first] = store.cluster.claim_builds(host, ["tools"], 1, ttl_s=TTL_S)
+    [lost] = store.cluster.claim_builds(host, ["tools"], 1, ttl_s=TTL_S)
+
+    store.cluster.heartbeat(host, None, TTL_S, [], Claimed(builds=frozenset({(first.task.key, first.fence)})))
+
+    [again] = store.cluster.claim_builds(host, ["tools"], 2, ttl_s=TTL_S)
+    assert (again.task.key, again.fence) == (lost.task.key, lost.fence + 1)
 
 
 def test_a_build_that_failed_fails_for_who_asked_and_is_tried_again_for_who_asks_anew(store: Store) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
+    from farm.cluster.agent.ledger import Ledger
     from farm.config.settings import Config
     from farm.store.cluster.records import AgentId, Build, HeldBuild, OfferedToolchain
     from farm.store.objects.objects import Objects
@@ -60,9 +61,17 @@ class BuildHost:
     """The builds of one agent. Its methods return at once, but for `begin`, `drain` and `stop`; any thread may call."""
 
     def __init__(
-        self, config: Config, store: Store, objects: Objects, note: Callable[[str], None], *, ttl_s: float = 10.0
+        self,
+        config: Config,
+        store: Store,
+        objects: Objects,
+        note: Callable[[str], None],
+        *,
+        ledger: Ledger,
+        ttl_s: float = 10.0,
     ) -> None:
         self._config, self._store, self._objects, self._note, self._ttl_s = config, store, objects, note, ttl_s
+        self._ledger = ledger
         self._toolchains = HostToolchains(config, note)
         self._cache = BundleCache(config.cache_dir)
         self._supervisor = Supervisor()
@@ -199,7 +208,9 @@ class BuildHost:
         if self._agent is None or not self._toolchains.ids or not self._has_room():
             return None
         try:
-            found = self._store.cluster.claim_builds(self._agent, self._toolchains.ids, 1, ttl_s=self._ttl_s)
+            with self._ledger.changing():
+                found = self._store.cluster.claim_builds(self._agent, self._toolchains.ids, 1, ttl_s=self._ttl_s)
+                self._ledger.add_builds(found)
         except StoreError as error:
             # The next wake tries again.
             self._note(f"builds cannot be claimed: {error}")

@@ -167,5 +167,5 @@ class Claimer:
                 if self._wishes.get(held.lease.device) is wishes[held.lease.device]:
                     del self._wishes[held.lease.device]
         for held in found:
-            self._ledger.add(held.lease)
+            self._ledger.add(held)
             self._claimed(held, until_s)

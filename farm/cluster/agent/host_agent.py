@@ -173,7 +173,7 @@ class HostAgent:
         if self._builds:
             from farm.cluster.agent.builds import BuildHost
 
-            self._build_host = BuildHost(self._config, self._store, objects, self._note, ttl_s=ttl_s)
+            self._build_host = BuildHost(self._config, self._store, objects, self._note, ledger=ledger, ttl_s=ttl_s)
             self._build_host.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:

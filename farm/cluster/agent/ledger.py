@@ -1,4 +1,4 @@
-"""The leases of an agent, and the order in which the database and its devices learn of them."""
+"""Leases, shards and builds of an agent, and the order in which the database and its devices learn of them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from farm.store.cluster.records import Claimed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.store.cluster.records import HeldBuild, HeldShard, Minded
     from farm.store.leases.rules import Lease
 
 
 class Ledger:
-    """What an agent holds, by device.
+    """Leases of an agent by device, and the shards and builds of its answered claims.
 
     Claims, releases and heartbeats happen one after the other, inside of `changing`, with what the devices are told of
-    them: else a heartbeat that is answered late would call a lease lost that was claimed meanwhile.
+    them: else a heartbeat that is answered late would call a lease lost that was claimed meanwhile, or take back a
+    shard whose claim is being answered.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
+        self._claimed = Claimed()
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -33,11 +38,27 @@ class Ledger:
         """Return the leases, for who is in `changing`."""
         return list(self._leases.values())
 
-    def add(self, lease: Lease) -> None:
-        """Note a lease that was given, in the place of an earlier one of the device."""
-        self._leases[lease.device] = lease
+    def claimed(self) -> Claimed:
+        """Return the shards and builds, for who is in `changing`."""
+        return self._claimed
 
-    def drop(self, devices: Iterable[str]) -> None:
-        """Note that the leases of these devices are over."""
-        for device in devices:
+    def add(self, held: HeldShard) -> None:
+        """Note a shard that was given with its lease, in the place of an earlier lease of the device."""
+        self._leases[held.lease.device] = held.lease
+        self._claimed = Claimed(self._claimed.shards | {(held.id, held.lease.fence)}, self._claimed.builds)
+
+    def add_builds(self, found: Sequence[HeldBuild]) -> None:
+        """Note builds that were given."""
+        given = {(held.task.key, held.fence) for held in found}
+        self._claimed = Claimed(self._claimed.shards, self._claimed.builds | given)
+
+    def drop(self, leases: Sequence[Lease]) -> None:
+        """Note that these leases are over."""
+        for lease in leases:
+            self._leases.pop(lease.device, None)
+
+    def minded(self, minded: Minded) -> None:
+        """Note the leases that a heartbeat found lost, and the shards and builds that the store still has as held."""
+        for device in minded.lost:
             self._leases.pop(device, None)
+        self._claimed = minded.claimed

@@ -114,8 +114,9 @@ class Minder:
         news = None if facts == self._sent else facts
         try:
             with self._ledger.changing():
-                minded = self._store.cluster.heartbeat(self._agent, news, self._ttl_s, self._ledger.held())
-                self._ledger.drop(minded.lost)
+                held, claimed = self._ledger.held(), self._ledger.claimed()
+                minded = self._store.cluster.heartbeat(self._agent, news, self._ttl_s, held, claimed)
+                self._ledger.minded(minded)
                 self._minded(minded, until_s)
         except FarmError as error:
             if str(error) != self._problem:

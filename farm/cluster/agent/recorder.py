@@ -231,7 +231,7 @@ class Recorder:
     def _release(self, agent: AgentId, leases: Sequence[Lease]) -> None:
         with self._ledger.changing():
             self._store.cluster.release(agent, leases)
-            self._ledger.drop(lease.device for lease in leases)
+            self._ledger.drop(leases)
 
     def _put_back(self, item: ShardBack) -> None:
         if self._agent is not None:

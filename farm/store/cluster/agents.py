@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import text
@@ -12,11 +12,11 @@ from farm.errors import AgentRefusedError
 from farm.store import values
 from farm.store.cluster.build_rows import drop_unwanted
 from farm.store.cluster.part import ClusterPart, notify
-from farm.store.cluster.records import Agent, AgentFacts, AgentId, Minded
+from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, Minded
 from farm.store.leases.rows import is_settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from sqlalchemy import Connection, Row
 
@@ -78,7 +78,9 @@ _HEARTBEAT = text("""
         (SELECT is_draining FROM me) AS is_draining,
         (SELECT json_object_agg(device, fence) FROM kept) AS kept,
         (SELECT json_object_agg(device, wanted_by) FROM kept WHERE wanted_by <> '') AS wanted,
-        (SELECT json_agg(DISTINCT device) FROM shard WHERE token = :token AND state = 'held') AS used,
+        (SELECT json_agg(json_build_array(id, fence, device)) FROM shard
+         WHERE token = :token AND state = 'held') AS shards,
+        (SELECT json_agg(json_build_array(key, fence)) FROM build WHERE token = :token AND state = 'held') AS builds,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id), now
@@ -98,15 +100,20 @@ _HEARTBEAT = text("""
               AND run_order.state = 'open' AND (until_ms IS NULL OR until_ms > now.ms)
         )) AS claimable
 """)
-_PUT_BACK_ALL = text("""
+_PUT_BACK = text("""
     UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
                      token = '', agent = '', why = :why
     FROM run_order WHERE run_order.run_id = shard.run_id AND shard.token = :token AND shard.state = 'held'
+      AND (:everything OR shard.id = ANY(:shards))
     RETURNING shard.soc
 """)
-_GIVE_BACK_ALL = text("UPDATE lease SET token = '', expires_ms = 0, wanted_by = '' WHERE token = :token")
+_GIVE_BACK = text("""
+    UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''
+    WHERE token = :token AND (:everything OR device = ANY(:devices))
+""")
 _PUT_BACK_BUILDS = text("""
-    UPDATE build SET state = 'waiting', agent = '', token = '' WHERE token = :token AND state = 'held'
+    UPDATE build SET state = 'waiting', agent = '', token = ''
+    WHERE token = :token AND state = 'held' AND (:everything OR key = ANY(:builds))
     RETURNING key, toolchain
 """)
 _LEAVE = text("UPDATE agent SET has_left = true, expires_ms = 0 WHERE name = :name AND token = :token RETURNING name")
@@ -156,18 +163,32 @@ class Agents(ClusterPart):
         """Let others have all shards, builds and devices of an agent."""
         self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
 
-    def heartbeat(self, agent: AgentId, facts: AgentFacts | None, ttl_s: float, leases: Iterable[Lease] = ()) -> Minded:
+    def heartbeat(
+        self,
+        agent: AgentId,
+        facts: AgentFacts | None,
+        ttl_s: float,
+        leases: Collection[Lease] = (),
+        claimed: Claimed | None = None,
+    ) -> Minded:
         """Keep an agent and all its leases alive for `ttl_s`, and return what it should know.
 
         `facts`: only where they are others than it said before. `leases` are those that it takes for its own: what is
         not is in `Minded.lost`. A lease that expired and that nobody took is renewed.
+
+        With `claimed` the store takes back every lease, shard and build of the agent that is not in `leases` or
+        `claimed`: the connection broke before the answer to its claim arrived. No claim may run meanwhile.
         """
         us = {"name": agent.name, "token": agent.token, "ttl_ms": _ms(ttl_s)}
 
         if facts is not None:
             self._database.write(lambda connection: self._write_facts(connection, agent, facts))
         [row] = self._database.at_once(_HEARTBEAT, us)
-        return _minded(row, leases)
+        unanswered = _unanswered(row, leases, claimed) if claimed is not None else None
+        if unanswered is not None:
+            why = "the answer to the claim of its agent was lost"
+            self._database.write(lambda connection: put_back_held(connection, agent.token, why, unanswered))
+        return _minded(row, leases, claimed)
 
     def leave(self, agent: AgentId) -> None:
         """End the life of an agent: what it held is others'."""
@@ -248,23 +269,49 @@ def agent_of(row: Row[Any], now_ms: int) -> Agent:
     return Agent(row.name, row.user_name, row.started_ms, row.heartbeat_ms, is_alive, facts, row.is_draining)
 
 
-def put_back_held(connection: Connection, token: str, why: str) -> int:
-    """Let others have all that was held under a token, and return how many shards these were."""
-    socs = connection.scalars(_PUT_BACK_ALL, {"token": token, "why": why}).all()
+class Held(NamedTuple):
+    """Rows that are held under the token of an agent."""
+
+    devices: list[str]
+    shards: list[int]
+    builds: list[str]
+
+
+def put_back_held(connection: Connection, token: str, why: str, only: Held | None = None) -> int:
+    """Let others have all rows that are held under a token, or `only` some, and return the number of shards."""
+    rows = {"token": token, "everything": only is None, **(only or Held([], [], []))._asdict()}
+    socs = connection.scalars(_PUT_BACK, {**rows, "why": why}).all()
     hints = {f"work {soc}" for soc in socs}
-    connection.execute(_GIVE_BACK_ALL, {"token": token})
-    builds = connection.execute(_PUT_BACK_BUILDS, {"token": token}).all()
+    connection.execute(_GIVE_BACK, rows)
+    builds = connection.execute(_PUT_BACK_BUILDS, rows).all()
     drop_unwanted(connection, [row.key for row in builds])
     hints |= {f"build {row.toolchain}" for row in builds}
     notify(connection, hints)
     return len(socs)
 
 
-def _minded(row: Row[Any], leases: Iterable[Lease]) -> Minded:
+def _unanswered(row: Row[Any], leases: Iterable[Lease], claimed: Claimed) -> Held | None:
+    """Return what an agent holds without having heard of it; None for nothing."""
+    known = {(lease.device, lease.fence) for lease in leases}
+    held = Held(
+        sorted(device for device, fence in (row.kept or {}).items() if (device, fence) not in known),
+        sorted(id_ for id_, fence, _ in row.shards or () if (id_, fence) not in claimed.shards),
+        sorted(key for key, fence in row.builds or () if (key, fence) not in claimed.builds),
+    )
+    return held if any(held) else None
+
+
+def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> Minded:
     kept = row.kept or {}
     lost = {lease.device for lease in leases if kept.get(lease.device) != lease.fence}
+    used = [
+        (id_, fence, device)
+        for id_, fence, device in row.shards or ()
+        if claimed is None or (id_, fence) in claimed.shards
+    ]
+    making = [(key, fence) for key, fence in row.builds or () if claimed is None or (key, fence) in claimed.builds]
     return Minded(
-        lost=tuple(sorted(lost | (set(row.used or ()) - kept.keys()))),
+        lost=tuple(sorted(lost | ({device for _, _, device in used} - kept.keys()))),
         wanted=row.wanted or {},
         cancelled=tuple(sorted(row.cancelled or ())),
         stopped=tuple(sorted(row.stopped or ())),
@@ -272,6 +319,7 @@ def _minded(row: Row[Any], leases: Iterable[Lease]) -> Minded:
         claimable=tuple(sorted(row.claimable or ())),
         replaced=row.is_draining is None,
         drain=bool(row.is_draining),
+        claimed=Claimed(frozenset((id_, fence) for id_, fence, _ in used), frozenset(making)),
     )
 
 

@@ -20,6 +20,9 @@ _COLUMNS = "name, due_ms, state, agent, started_ms, ended_ms, exit_code, why"
 # Two of one name are decided one after the other, also where they are due at different times.
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm night'), hashtext(:name))")
 _IS_KNOWN = text("SELECT 1 FROM night_start WHERE name = :name AND due_ms >= :due_ms")
+_IS_MINE = text("""
+    SELECT 1 FROM night_start WHERE name = :name AND due_ms = :due_ms AND token = :token AND state = 'running'
+""")
 _HAS_PAST = text("SELECT 1 FROM night_start WHERE name = :name")
 _ALIVE = text("SELECT 1 FROM agent WHERE name = :agent AND token = :token AND NOT has_left AND expires_ms > :now_ms")
 # One that runs has an agent that lives, or did until a moment ago and may come back for it.
@@ -65,14 +68,15 @@ class NightStarts(ClusterPart):
         """Return `running` for the one agent that is to start the night of `name` that was due, once; else why not.
 
         `ended`: it is another's, or over. `missed`: it is too late by now, or another time. `skipped`: the night before
-        of that name still runs. The last two are kept for people to see.
+        of that name still runs. The last two are kept for people to see. The agent whose night runs gets `running`
+        again: the first answer may be lost.
         """
         identity = {"name": values.clean(name, 128), "due_ms": due_ms, "agent": agent.name, "token": agent.token}
 
         def change(connection: Connection) -> NightState:
             # What is told every minute costs no lock.
             if connection.scalar(_IS_KNOWN, identity) is not None:
-                return "ended"
+                return "ended" if connection.scalar(_IS_MINE, identity) is None else "running"
             connection.execute(_LOCK, identity)
             now_ms = self._clock(connection)
             if connection.scalar(_ALIVE, identity | {"now_ms": now_ms}) is None:

@@ -240,6 +240,15 @@ class ShardResult(msgspec.Struct, frozen=True):
     """All of its history, where another device is to try the job; empty where it has its verdict."""
 
 
+class Claimed(msgspec.Struct, frozen=True):
+    """Shards and builds that an agent has from answered claims."""
+
+    shards: frozenset[tuple[int, int]] = frozenset()
+    """Id and fence of each."""
+    builds: frozenset[tuple[str, int]] = frozenset()
+    """Key and fence of each."""
+
+
 class Minded(msgspec.Struct, frozen=True):
     """What an agent learns with a heartbeat."""
 
@@ -259,6 +268,8 @@ class Minded(msgspec.Struct, frozen=True):
     """Another agent has this one's name: stop."""
     drain: bool = False
     """Somebody wants it to take no more work, and to end when what it has is done."""
+    claimed: Claimed = Claimed()
+    """Shards and builds of the agent that the store still counts as held."""
 
 
 class Mended(msgspec.Struct, frozen=True):

@@ -1,0 +1,61 @@
+"""An agent whose connection breaks after the database has committed a claim, and before the answer arrives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shared_rows import SOC, TTL_S, agent, shards, submit
+from store_template import drop_database
+from waiting import until
+
+from farm.cluster.agent.claimer import Claimer
+from farm.cluster.agent.ledger import Ledger
+from farm.cluster.agent.minder import Minder
+from farm.errors import StoreError
+from farm.store.cluster.records import AgentFacts
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.store.cluster.records import HeldShard
+
+
+def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
+    new_store: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = new_store("lost_answer")
+    with open_store(address, connections=2) as store:
+        claim = store.cluster.claim
+        lost: list[HeldShard] = []
+        heard: list[HeldShard] = []
+        notes: list[str] = []
+
+        def claim_unheard(*args: Any, **kwargs: Any) -> list[HeldShard]:
+            found = claim(*args, **kwargs)
+            if found and not lost:
+                lost.extend(found)
+                raise StoreError("server closed the connection unexpectedly")
+            return found
+
+        monkeypatch.setattr(store.cluster, "claim", claim_unheard)
+        one = agent(store)
+        submit(store, shards(1))
+        ledger = Ledger()
+        facts = AgentFacts(host="h1", pid=1, version="1", protocol=1)
+        minder = Minder(
+            store, ledger, lambda: facts, minded=lambda *_: None, hinted=lambda _: claimer.wake() or False,
+            note=notes.append, ttl_s=TTL_S, heartbeat_s=0.2,
+        )  # fmt: skip
+        claimer = Claimer(store, ledger, lambda held, _: heard.append(held), notes.append, TTL_S, minder.is_settled)
+        try:
+            claimer.begin(one)
+            minder.begin(one)
+            claimer.want("h1-0", SOC, None)
+            until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
+        finally:
+            claimer.close()
+            minder.close()
+    assert (heard[0].id, heard[0].lease.fence) == (lost[0].id, lost[0].lease.fence + 1)
+    drop_database(address)
