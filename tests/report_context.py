@@ -9,9 +9,9 @@ import msgspec
 from farm.report.html.context import ReportContext
 from farm.store.records import (
     AlertRecord,
-    ArtifactRecord,
     Background,
     Before,
+    JobFile,
     JobStatus,
     RunStatus,
     TrendPoint,
@@ -92,7 +92,7 @@ def context(view: RunView) -> ReportContext:
             series(view, "htp_cycles", "cycles", "lower", *cycles),
             series(view, "sqnr_fp32[0]", "dB", "higher", *[40.0] * 30),
         )
-    here, gone = ArtifactRecord("ab" * 32, 123_456, "etdump"), ArtifactRecord("cd" * 32, 1_234, "output")
+    here, gone = JobFile("ab" * 32, 123_456, "etdump"), JobFile("cd" * 32, 1_234, "output")
     return ReportContext(
         status=status(view, failed_before="index_select"),
         alerts=(alert(view, view.jobs[4].id), alert(view, view.jobs[8].id, id=2, state="candidate")),

@@ -30,6 +30,15 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With one of so many newest results of any job."""
 
 
+class FailuresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[failures]` of farm.toml: limits of the inputs and outputs that are kept of failed attempts."""
+
+    keep_attempts: int = 20
+    """Failed attempts of a run with kept files; 0 keeps none."""
+    keep_mb: int = 64
+    """Inputs and outputs of one attempt together, in MiB."""
+
+
 class Rules(msgspec.Struct, frozen=True):
     """What a run has to be to stay; at least one of `keep_ms` and `keep_runs` is set."""
 

@@ -23,7 +23,7 @@ from farm.config.devices import (
     SocTable,
 )
 from farm.config.notify import NotifyConfig, read_notify
-from farm.config.retention import RetentionConfig, age_ms
+from farm.config.retention import FailuresConfig, RetentionConfig, age_ms
 from farm.config.shared import EXPECTED, AgentConfig, AgentTable, ArtifactsAddress, read_agent, read_artifacts
 from farm.config.store_address import with_files_beside
 from farm.config.toolchains import ToolchainConfig, read_toolchains
@@ -88,6 +88,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
     toolchain: dict[str, Any] = {}
 
@@ -136,6 +137,7 @@ class Config(msgspec.Struct, frozen=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
     toolchains: dict[str, ToolchainConfig] = {}
     """Those of farm.toml, by name."""
@@ -225,6 +227,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         health=attached.health(table.health),
         leases=attached.leases(table.leases),
         retention=_retention(path or FILE_NAME, table.retention),
+        failures=_failures(path or FILE_NAME, table.failures),
         notify=read_notify(path or Path(FILE_NAME), table.notify, lambda value: _beside(base, value)),
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
@@ -273,6 +276,13 @@ def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
     for key, count in (("keep_runs", table.keep_runs), ("keep_results", table.keep_results)):
         if count is not None and count < 1:
             raise ConfigError(file, f"retention.{key}", f"is {count}, expected at least 1")
+    return table
+
+
+def _failures(file: Path | str, table: FailuresConfig) -> FailuresConfig:
+    for key in table.__struct_fields__:
+        if (value := getattr(table, key)) < 0:
+            raise ConfigError(file, f"failures.{key}", f"is {value}, expected at least 0")
     return table
 
 

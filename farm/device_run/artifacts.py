@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.bundles.bundle import MANIFEST
 from farm.errors import FarmError
 from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
+    from farm.config.retention import FailuresConfig
     from farm.devices.device import Device
     from farm.devices.transport import Transport
     from farm.execution.optrace import OptraceTools
@@ -33,31 +35,68 @@ if TYPE_CHECKING:
 
 OUTPUT = "output:"
 """What the kind of an artifact that is an output begins with; its file name follows."""
+INPUT = "input:"
+"""Prefix of the kind of an artifact that is an input, before its file name."""
 TOKENS = "tokens"
 """The kind of what a program generated in an attempt that passed: token ids by prompt, as JSON."""
 
+_OUTPUTS = "output_*.raw"
 # Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
 _OUTPUT_BYTES = 64 << 20
 # One file that a command keeps by name: the layers of a network of a thousand.
 _FILE_BYTES = 256 << 20
 
 
+class FailedFiles:
+    """Places for the inputs and outputs of failed attempts of one run, shared by its workers."""
+
+    def __init__(self, limits: FailuresConfig, folder: Path) -> None:
+        """`folder` has a file for each taken place."""
+        self._limits, self._folder = limits, folder
+
+    def refusal(self, size: int) -> str:
+        """Return an empty text for files of `size` bytes that may be kept, which takes a place, else the reason."""
+        most, places = self._limits.keep_mb, self._limits.keep_attempts
+        if size > most << 20:
+            return f"{-(-size >> 20)} MiB, at most {most} (failures.keep_mb in farm.toml)"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in range(places):
+            with contextlib.suppress(FileExistsError):
+                (self._folder / str(number)).touch(exist_ok=False)
+                return ""
+        return f"{places} failed attempts have theirs (failures.keep_attempts in farm.toml)"
+
+    def want(self, attempt: Attempt) -> bool:
+        """Return whether the files of an attempt are wanted: a failure without a known issue."""
+        return bool(self._limits.keep_attempts) and attempt.verdict is Verdict.FAILED and not attempt.known_issue
+
+
 class AttemptArtifacts:
     """Keeps what a command wants of the files of its executions. What goes wrong here changes no verdict."""
 
     def __init__(
-        self, root: Path, profile: Profile, *, outputs: bool = False, optrace: OptraceTools | None = None
+        self,
+        root: Path,
+        profile: Profile,
+        *,
+        outputs: bool = False,
+        optrace: OptraceTools | None = None,
+        failed: FailedFiles | None = None,
     ) -> None:
-        """Keep the ETDump where `profile` wants one, `outputs`, and the SDK's timeline of what passed by `optrace`."""
+        """Keep the ETDump where `profile` wants one, `outputs`, and the SDK's timeline of what passed by `optrace`.
+
+        `failed` has places for inputs and outputs of failed attempts.
+        """
         self._store = ArtifactStore(root)
-        self._profile, self._outputs, self._optrace = profile, outputs, optrace
+        self._profile, self._outputs, self._optrace, self._failed = profile, outputs, optrace, failed
 
     def keep(
         self, attempt: Attempt, bundle: Bundle, folder: Path, session: Callable[[], DeviceSession]
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
         """Keep what is wanted of `folder`; return the attempt, with notes on what could not be had."""
         notes, kept = list(attempt.notes), []
-        for path, kind in self._wanted(folder, notes).items():
+        wanted = self._wanted(folder, notes) | self._of_failure(attempt, bundle, folder, notes)
+        for path, kind in wanted.items():
             try:
                 kept.append(self._put(kind, path))
             except (FarmError, OSError) as error:
@@ -108,7 +147,7 @@ class AttemptArtifacts:
     def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
         """Return the kinds of the files to keep; what is too large is left out, and noted where it was asked for."""
         wanted = {}
-        outputs = sorted(folder.glob("output_*.raw")) if self._outputs else []
+        outputs = sorted(folder.glob(_OUTPUTS)) if self._outputs else []
         if sum(path.stat().st_size for path in outputs) <= _OUTPUT_BYTES:
             wanted = {path: f"{OUTPUT}{path.name}" for path in outputs}
         else:
@@ -117,6 +156,23 @@ class AttemptArtifacts:
         if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
             wanted[etdump] = "etdump"
         return wanted
+
+    def _of_failure(self, attempt: Attempt, bundle: Bundle, folder: Path, notes: list[str]) -> dict[Path, str]:
+        """Return the kinds of the inputs and outputs to keep of a failed attempt, and of the manifest with shapes."""
+        outputs = sorted(folder.glob(_OUTPUTS))
+        if self._failed is None or not self._failed.want(attempt) or not outputs:
+            return {}
+        files = {path: f"{OUTPUT}{path.name}" for path in outputs}
+        for sample in range(bundle.manifest.samples):
+            files |= {path: f"{INPUT}{path.name}" for path in bundle.input_files(sample)}
+        try:
+            problem = self._failed.refusal(sum(path.stat().st_size for path in files))
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            notes.append(reason_line(f"inputs and outputs are not kept: {problem}"))
+            return {}
+        return files | {bundle.folder / MANIFEST: f"manifest:{MANIFEST}"}
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)

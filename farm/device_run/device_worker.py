@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
-from farm.device_run.artifacts import AttemptArtifacts
+from farm.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.devices.health import FULL, RECOVERY, RUNTIME, Event, Health, HealthMark, is_doubtful, next_health
@@ -67,7 +67,12 @@ class DeviceWorker:
             plan.run_id,
             takeover=plan.leased,
             gate=HeatGate(plan.health, stop=stop),
-            artifacts=AttemptArtifacts(plan.artifact_root, plan.profile, optrace=plan.optrace),
+            artifacts=AttemptArtifacts(
+                plan.artifact_root,
+                plan.profile,
+                optrace=plan.optrace,
+                failed=FailedFiles(plan.failures, plan.folder / "failures"),
+            ),
             pipelined=True,
             opened=self._opened,
         )

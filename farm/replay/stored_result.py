@@ -181,7 +181,7 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     kinds = {device.serial: device.kind for device in run.devices}
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:
-            artifacts = store.runs.artifacts(run.id, job_id)
+            artifacts = [one for one in store.runs.artifacts(run.id, job_id) if one.attempt == number]
             tokens = next((one.sha256 for one in reversed(artifacts) if one.kind == TOKENS), "")
             kind = kinds[attempt.device]
             return StoredResult(run, view, attempt, number, kind, kept_outputs(artifacts), tokens)

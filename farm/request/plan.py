@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from farm.config.retention import FailuresConfig
 from farm.config.settings import HealthConfig
 from farm.devices.connect import from_plain
 from farm.devices.device import Device
@@ -61,6 +62,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     leased: bool = False
     """Devices are leased; otherwise they are this run's own."""
     health: HealthConfig = HealthConfig()
+    failures: FailuresConfig = FailuresConfig()
 
     @property
     def path(self) -> Path:

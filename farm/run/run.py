@@ -278,6 +278,7 @@ class _Run(RunSteps):
             canaries=tuple(canaries),
             leased=fleet.leased,
             health=config.health,
+            failures=config.failures,
         )
 
     def _leave(self, run_id: str, abandoned: Collection[str]) -> None:

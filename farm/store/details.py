@@ -10,7 +10,7 @@ import msgspec
 from farm.program.layers import LayerStep
 from farm.results.attempt import Attempt, Cause, Comparison, LayerComparison, OperatorProfile, Stage, Verdict
 from farm.store import values
-from farm.store.records import ArtifactRecord, LastVerdict
+from farm.store.records import ArtifactRecord, JobFile, LastVerdict
 from farm.store.statements import chunks, statement
 from farm.suites.figures import COLUMNS
 
@@ -139,6 +139,11 @@ def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]
 def artifact_of(row: Row[Any]) -> ArtifactRecord:
     """Return the artifact of a row."""
     return ArtifactRecord(row.sha256, row.size, row.kind)
+
+
+def job_file_of(row: Row[Any]) -> JobFile:
+    """Return the artifact of a row with the number of its attempt."""
+    return JobFile(row.sha256, row.size, row.kind, row.number)
 
 
 def verdict_of(row: Row[Any]) -> LastVerdict:

@@ -66,6 +66,13 @@ class ArtifactRecord(msgspec.Struct, frozen=True):
     """For example `etdump` or `output`."""
 
 
+class JobFile(ArtifactRecord, frozen=True):
+    """A file of one attempt of a job."""
+
+    attempt: int = 1
+    """Number of the attempt among those of its job in the run, from 1."""
+
+
 class HistoryPoint(msgspec.Struct, frozen=True):
     """One metric of one attempt; or an attempt that has none of it, then `n` is 0 and `value` None."""
 
@@ -261,7 +268,7 @@ class Background(msgspec.Struct, frozen=True):
     """By job id."""
     facts: dict[str, dict[str, str]] = {}
     """Fingerprints of the runs in it, name to value, by their hash."""
-    artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
+    artifacts: dict[str, tuple[JobFile, ...]] = {}
     """Files that are kept of the run, by job id, oldest first."""
 
 

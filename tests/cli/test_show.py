@@ -32,7 +32,9 @@ LOG = "".join(f"line {n}: {'x' * 90}\n" for n in range(400)) + "Traceback (most 
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs; in the newer one `conv` fails twice, `relu` does not compile and `add` was not begun."""
     folder = tmp_path_factory.mktemp("state")
-    sha256 = ArtifactStore(folder / "artifacts").put(b"an etdump")
+    artifacts = ArtifactStore(folder / "artifacts")
+    sha256 = artifacts.put(b"an etdump")
+    outputs = [ArtifactRecord(artifacts.put(b"wrong"), 5, "output:output_0_0.raw")]
     measured = Measurement("latency", "ns", Direction.LOWER, (1.5e6, 1.6e6, 1.7e6))
     compared = Comparison(0, "fp32", 12.3, 0.9, 0.5, None, ("sqnr 12.3 dB < 20 dB",))
     with open_store(folder / "farm.db") as store:
@@ -54,7 +56,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         bundle_key="b" * 64, comparisons=(compared,), measurements=(measured,), cause=Cause.NUMERICS,
                         notes=("a note",),
                     )  # fmt: skip
-                    store.record_attempt(run_id, attempt, artifacts=[ArtifactRecord(sha256, 9, "etdump")])
+                    kept = [ArtifactRecord(sha256, 9, "etdump"), *(outputs[number:])]
+                    store.record_attempt(run_id, attempt, artifacts=kept)
             store.finish_run(run_id, 1)
     return folder
 
@@ -74,7 +77,7 @@ def test_it_has_every_attempt_with_its_whole_reason_numbers_files_and_what_to_do
                  "on hardware device phone-1", "note: a note", "output 0 against fp32 violates: sqnr 12.3 dB < 20 dB",
                  "1.600 ms"):  # fmt: skip
         assert part in shown, part
-    [place] = {line.split()[-1] for line in shown.splitlines() if line.startswith("  etdump")}
+    [place] = {line.split()[-1] for line in shown.splitlines() if "  etdump" in line}
     assert Path(place).read_bytes() == b"an etdump"
     for command in ("farm run ", "farm repro ", "farm debug ", "farm history "):
         assert f"\n  {command}" in shown
@@ -95,7 +98,8 @@ def test_json_has_the_same(state: Path) -> None:
     assert (answer["schema"], answer["outcome"], answer["reason"]) == (1, "failed", REASON)
     assert [one["verdict"] for one in answer["job"]["attempts"]] == ["failed", "failed"]
     assert answer["run"]["command"] == "farm run --suite s"
-    assert [one["kind"] for one in answer["files"]] == ["etdump", "etdump"]
+    files = [(one["attempt"], one["kind"]) for one in answer["files"]]
+    assert files == [(1, "etdump"), (1, "output:output_0_0.raw"), (2, "etdump")]
     assert all(Path(one["path"]).is_file() for one in answer["files"])
     assert json.loads(show(state, "s/relu", "--json"))["job"]["attempts"][0]["log"] == LOG
 
@@ -122,3 +126,23 @@ def test_what_names_no_job_or_several_is_refused(state: Path) -> None:
         show(state, "s/cnov")
     with pytest.raises(UnknownNameError, match="run"):
         show(state, "s/conv", "--run", "nonsense")
+
+
+def test_the_kept_files_are_written_by_attempt(state: Path, tmp_path: Path) -> None:
+    [command] = {line.strip() for line in show(state, "s/conv").splitlines() if "--files" in line}
+    assert command.startswith("farm show 's/conv[SM8650-htp-8a8w]' --run ")
+    show(state, "s/conv", "--files", str(tmp_path / "files"))
+    found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {
+        "files/attempt-1/etdump.etdp": b"an etdump",
+        "files/attempt-1/output_0_0.raw": b"wrong",
+        "files/attempt-2/etdump.etdp": b"an etdump",
+    }
+    with pytest.raises(UsageError, match="is there already: name another folder"):
+        show(state, "s/conv", "--files", str(tmp_path / "files"))
+
+
+def test_a_job_without_kept_files_has_none_to_write(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no file is kept of s/relu\[.*failures.keep_attempts in farm.toml"):
+        show(state, "s/relu", "--files", str(tmp_path / "files"))
+    assert not (tmp_path / "files").exists()

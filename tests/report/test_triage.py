@@ -13,7 +13,7 @@ from farm.report.html.triage import triage
 from farm.report.model.alerts import alert_change
 from farm.report.model.summary import summarize
 from farm.store.artifacts import ArtifactStore
-from farm.store.records import ArtifactRecord, Background
+from farm.store.records import Background, JobFile
 from farm.store.view import RunView
 
 
@@ -103,7 +103,7 @@ def test_what_did_not_compile_has_no_bundle_to_repeat(example_run: RunView) -> N
 def test_files_are_linked_where_they_are_from_wherever_the_page_is(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "state dir" / "artifacts")
     here = store.put(b"a dump")
-    records = (ArtifactRecord(here, 6, "etdump"), ArtifactRecord("cd" * 32, 6, "output"))
+    records = (JobFile(here, 6, "etdump"), JobFile("cd" * 32, 6, "output"))
     known = Background(artifacts={"j": records})
     page = tmp_path / "state dir" / "runs" / "r" / "report.html"
     assert artifact_links(known, store, page) == {here: f"../../artifacts/{here[:2]}/{here[2:4]}/{here}"}
@@ -118,7 +118,7 @@ def test_hostile_text_in_what_the_store_knows_is_text(example_run: RunView) -> N
     hostile = msgspec.structs.replace(
         known,
         alerts=(alert(example_run, job, metric=evil, reason=evil, likely_cause=evil, last_good=evil),),
-        background=Background(artifacts={job: (ArtifactRecord(evil, 1, evil),)}),
+        background=Background(artifacts={job: (JobFile(evil, 1, evil),)}),
     )
     html = render_html(example_run, hostile)
     for text in (html, unpacked(html)[0]):

@@ -212,6 +212,21 @@ def test_the_traceback_of_a_builder_and_both_devices_of_wrong_numbers_are_shown(
         assert part in shown, part
 
 
+def test_inputs_and_outputs_of_wrong_numbers_are_in_the_report_and_fetched(
+    shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    run_id = mixed[1]["id"]
+    shared.farm("show", "mine/too_strict", "--run", run_id, "--files", str(tmp_path / "files"))
+    for attempt in ("attempt-1", "attempt-2"):
+        there = {path.name: path.stat().st_size for path in (tmp_path / "files" / attempt).iterdir()}
+        assert {"input_0_0.raw", "manifest.json", "output_0_0.raw"} <= there.keys()
+        assert min(there.values()) > 0
+    for case in ("good", "known"):
+        shown = json.loads(shared.farm("show", f"mine/{case}", "--run", run_id, "--json").stdout)
+        assert not [one for one in shown["files"] if one["kind"].startswith(("input:", "output:"))]
+    assert "output:output_0_0.raw" in (shared.state / "runs" / run_id / "report.html").read_text()
+
+
 @pytest.mark.whole
 def test_last_failed_runs_those_alone(
     shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]

@@ -6,18 +6,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option
-from farm.cli.output import opened, show
+from farm.cli.options import FOLDER, json_option
+from farm.cli.output import echo, opened, show
+from farm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.records import JobFile
 
 
 @click.command("show")
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="In this run, instead of the newest: latest, latest~1 or an id.")
+@click.option("--files", "folder", type=FOLDER, metavar="FOLDER",
+              help="Write the kept files here, such as inputs and outputs of failed attempts.")  # fmt: skip
 @json_option("Print all of it as JSON.")
-def command(job: str, ref: str | None, config_file: Path | None, *, as_json: bool) -> None:
+def command(job: str, ref: str | None, folder: Path | None, config_file: Path | None, *, as_json: bool) -> None:
     """Show all there is of JOB: attempts, logs with their tracebacks, numbers, files, how to run it again.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one
@@ -48,4 +55,18 @@ def command(job: str, ref: str | None, config_file: Path | None, *, as_json: boo
         "files": [{**msgspec.structs.asdict(one), "path": str(places.get(one.sha256, ""))} for one in files],
         "again": dict(ways_again(found, item.rerun, view.id)),
     }
+    if folder is not None and not files:
+        reason = "failures.keep_attempts in farm.toml sets how many failed attempts of a run have some"
+        raise UsageError(f"no file is kept of {found.id} in run {view.id}: {reason}")
     show(answer, job_lines(summary, item, files, places), as_json=as_json)
+    if folder is not None:
+        _write(kept, files, folder)
+
+
+def _write(kept: ArtifactStore, files: Sequence[JobFile], folder: Path) -> None:
+    """Write the files of each attempt into a folder of its own, `attempt-1` and so on, below `folder`."""
+    from farm.store.transfer.files import export
+
+    for number in sorted({one.attempt for one in files}):
+        for path in export(kept, [one for one in files if one.attempt == number], folder / f"attempt-{number}"):
+            echo(f"file: {path}", err=True)

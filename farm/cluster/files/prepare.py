@@ -220,6 +220,7 @@ class Preparer:
             optrace=self._optrace_tools(terms, device),
             leased=True,
             health=self._config.health,
+            failures=self._config.failures,
         )
         with local_errors(folder):
             make_folders(folder)

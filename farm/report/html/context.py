@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from farm.store.records import AlertRecord, ArtifactRecord, Background, RunStatus
+from farm.store.records import AlertRecord, Background, JobFile, RunStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ class ReportContext(msgspec.Struct, frozen=True):
 class File(msgspec.Struct, frozen=True):
     """One artifact of a job."""
 
-    artifact: ArtifactRecord
+    artifact: JobFile
     link: str
     """Relative to the page; empty where the file is not here."""
 

@@ -32,7 +32,7 @@ from farm.report.model.profile_tables import (
     profiled,
     row_limit,
 )
-from farm.report.model.rerun import ways_again
+from farm.report.model.rerun import fetch_command, ways_again
 from farm.report.model.status import exit_meaning
 from farm.report.model.summary import (
     GLYPHS,
@@ -231,7 +231,7 @@ def _environment() -> jinja2.Environment:
         operator_tables, module_sums, layer_table, exit_meaning, distributions, alert_change, is_confirmed, one_line,
         generation_charts,
     )  # fmt: skip
-    for function in (*functions, ways_again):
+    for function in (*functions, fetch_command, ways_again):
         environment.filters[function.__name__] = function
     environment.filters |= {
         "ms": fmt.milliseconds,

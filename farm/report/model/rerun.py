@@ -38,6 +38,11 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
     return [*ways, ("Run by run", shlex.join(["farm", "history", job.id]))]
 
 
+def fetch_command(job: JobView, run_id: str) -> str:
+    """Return the command that writes the kept files of a job of a run into a folder, quoted for a shell."""
+    return shlex.join(["farm", "show", job.id, "--run", run_id, "--files", "files"])
+
+
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolchain: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell, with the same `toolchain`.
 

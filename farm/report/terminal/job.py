@@ -9,7 +9,7 @@ from farm.report.model import format as fmt
 from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets, elsewhere_line
 from farm.report.model.generation import generation_of
-from farm.report.model.rerun import ways_again
+from farm.report.model.rerun import fetch_command, ways_again
 from farm.report.model.summary import WORDS, beyond_comparisons, spread_of
 from farm.report.terminal.generation import generation_lines
 from farm.report.terminal.layout import SIMULATED, columns
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
     from farm.report.model.summary import JobSummary, RunSummary
     from farm.results.attempt import Attempt
-    from farm.store.records import ArtifactRecord
+    from farm.store.records import JobFile
 
 
-def job_lines(
-    summary: RunSummary, item: JobSummary, files: Sequence[ArtifactRecord], places: Mapping[str, Path]
-) -> list[str]:
+def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], places: Mapping[str, Path]) -> list[str]:
     """Return every attempt of a job with its reason, figures and log, what was kept, and how it is run again.
 
     Nothing is cut. `places` is where the files are that are on this machine, by hash.
@@ -48,8 +46,16 @@ def job_lines(
     if item.virtual:
         lines += ["", SIMULATED]
     if files:
-        kept = [(one.kind, f"{one.size:,} bytes", str(places.get(one.sha256, "not on this machine"))) for one in files]
-        lines += ["", "kept:", *columns(kept, right=(1,), indent="  ")]
+        kept = [
+            (
+                f"attempt {one.attempt}",
+                one.kind,
+                f"{one.size:,} bytes",
+                str(places.get(one.sha256, "not on this machine")),
+            )
+            for one in files
+        ]
+        lines += ["", "kept:", *columns(kept, right=(2,), indent="  "), f"  {fetch_command(job, view.id)}"]
     return [*lines, "", *_ways(item, view.id)]
 
 

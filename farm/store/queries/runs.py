@@ -13,16 +13,16 @@ from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
 from farm.store.details import (
     ATTEMPT_COLUMNS,
-    artifact_of,
     attempt_of,
     comparisons_of,
+    job_file_of,
     layers_of,
     operators_of,
     verdict_of,
 )
 from farm.store.postgresql import user_of
 from farm.store.queries.coverage import with_elsewhere
-from farm.store.records import ArtifactRecord, LastVerdict, ListedJob
+from farm.store.records import JobFile, LastVerdict, ListedJob
 from farm.store.statements import statement
 from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, purpose_of, toolchain_of
 from farm.store.view import DeviceView, JobView, Purpose, RunView, Stale
@@ -85,11 +85,11 @@ class RunReader:
         with self._database.reading() as connection:
             return with_elsewhere(connection, _run_view(connection, run_id))
 
-    def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
+    def artifacts(self, run_id: str, job_id: str | None = None) -> list[JobFile]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""
         with self._database.reading() as connection:
             found = connection.execute(statement("runs.artifacts"), {"run": run_id})
-            return [artifact_of(row) for row in found if job_id in (None, row.job_id)]
+            return [job_file_of(row) for row in found if job_id in (None, row.job_id)]
 
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in the order of the first run."""

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from farm.store import values
-from farm.store.details import artifact_of, fingerprints
-from farm.store.records import ArtifactRecord, Background, TrendPoint, TrendSeries
+from farm.store.details import fingerprints, job_file_of
+from farm.store.records import Background, JobFile, TrendPoint, TrendSeries
 from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def background(connection: Connection, run_id: str, runs: int) -> Background:
         )
         one = series[series_id]
         trends.setdefault(one.name, []).append(TrendSeries(one.metric, one.unit, one.direction, points))
-    artifacts: dict[str, list[ArtifactRecord]] = {}
+    artifacts: dict[str, list[JobFile]] = {}
     for row in connection.execute(statement("runs.artifacts"), {"run": run_id}):
-        artifacts.setdefault(row.job_id, []).append(artifact_of(row))
+        artifacts.setdefault(row.job_id, []).append(job_file_of(row))
     return Background(
         trends={name: tuple(series) for name, series in trends.items()},
         facts=fingerprints(connection, {fingerprint for _, fingerprint in began.values()}),

@@ -92,7 +92,9 @@ WHERE layer.attempt_id IN (
 ORDER BY layer.attempt_id, layer.position;
 
 -- name: artifacts
-SELECT job.name AS job_id, artifact.attempt_id, artifact.kind, artifact.size, artifact.sha256
+SELECT job.name AS job_id, artifact.attempt_id, artifact.kind, artifact.size, artifact.sha256,
+       (SELECT count(*) FROM attempt earlier
+        WHERE earlier.run_job_id = attempt.run_job_id AND earlier.id <= attempt.id) AS number
 FROM artifact
 JOIN attempt ON attempt.id = artifact.attempt_id
 JOIN run_job ON run_job.id = attempt.run_job_id
