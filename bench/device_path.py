@@ -1,7 +1,7 @@
 """What the way to a device costs, beside upstream's SimpleADB and `adb push`, all on one virtual device.
 
     python bench/device_path.py           60 jobs of quantized_ops, a 1 GB file, 10,000 jobs in one session: 6 minutes
-    python bench/device_path.py --quick   8 jobs of smoke, 100 MB, 500 jobs
+    python bench/device_path.py --quick   2 jobs of smoke, 20 MB, 60 jobs
 
 The last line is one JSON object:
 
@@ -10,7 +10,7 @@ The last line is one JSON object:
   run the same .pte files with the same runner, once a sample.
 * repushed_bytes: bytes of runtime and .pte that a second session pushes for the same jobs.
 * overhead_ms_p50: median over the jobs of their wall time in the session less the runner's own inference time.
-* push_ratio_vs_adb: speed of pushing the file, over that of `adb push` of the same file; median of five pairs.
+* push_ratio_vs_adb: speed of pushing the file, over that of `adb push` of the same file; the median of several pairs.
 * rss_bytes_per_job: slope of resident memory over the jobs of one session, of runner and host together.
 
 Bundles are compiled before the clock starts, in a cache that stays: FARM_CACHE_DIR, or that of farm.
@@ -29,6 +29,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import simpleadb
 
@@ -62,12 +64,12 @@ OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=60)
 MEMORY_SAMPLES = 50
 
 
-def ready_bundles(suite: str, count: int, state: Path) -> list[Bundle]:
+def ready_bundles(suite: str, count: int, state: Path, *more: str) -> list[Bundle]:
     """Compile what is missing with `farm run`, which also shows that every job passes, and return the bundles."""
     print(f"compiling {suite} for {SOC}, unless it is", file=sys.stderr)
     argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", SOC, "--suite", suite, "--precision", "8a8w"]
     done = subprocess.run(
-        [*argv, "--virtual", "1", "--json"],
+        [*argv, "--virtual", "1", "--json", *more],
         env={**os.environ, "FARM_STATE_DIR": str(state)},
         stdout=subprocess.PIPE,
         check=False,
@@ -142,12 +144,12 @@ def pair_of_pushes(server: AdbServer, transport: AdbTransport, file: Path) -> fl
     return (between - started) / (ended - between)
 
 
-def push_ratio(server: AdbServer, transport: AdbTransport, folder: Path, size: int) -> float:
+def push_ratio(server: AdbServer, transport: AdbTransport, folder: Path, size: int, pairs: int) -> float:
     file = folder / "large.bin"
     with file.open("wb") as out:
         for _ in range(size // 1_000_000):
             out.write(os.urandom(1_000_000))
-    ratios = [pair_of_pushes(server, transport, file) for _ in range(5)]
+    ratios = [pair_of_pushes(server, transport, file) for _ in range(pairs)]
     file.unlink()
     transport.run(["rm", "-f", "/data/local/tmp/large.bin"], timeout_s=60)
     return statistics.median(ratios)
@@ -201,14 +203,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller numbers of everything")
     quick = parser.parse_args().quick
-    suite, count, size, many = ("smoke", 4, 50_000_000, 150) if quick else ("quantized_ops", 60, 10**9, 10_000)
+    suite, count, size, many, pairs = "quantized_ops", 60, 10**9, 10_000, 5
+    if quick:
+        suite, count, size, many, pairs = "smoke", 2, 20_000_000, 60, 3
+    more = ["-k", "add or gelu"] if quick else []
 
     # In memory, if it can be: a disk would be what is measured.
     memory = Path("/dev/shm")  # noqa: S108
     place = memory if os.access(memory, os.W_OK) and os.statvfs(memory).f_bavail * 4096 > 6 * size else None
     with tempfile.TemporaryDirectory(prefix="farm-bench-", dir=place) as name, Supervisor() as supervisor:
         folder = Path(name)
-        bundles = ready_bundles(suite, count, folder / "state")
+        bundles = ready_bundles(suite, count, folder / "state", *more)
         server = start_adb_server(supervisor, folder / "adb")
         [device] = boot(supervisor, server, [SOC], folder / "devices")
         storage = folder / "devices" / device.serial
@@ -247,7 +252,7 @@ def main() -> None:
         growth = memory_slope(session, bundles[: min(8, count)], many, folder / "raw", storage)
         session.close()
         print(f"a file of {size // 1_000_000} MB:", file=sys.stderr)
-        ratio = push_ratio(server, transport, folder, size)
+        ratio = push_ratio(server, transport, folder, size, pairs)
         transport.close()
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-"""Random edits of Python functions, as people make them: a generator of mutations for bench/toolchains.py and tests."""
+"""Random edits of Python functions, as people make them: mutations for bench/toolchains.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What generating text costs beside executing the program: a step of the runner, and the same driven from the host.
 
     python bench/generate.py            a decoder of two layers on the HTP simulator: minutes, one more to compile it
-    python bench/generate.py --quick    a stub of a decoder on the CPU; mutations where the cache has that decoder
+    python bench/generate.py --quick    a stub of a decoder on the CPU
 
 All by the production runner. Its own time of a step is the time between two tokens less the execution: choosing the
 token, caches, mask, the file of tokens; the median of many texts. The host's loop has the same program on a virtual
@@ -10,8 +10,7 @@ caches, asks a runner that is up and keeps the program loaded for one execution,
 caches. Memory is the resident size over 4,000 steps of one process.
 
 The last line is JSON: `loop_overhead_us` a step, `host_loop_ratio` (time of a step from the host to one in the runner),
-`rss_growth_bytes_per_1000_tokens`, `mutations_caught` (of those of tests/generation_mutations.py; null where none was
-tried).
+`rss_growth_bytes_per_1000_tokens`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from generation_mutations import MUTATIONS, mutations_caught
 from made_decoders import compiled, tiny_decoder
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
@@ -252,38 +250,25 @@ def placed(cache: Path, model: Path) -> Iterator[Place]:
         yield Place(runtime, libraries, folder, folder / "model.pte")
 
 
-def mutations(bundle: Bundle, cache: Path) -> int:
-    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
-        found = mutations_caught(bundle, cache, Path(folder))
-    for mutation in MUTATIONS:
-        print(f"{mutation}: {found[mutation] or 'NOT CAUGHT'}", flush=True)
-    return sum(map(bool, found.values()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a stub on the CPU")
     quick = parser.parse_args().quick
     cache = Path(os.environ.get("FARM_CACHE_DIR") or Path.home() / ".cache" / "farm")
-    bundle = tiny_decoder(cache, build=not quick)
-    if quick or bundle is None:
+    if quick:
         model, texts, new, stepped = compiled(cache, "compile_decoders.py") / "hybrid.pte", 300, 28, 28
         print("times and memory with a stub of a decoder, in floating point on the CPU; context 32", flush=True)
     else:
-        model, texts, new, stepped = bundle.model, 60, 100, 40
+        model, texts, new, stepped = tiny_decoder(cache).model, 60, 100, 40
         print("times and memory with llm_tiny's llama, 16a8w, on the HTP simulator; context 128", flush=True)
     with placed(cache, model) as place:
         overhead = overhead_us(place, texts)
         ratio = host_loop(place, stepped)
         grown = growth(place, new, STEPS)
-    if bundle is None:
-        print("no mutations: the decoder on the HTP simulator is not in the cache (without --quick it is compiled)")
-    caught = None if bundle is None else mutations(bundle, cache)
     result = {
         "loop_overhead_us": round(overhead, 1),
         "host_loop_ratio": round(ratio, 1),
         "rss_growth_bytes_per_1000_tokens": round(grown),
-        "mutations_caught": caught,
     }
     print(json.dumps(result))
 

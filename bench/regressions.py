@@ -1,20 +1,14 @@
-"""Made-up series with known steps: how many are found, how soon, and how often is there an alert about nothing?
+"""Share of planted steps in simulated series that are found, how soon, and how many alerts are false.
 
-    python bench/regressions.py [--seeds 5] [--first-seed 1] [--series 300] [--nights 60] [--sigmas N] [--changed]
-                                [--worlds [NAME...]] [--quick]
+    python bench/regressions.py [--seeds 5] [--first-seed 1] [--series 300] [--nights 60] [--quick]
 
-Nights are noisy by 2 %, single inferences by 3 %; one night in fifty is 20 to 60 % off, on three nights everything on a
-device is 5 to 15 % slower. A third of the series get slower by 5, 8 or 12 % in a random night. Every night goes
-through the functions of farm/analysis, as the farm calls them; only the devices are made up. A line for each seed, the
-last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2_nights`, `found_12pct_2_nights`: share
-found in the first or second night with it; `first_bad_exact`: share of the found ones whose first bad run is named.
-The line before tells what it costs (pairs of two times five inferences, old runs looked at), what becomes of steps of
-5 %, and what change points alone find in the histories afterwards, without running anything again.
-
-With `--changed` every program is taken to be new every night, and there is time to measure also those that do not stand
-out, wherever the history does not rule out that they got worse. `--worlds` goes through worlds unlike this one
-(worlds.py), a line for each; the last line has `false_in_1000` and `found_8pct_2_nights` of each world and
-`pairs_a_night` of the usual one.
+Nights vary by 2 %, single inferences by 3 %; one night in fifty is 20 to 60 % slower, and on three nights everything on
+a device is 5 to 15 % slower. A third of the series get slower by 5, 8 or 12 % in a random night. Every night goes
+through the functions of farm/analysis as the farm calls them; the devices alone are simulated. Each seed prints a line;
+the line of all seeds has the costs (pairs of two times five inferences, old runs that are measured again) and the steps
+of 5 %. The last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2_nights` and
+`found_12pct_2_nights`, the share found in the first or second night; `first_bad_exact`, the share of found steps whose
+first bad run is named.
 """
 
 from __future__ import annotations
@@ -24,18 +18,14 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
-from step_alerts import Alert, RunRange, grouped, new_alerts
 
-from farm.analysis.candidates import LEAST_BASELINE, levelled, may_hide_regression, reference, way
-from farm.analysis.change_points import LEAST_LEVEL, change_points
+from farm.analysis.candidates import LEAST_BASELINE, Finding, levelled, reference, way
 from farm.analysis.confirmation import (
     INFERENCES,
     P_CONFIRMED,
-    P_UNSUSPECTED,
     PAIRS,
     Answer,
     Confirmation,
@@ -49,7 +39,6 @@ from farm.analysis.confirmation import (
 from farm.analysis.families import P_MEMBER, common_step, families, member
 from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
 from farm.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
-from farm.analysis.robust import discoveries
 from farm.analysis.scale import GATES, Scale, Series
 from farm.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
@@ -57,10 +46,7 @@ from farm.results.attempt import Direction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from step_alerts import AlertGroup
-
     from farm.analysis.candidates import Judgement
-    from farm.analysis.nights import NightJudgement
     from farm.analysis.sequential import Look
 
 DEVICES = 6
@@ -72,22 +58,35 @@ HOT_NIGHTS, HOT = 3, (0.05, 0.15)
 STEPS = (0.05, 0.08, 0.12)
 # Within a pair the device warms up or cools down, alike for both bundles.
 DRIFT = 0.05
-DAY_MS = 86_400_000
+
+
+class Alert(NamedTuple):
+    """Alert about one series: a step between its last good night and its first bad one."""
+
+    series: int
+    finding: Finding
+    last_good: int
+    first_bad: int
+    change: float
 
 
 class World:
-    """What really happens: nothing here is known to the farm but `measured` and what `pair` gives."""
+    """Simulated truth; the farm knows `measured` of it, and what `pair` returns."""
 
     def __init__(self, seed: int, series: int, nights: int) -> None:
         truth, self._draw = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
         self.series, self.nights = series, nights
         self.device = np.arange(series) % DEVICES
-        self.step_size, self.step_night = self._plant(truth)
+        self.step_size, self.step_night = np.zeros(series), np.full(series, nights)
+        chosen = truth.permutation(series)[: series // 3]
+        self.step_size[chosen] = np.resize(STEPS, len(chosen))
+        # Earlier nights have too short a history to be judged.
+        self.step_night[chosen] = truth.integers(LEAST_BASELINE, nights - 1, size=len(chosen))
         level = 10 ** truth.uniform(5, 8, size=series)
         self._level = level[:, None] * np.where(
             np.arange(nights) >= self.step_night[:, None], 1.0 + self.step_size[:, None], 1.0
         )
-        night = self._nights(truth)
+        night = 1.0 + BETWEEN_NIGHTS * truth.standard_normal((series, nights))
         outliers = truth.random((series, nights)) < OUTLIERS
         night *= np.where(outliers, 1.0 + truth.uniform(*OUTLIER, size=(series, nights)), 1.0)
         self.hot = {
@@ -96,166 +95,90 @@ class World:
             for one in truth.choice(np.arange(nights), size=min(HOT_NIGHTS, nights), replace=False)
         }
         for device, one in sorted(self.hot):
-            night[self._ran_on(device, one), one] *= 1.0 + truth.uniform(*HOT)
-        self.measured = self._runs(truth, night)
-
-    def _nights(self, truth: np.random.Generator) -> np.ndarray:
-        """Return what each night does to each series, as a factor."""
-        return 1.0 + BETWEEN_NIGHTS * truth.standard_normal((self.series, self.nights))
-
-    def _runs(self, truth: np.random.Generator, night: np.ndarray) -> np.ndarray:
-        """Return what each run measured: the median of its samples."""
-        within = 1.0 + WITHIN_RUN * truth.standard_normal((self.series, self.nights, VALUES))
-        return np.median(self._level[:, :, None] * night[:, :, None] * within, axis=2)
-
-    def past(self, series: int, night: int) -> np.ndarray:
-        """Return the nights before that can be compared with this one, oldest first."""
-        return np.flatnonzero(~np.isnan(self.measured[series, self.begins(series, night) : night])) + self.begins(
-            series, night
-        )
-
-    def begins(self, series: int, night: int) -> int:
-        """Return the first night that can be compared with this one."""
-        del series, night
-        return 0
-
-    def _ran_on(self, device: int, night: int) -> np.ndarray:
-        """Return for each series whether a device ran it in a night."""
-        del night
-        return np.asarray(self.device == device)
-
-    def is_true(self, series: int, alert: Alert) -> bool:
-        """Return whether an alert that is not the first of a planted step is about something all the same."""
-        del series, alert
-        return False
-
-    def is_off(self, device: int, night: int) -> bool:
-        """Return whether everything on a device is slower in a night than in those before."""
-        return (device, night) in self.hot
-
-    def device_of(self, series: int, night: int) -> int:
-        """Return the device that ran a series in a night."""
-        del night
-        return int(self.device[series])
-
-    def new_session(self) -> None:
-        """Begin new processes on every device."""
-
-    def _plant(self, truth: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the size of each series' step, 0 for two thirds, and its night: one that can be judged at all."""
-        size, night = np.zeros(self.series), np.full(self.series, self.nights)
-        chosen = truth.permutation(self.series)[: self.series // 3]
-        size[chosen] = np.resize(STEPS, len(chosen))
-        night[chosen] = truth.integers(LEAST_BASELINE, self.nights - 1, size=len(chosen))
-        return size, night
+            night[self.device == device, one] *= 1.0 + truth.uniform(*HOT)
+        within = 1.0 + WITHIN_RUN * truth.standard_normal((series, nights, VALUES))
+        self.measured = np.median(self._level[:, :, None] * night[:, :, None] * within, axis=2)
 
     def slow_down(self, device: int, night: int, size: float) -> None:
-        """Make every bundle for `device` slower from `night` on, as a change of a compiler would."""
+        """Make every bundle for `device` slower from `night` on, as a change of a compiler does."""
         slower = np.where(np.arange(self.nights) >= night, 1.0 + size, 1.0)
         self._level[self.device == device] *= slower
         self.measured[self.device == device] *= slower
 
-    def begin(self, night: int) -> None:
-        """Let a night begin."""
-
-    def inferences(self, series: int) -> int:
-        """Return how many inferences a side has in a pair, at least."""
-        del series
-        return INFERENCES
-
-    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
-        """Run the bundles of two nights one after the other on one device, tonight; the good one begins even ones."""
-        del number
-        return self._noisy(series, good, new, WITHIN_RUN, inferences)
-
-    def _noisy(self, series: int, good: int, new: int, within: float, inferences: int) -> tuple[np.ndarray, np.ndarray]:
+    def pair(self, series: int, good: int, new: int, inferences: int) -> Pair:
+        """Run the bundles of two nights one after the other on one device, tonight."""
         tonight = 1.0 + DRIFT * self._draw.standard_normal()
-        noise = np.maximum(1.0 + within * self._draw.standard_normal((2, inferences)), 0.2)
+        noise = np.maximum(1.0 + WITHIN_RUN * self._draw.standard_normal((2, inferences)), 0.2)
         return self._level[series, good] * tonight * noise[0], self._level[series, new] * tonight * noise[1]
 
 
 @dataclass
 class Farm:
-    """What the farm does, night by night, and what it remembers."""
+    """Nights of a farm, and its memory of them."""
 
     world: World
-    screen: float | None = None
-    """False discovery rate among candidates, before they are confirmed; None confirms all."""
-    sigmas: float = GATES[Scale.RATIO].sigmas
-    changed: bool = False
-    """Measure also what does not stand out: every program is another one every night."""
-    together: bool = True
-    """Of series that step together measure few in full."""
     alerts: dict[int, list[Alert]] = field(default_factory=dict)
     """By night."""
     steps: list[dict[int, float]] = field(default_factory=list)
-    """Of each series: the run where a level begins, and its change."""
+    """For each series, nights where a level begins, with its change."""
     spent: Counter[str] = field(default_factory=Counter)
-    spans: list[tuple[int, int, int, Confirmation]] = field(default_factory=list)
-    """Of each confirmed change its series, the good night, the first bad one, and what is said of these two."""
 
     def __post_init__(self) -> None:
         self.series = [Series(str(one), "latency", "ns", Direction.LOWER) for one in range(self.world.series)]
         self.steps = [{} for _ in self.series]
-        # How many are measured beside the one that is.
+        # Candidates of a night, which are measured together.
         self._family = 1
 
     def run(self) -> None:
+        """Go through all nights."""
         for night in range(self.world.nights):
-            self.world.begin(night)
-            self.world.new_session()
-            found = self._night(night)
-            self.alerts[night] = [alert for group in found for alert in group.alerts]
+            self.alerts[night] = self._new(self._night(night))
 
-    def _night(self, night: int) -> Sequence[AlertGroup]:
-        # Of each observation its series: not every one has a number every night.
-        self._seen = [one for one in range(self.world.series) if not np.isnan(self.world.measured[one, night])]
-        observations = [self._observation(series, night) for series in self._seen]
-        usual = GATES[Scale.RATIO]
-        gates = {**GATES, Scale.RATIO: msgspec.structs.replace(usual, sigmas=self.sigmas)}
-        seen = judge_night(observations, gates=gates)
+    def _new(self, found: Sequence[Alert]) -> list[Alert]:
+        """Return alerts of steps without an earlier alert: another series, finding, or range of nights."""
+        known = [alert for alerts in self.alerts.values() for alert in alerts]
+        new: list[Alert] = []
+        for alert in found:
+            if not any(
+                (alert.series, alert.finding) == (one.series, one.finding)
+                and alert.last_good < one.first_bad
+                and one.last_good < alert.first_bad
+                for one in (*known, *new)
+            ):
+                new.append(alert)
+        return new
+
+    def _night(self, night: int) -> list[Alert]:
+        observations = [self._observation(series, night) for series in range(self.world.series)]
+        seen = judge_night(observations)
         programs = set()
         for shift in seen.shifts:
-            answers = [self._compare(self._seen[one], night, up=shift.change > 0) for one in shift.representatives]
+            answers = [self._compare(one, night, up=shift.change > 0) for one in shift.representatives]
             programs |= {(shift.device, shift.metric)} if programs_are_cause(answers) else set()
-            truly = self.world.is_off(int(shift.device), night)
-            self.spent["hot nights told" if truly else "hot nights told wrongly"] += 1
+            is_hot = (int(shift.device), night) in self.world.hot
+            self.spent["hot nights told" if is_hot else "hot nights told wrongly"] += 1
         if programs:
             self.spent["devices whose programs were blamed"] += len(programs)
-            seen = judge_night(observations, programs=programs, gates=gates)
-        candidates = seen.candidates
-        if self.screen is not None:
-            kept = discoveries([judgement.p_value for judgement in seen.judgements], self.screen)
-            candidates = tuple(one for one in candidates if kept[one])
-        self.spent["candidates"] += len(candidates)
-        others = self._others(seen) if self.changed and night else []
-        self.spent["others"] += len(others)
-        pairs = pairs_needed(len(candidates))
-        judgements = [seen.judgements[one] for one in candidates]
-        candidates = tuple(self._seen[one] for one in candidates)
-        self._family = len(candidates)
-        answers = self._measure_all(candidates, judgements, night, pairs)
-        self._family = len(others)
-        pairs = pairs_needed(len(others))
-        more = [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
+            seen = judge_night(observations, programs=programs)
+        self._family = len(seen.candidates)
+        self.spent["candidates"] += self._family
+        answers = self._measure_all(seen.candidates, [seen.judgements[one] for one in seen.candidates], night)
         self._family = 1
         found: list[Alert] = []
-        said = zip([*candidates, *others], [*self._control(answers), *control(more)], strict=True)
-        # Members of families have the first bad run of their representatives.
-        for one, answer in sorted(said, key=lambda item: item[0] in self._inherits):
-            self.spent[answer.answer.value] += 1
+        controlled = zip(seen.candidates, self._control(answers), strict=True)
+        # Members of families have the first bad night of their representatives.
+        for one, answer in sorted(controlled, key=lambda item: item[0] in self._inherits):
             if answer.answer is Answer.CONFIRMED:
                 found.append(self._inherited(one, night, answer, found) or self._attribute(one, night, answer))
-        new = new_alerts(found, [alert for told in self.alerts.values() for alert in told])
-        return grouped(new)
+        return found
 
     def _measure_all(
-        self, candidates: Sequence[int], judgements: Sequence[Judgement], night: int, pairs: int
+        self, candidates: Sequence[int], judgements: Sequence[Judgement], night: int
     ) -> list[Confirmation]:
         """Measure candidates, of families only representatives in full."""
         self._inherits: dict[int, tuple[int, ...]] = {}
-        keys = [self.world.device_of(one, night) for one in candidates]
-        groups = families(keys, judgements) if self.together else []
+        pairs = pairs_needed(len(candidates))
+        groups = families([int(self.world.device[one]) for one in candidates], judgements)
         members = {place for group in groups for place in group[REPRESENTATIVES:]}
         answers: dict[int, Confirmation] = {}
         for place, one in enumerate(candidates):
@@ -266,11 +189,10 @@ class Farm:
             for place in group[REPRESENTATIVES:]:
                 one, up = candidates[place], judgements[place].change > 0
                 if step is not None:
-                    good = self._good(one, night)
-                    gate = abs(step.change) / 2.0
                     own = self._measure(
-                        one, good, night, up=up, first=LEAST_PAIRS, gate=gate, level=P_MEMBER, fresh=True, family=1
-                    )
+                        one, self._good(one, night), night, up=up, first=LEAST_PAIRS, gate=abs(step.change) / 2.0,
+                        level=P_MEMBER, fresh=True, family=1,
+                    )  # fmt: skip
                     if own.answer is Answer.CONFIRMED:
                         sure = [of for of in group[:REPRESENTATIVES] if answers[of].answer is Answer.CONFIRMED]
                         answers[place] = member(Scale.RATIO, step, own, f"{len(sure)} others")
@@ -291,57 +213,38 @@ class Farm:
         return [found[place] for place in range(len(answers))]
 
     def _inherited(self, series: int, night: int, answer: Confirmation, found: Sequence[Alert]) -> Alert | None:
-        """Return the alert of a member of a family, where its representatives have one first bad run."""
-        of = {str(one) for one in self._inherits.get(series, ())}
-        ranges = {alert.range for alert in found if alert.series in of}
+        """Return the alert of a member of a family, where its representatives have one first bad night."""
+        of = self._inherits.get(series, ())
+        ranges = {(alert.last_good, alert.first_bad) for alert in found if alert.series in of}
         if len(ranges) != 1:
             return None
-        [range_] = ranges
-        good, first_bad = self._good(series, night), int(range_.first_bad)
-        if not good < first_bad:
+        [(last_good, first_bad)] = ranges
+        if not self._good(series, night) < first_bad:
             return None
-        self.spans.append((series, good, first_bad, answer))
-        self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + answer.change
-        return Alert(
-            str(series), way(Direction.LOWER, answer.change), range_, answer.change, answer.low, answer.high,
-            answer.p_value, answer.reason,
-        )  # fmt: skip
+        return self._alert(series, answer, last_good, first_bad)
 
-    def _others(self, seen: NightJudgement) -> list[int]:
-        return [
-            one
-            for one, judgement in zip(self._seen, seen.judgements, strict=True)
-            if may_hide_regression(self.series[one], judgement)
-        ]
+    def _alert(self, series: int, answer: Confirmation, last_good: int, first_bad: int) -> Alert:
+        self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + answer.change
+        return Alert(series, way(Direction.LOWER, answer.change), last_good, first_bad, answer.change)
 
     def _observation(self, series: int, night: int) -> Observation:
-        past = self.world.past(series, night)
-        values = levelled(Scale.RATIO, self.world.measured[series, past].tolist(), self._steps(series, past))
-        device = str(self.world.device_of(series, night))
-        devices = [str(self.world.device_of(series, one)) for one in past.tolist()]
-        return Observation(self.series[series], device, values, float(self.world.measured[series, night]), devices)
+        values = levelled(Scale.RATIO, self.world.measured[series, :night].tolist(), self._steps(series, night))
+        device = str(self.world.device[series])
+        return Observation(
+            self.series[series], device, values, float(self.world.measured[series, night]), [device] * night
+        )
 
-    def _steps(self, series: int, past: np.ndarray) -> dict[int, float]:
-        """Return the known steps by their place among the nights `past`."""
-        found: dict[int, float] = {}
-        for night, change in self.steps[series].items():
-            place = int(np.searchsorted(past, night))
-            if place:
-                found[place] = found.get(place, 0.0) + change
-        return found
+    def _steps(self, series: int, night: int) -> dict[int, float]:
+        """Return the known steps that are no later than a night."""
+        return {one: change for one, change in self.steps[series].items() if one <= night}
 
-    def _compare(
-        self, series: int, night: int, *, up: bool, first: int = PAIRS, level: float = P_CONFIRMED
-    ) -> Confirmation:
-        return self._measure(series, self._good(series, night), night, up=up, first=first, level=level)
+    def _compare(self, series: int, night: int, *, up: bool, first: int = PAIRS) -> Confirmation:
+        return self._measure(series, self._good(series, night), night, up=up, first=first)
 
     def _good(self, series: int, night: int) -> int:
         """Return the night that tonight is confirmed against."""
-        past = self.world.past(series, night)
-        if not len(past):
-            return night - 1
-        steps = {place: change for place, change in self._steps(series, past).items() if place < len(past)}
-        return int(past[reference(self.series[series], self.world.measured[series, past].tolist(), steps)])
+        steps = {one: change for one, change in self._steps(series, night).items() if one < night}
+        return reference(self.series[series], self.world.measured[series, :night].tolist(), steps) if night else -1
 
     def _measure(
         self,
@@ -356,19 +259,14 @@ class Farm:
         fresh: bool = False,
         family: int = 0,
     ) -> Confirmation:
-        """Measure pairs until it is clear, and what they confirm once more; with `fresh` all in new processes."""
+        """Measure pairs until the answer is clear, and confirmed pairs once more unless they are `fresh`."""
         pairs: list[Pair] = []
         gate = GATES[Scale.RATIO].confirmed if gate is None else gate
         answer = confirm(Scale.RATIO, pairs, up=up)
-        least = self.world.inferences(series)
 
         def measure(look: Look) -> bool:
-            if look.renews:
-                self.world.new_session()
-            inferences = steady_inferences(pairs, least)
-            add_pairs(
-                pairs, look.begin, self._pairs(series, good, new, look.begin, look.pairs, inferences, fresh=fresh)
-            )
+            inferences = steady_inferences(pairs, INFERENCES)
+            add_pairs(pairs, look.begin, self._pairs(series, good, new, look.pairs, inferences))
             return True
 
         def is_open(looks: int) -> bool:
@@ -379,47 +277,29 @@ class Farm:
 
         until_clear(first, measure, is_open, early=True)
         if answer.answer is Answer.CONFIRMED and not fresh:
-            again = self._pairs(series, good, new, 0, PAIRS, steady_inferences(pairs, least), fresh=True)
+            again = self._pairs(series, good, new, PAIRS, steady_inferences(pairs, INFERENCES))
             answer = confirmed_again(Scale.RATIO, answer, again, up=up, gate=gate)
         return answer
 
-    def _pairs(
-        self, series: int, good: int, new: int, begin: int, count: int, inferences: int, *, fresh: bool
-    ) -> list[Pair]:
+    def _pairs(self, series: int, good: int, new: int, count: int, inferences: int) -> list[Pair]:
         self.spent["pairs"] += count
-        self.spent["inferences"] += 2 * count * inferences
-        found = []
-        for number in range(begin, begin + count):
-            if fresh:
-                self.world.new_session()
-            found.append(self.world.pair(series, good, new, number, inferences))
-        return found
+        return [self.world.pair(series, good, new, inferences) for _ in range(count)]
 
-    def _attribute(self, series: int, night: int, seen: Confirmation) -> Alert:
-        """Run old bundles again until the first bad one is known."""
-        runs = [*self.world.past(series, night).tolist(), night]
-        values = self.world.measured[series, runs].tolist()
-        bracket = Bracket(runs.index(self._good(series, night)), len(runs) - 1)
-        good = runs[bracket.good]
-        weights = suspicion(Scale.RATIO, values, bracket, seen.change)
-        whole, at = seen, {len(runs) - 1: seen}
+    def _attribute(self, series: int, night: int, whole: Confirmation) -> Alert:
+        """Run old bundles again until the first bad night is known."""
+        good = self._good(series, night)
+        bracket = Bracket(good, night)
+        values = self.world.measured[series, : night + 1].tolist()
+        weights, at = suspicion(Scale.RATIO, values, bracket, whole.change), {night: whole}
         for _ in range(MOST_PROBES):
             probe = next_probe(bracket, weights)
             if probe is None:
                 break
             self.spent["probes"] += 1
             gate = abs(whole.change) / 2.0
-            answer = at[probe] = self._measure(series, good, runs[probe], up=whole.change > 0, gate=gate, fresh=True)
+            answer = at[probe] = self._measure(series, good, probe, up=whole.change > 0, gate=gate, fresh=True)
             bracket = narrowed(bracket, probe, answer.answer)
-        first_bad, last_good = runs[bracket.bad], runs[bracket.good]
-        seen = at[bracket.bad]
-        self.spans.append((series, good, first_bad, seen))
-        self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + seen.change
-        range_ = RunRange(first_bad * DAY_MS, last_good * DAY_MS, str(first_bad), str(last_good))
-        finding = way(Direction.LOWER, seen.change)
-        return Alert(
-            str(series), finding, range_, seen.change, seen.low, seen.high, whole.p_value, f"{whole.reason}; {night}"
-        )
+        return self._alert(series, at[bracket.bad], bracket.good, bracket.bad)
 
 
 @dataclass
@@ -427,17 +307,14 @@ class Score:
     """What was found, against what was planted."""
 
     series_nights: int = 0
+    nights: int = 0
     false: int = 0
     alerts: int = 0
     planted: Counter[float] = field(default_factory=Counter)
     found: Counter[float] = field(default_factory=Counter)
-    in_one: Counter[float] = field(default_factory=Counter)
     in_two: Counter[float] = field(default_factory=Counter)
     exact: int = 0
-    nights: int = 0
     spent: Counter[str] = field(default_factory=Counter)
-    points: Counter[str] = field(default_factory=Counter)
-    """What change points find in whole histories."""
 
     def add(self, farm: Farm) -> None:
         world = farm.world
@@ -449,46 +326,20 @@ class Score:
         for night, alerts in farm.alerts.items():
             for alert in alerts:
                 self.alerts += 1
-                one = int(alert.series)
-                size, begun = float(world.step_size[one]), int(world.step_night[one])
-                having = np.flatnonzero(~np.isnan(world.measured[one, begun:]))[:2] + begun
-                # A second alert about one step is about nothing, as is one about its end.
-                if not size or night < begun or one in seen or alert.change < 0:
-                    self.false += not world.is_true(one, alert)
+                size, begun = float(world.step_size[alert.series]), int(world.step_night[alert.series])
+                # A second alert about one step is false, as is one about its end.
+                if not size or night < begun or alert.series in seen or alert.change < 0:
+                    self.false += 1
                     continue
-                seen.add(one)
+                seen.add(alert.series)
                 self.found[size] += 1
-                self.in_one[size] += night == having[0]
-                self.in_two[size] += night in having
-                self.exact += alert.range.first_bad == str(having[0])
-        for one in range(world.series):
-            self._look_back(world, one)
-
-    def _look_back(self, world: World, one: int) -> None:
-        """Score the change points of a whole history: those nearest to the step against the truth, others are false."""
-        found = change_points(Scale.RATIO, world.measured[one].tolist())
-        size, begun = float(world.step_size[one]), int(world.step_night[one])
-        self.points["series"] += 1
-        if begun > world.nights - LEAST_LEVEL:
-            # None, or too late to be a level.
-            self.points["false"] += len(found)
-            return
-        self.points[f"steps {size}"] += 1
-        near = [point for point in found if point.earliest <= begun <= point.latest or abs(point.index - begun) <= 2]
-        self.points["false"] += len(found) - len(near[:1])
-        if near:
-            self.points[f"found {size}"] += 1
-            self.points["found"] += 1
-            self.points["exact"] += near[0].index == begun
-            self.points["inside"] += near[0].earliest <= begun <= near[0].latest
+                self.in_two[size] += night <= begun + 1
+                self.exact += alert.first_bad == begun
 
     def merge(self, other: Score) -> None:
-        self.series_nights += other.series_nights
-        self.false += other.false
-        self.alerts += other.alerts
-        self.exact += other.exact
-        self.nights += other.nights
-        for name in ("planted", "found", "in_one", "in_two", "spent", "points"):
+        for name in ("series_nights", "nights", "false", "alerts", "exact"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("planted", "found", "in_two", "spent"):
             getattr(self, name).update(getattr(other, name))
 
     def figures(self) -> dict[str, float]:
@@ -500,34 +351,15 @@ class Score:
         }
 
     def more(self) -> dict[str, float]:
-        spent, nights = self.spent, self.nights
         return {
-            "false_alerts": self.false,
-            "alerts": self.alerts,
             "found_5pct_2_nights": _share(self.in_two[0.05], self.planted[0.05]),
-            **{
-                f"found_{size * 100:.0f}pct_same_night": _share(self.in_one[size], self.planted[size]) for size in STEPS
-            },
             **{f"found_{size * 100:.0f}pct_ever": _share(self.found[size], self.planted[size]) for size in STEPS},
-            "candidates_a_night": round(spent["candidates"] / nights, 2),
-            "others_a_night": round(spent["others"] / nights, 2),
-            "refuted_share": _share(spent["refuted"], spent["candidates"] + spent["others"]),
-            "unknown_share": _share(spent["unknown"], spent["candidates"] + spent["others"]),
-            "pairs_a_night": round(spent["pairs"] / nights, 1),
-            "inferences_a_night": round(spent["inferences"] / nights, 1),
-            "old_runs_looked_at_per_alert": round(spent["probes"] / max(1, self.alerts), 2),
-            "hot_nights_told": spent["hot nights told"],
-            "hot_nights_told_wrongly": spent["hot nights told wrongly"],
-            "programs_blamed": spent["devices whose programs were blamed"],
-            **{
-                f"change_points_found_{size * 100:.0f}pct": _share(
-                    self.points[f"found {size}"], self.points[f"steps {size}"]
-                )
-                for size in STEPS
-            },
-            "change_points_exact": _share(self.points["exact"], self.points["found"]),
-            "change_points_interval_right": _share(self.points["inside"], self.points["found"]),
-            "change_points_false_per_series": _share(self.points["false"], self.points["series"]),
+            "candidates_a_night": round(self.spent["candidates"] / self.nights, 2),
+            "pairs_a_night": round(self.spent["pairs"] / self.nights, 1),
+            "old_runs_looked_at_per_alert": round(self.spent["probes"] / max(1, self.alerts), 2),
+            "hot_nights_told": self.spent["hot nights told"],
+            "hot_nights_told_wrongly": self.spent["hot nights told wrongly"],
+            "programs_blamed": self.spent["devices whose programs were blamed"],
         }
 
 
@@ -542,23 +374,14 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--series", type=int, default=300)
     parser.add_argument("--nights", type=int, default=60)
-    parser.add_argument("--sigmas", type=float, default=GATES[Scale.RATIO].sigmas, help="the candidates' sigma gate")
-    parser.add_argument("--screen", type=float, help="false discovery rate among candidates, before they are confirmed")
-    parser.add_argument("--changed", action="store_true", help="measure also new programs that do not stand out")
-    parser.add_argument("--quick", action="store_true", help="one seed; of worlds, also fewer series and nights")
-    parser.add_argument("--worlds", nargs="*", metavar="NAME", help="other worlds, a line for each; all without names")
+    parser.add_argument("--quick", action="store_true", help="one seed, 90 series, 40 nights")
     options = parser.parse_args()
-    if options.worlds is not None:
-        from worlds import run_worlds
-
-        size = (45, 40) if options.quick else (options.series, options.nights)
-        seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
-        run_worlds(options.worlds, seeds, *size, changed=options.changed)
-        return
+    if options.quick:
+        options.seeds, options.series, options.nights = 1, 90, 40
     total = Score()
-    for seed in range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds)):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         began = time.perf_counter()
-        farm = Farm(World(seed, options.series, options.nights), options.screen, options.sigmas, options.changed)
+        farm = Farm(World(seed, options.series, options.nights))
         farm.run()
         score = Score()
         score.add(farm)

@@ -1,27 +1,34 @@
-"""How large the report of a night is, and how long a browser takes to open it.
+"""Time from a store with thirty nights to the report of the last one: written, opened in a browser, and served.
 
-    python bench/report.py                2,000 jobs with 30 runs of history: half a minute
-    python bench/report.py --quick        200 jobs, 10 runs
+    python bench/report.py            2,000 jobs, 30 runs, 20 readers: some minutes
+    python bench/report.py --quick    100 jobs, 6 runs, 4 readers
 
-Makes a store with nightly runs that differ by 2 %, where one job of twenty got slower by 12 %; of the last run, one
-job of forty fails with a long log and one of fifty needs a second attempt. Then the report is written as `farm report`
-writes it, and opened from its file in headless Chromium, each time with a profile of its own: the median of five. It
-needs Chromium and its driver on PATH (Debian: apt-get install chromium chromium-driver).
+The nights are simulated: one job in forty fails with a long log, and one in fifty needs a second attempt. The report is
+written as `farm report` writes it and opened from its file in headless Chromium, each time with a new profile. Then
+`farm serve` on loopback answers one reader, who waits until the report is made, and many readers at once. Chromium and
+its driver are needed on PATH (Debian: apt-get install chromium chromium-driver).
 
-The last line is one JSON object: `jobs`, `megabytes`, `open_seconds` (navigation to the end of the load event),
-`write_seconds` (store to file), and, of these, `background_seconds` (history and artifacts, from the store). Wanted are
-less than 6 MB and 2 s.
+The last line is one JSON object: `jobs`; `megabytes` of the report; `open_seconds`, navigation to the end of the load
+event, median; `write_seconds`, store to file, and of these `background_seconds`, history and artifacts from the store;
+`readers`; `first_reader_s`; `served_again_ratio`, median of the readers at once over the first; `server_cpu_s` and
+`server_peak_mb`. Wanted are less than 6 MB and 2 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
+import os
 import random
+import re
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -45,6 +52,8 @@ from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sqlalchemy import Connection
 
 SOCS = ("SM8550", "SM8650", "SM8750", "SM8850")
@@ -161,12 +170,67 @@ def fill(state: Path, count: int, runs: int) -> str:
     return run_id
 
 
+@contextlib.contextmanager
+def serving(state: Path) -> Iterator[tuple[int, int]]:
+    """Run `farm serve` meanwhile; yield its process and its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "serve", "--port", "0", "--json"],
+        env={**os.environ, "FARM_STATE_DIR": str(state), "FARM_CACHE_DIR": str(state / "cache")},
+        cwd=state,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.pid, int(json.loads(process.stdout.readline())["url"].rsplit(":", 1)[1].strip("/"))
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def read(port: int, run_id: str) -> float:
+    """Return the seconds until a reader has the report of a run."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
+        began = time.perf_counter()
+        connection.request("GET", f"/runs/{run_id}", headers={"Accept": "text/html"})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200, answer.status
+        return time.perf_counter() - began
+
+
+def served(state: Path, run_id: str, readers: int) -> dict[str, float]:
+    """Return times of one reader and of many at once with three pages each, and the cost of the server."""
+    took: list[float] = []
+    with serving(state) as (pid, port):
+        first = read(port, run_id)
+        threads = [
+            threading.Thread(target=lambda: took.extend(read(port, run_id) for _ in range(3))) for _ in range(readers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert len(took) == 3 * readers
+    assert peak is not None
+    return {
+        "readers": readers,
+        "first_reader_s": round(first, 2),
+        "served_again_ratio": round(statistics.median(took) / first, 3),
+        "server_cpu_s": round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 1),
+        "server_peak_mb": int(peak[1]) // 1024,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200 jobs, 10 runs")
+    parser.add_argument("--quick", action="store_true", help="100 jobs, 6 runs, 4 readers")
     parser.add_argument("--keep", type=Path, help="leave the report here")
     arguments = parser.parse_args()
-    count, runs = (200, 10) if arguments.quick else (2000, 30)
+    count, runs, opens, readers = (100, 6, 1, 4) if arguments.quick else (2000, 30, 5, 20)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         state = Path(folder)
         run_id = fill(state, count, runs)
@@ -188,9 +252,10 @@ def main() -> None:
         result = {
             "jobs": count,
             "megabytes": round(page.stat().st_size / 1e6, 2),
-            "open_seconds": round(statistics.median(opened(page) for _ in range(5)), 3),
+            "open_seconds": round(statistics.median(opened(page) for _ in range(opens)), 3),
             "write_seconds": round(written, 2),
             "background_seconds": round(background, 2),
+            **served(state, run_id, readers),
         }
     print(json.dumps(result))
 

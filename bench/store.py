@@ -1,17 +1,14 @@
-"""How long the store takes to answer when it has a million measurements.
+"""Times of a store with a million measurements: recording a run, and two commands that read.
 
     python bench/store.py                                1,000,000 measurements in SQLite: two minutes
     python bench/store.py --quick                        20,000
     python bench/store.py --store postgresql://...       in an empty database of a PostgreSQL server
 
-Fills a store with nightly runs of 2,000 jobs, ten series each, and records three more runs as `farm run` does, attempt
-by attempt; the best of them counts. Then it asks as a user does: `farm history` of one job and `farm status`, each a
-process of its own, the best of five. The statements of both, and of the look back that every run ends with, are
-looked at with EXPLAIN: `full_scans` are tables whose rows are all read, although they grow with every run; with --quick
-PostgreSQL reads them so because they are small.
+The store has nightly runs of 2,000 jobs with ten series each. Three more runs are recorded as `farm run` does, attempt
+by attempt; the best counts. `farm history` of one job and `farm status` are processes of their own, the best of five.
 
 The last line is one JSON object, times in seconds: `measurements`, `ingest`, `history`, `status`, each with the
-processor's time of this process or of the command as `_cpu`, and `full_scans`.
+processor time of this process or of the command as `_cpu`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import argparse
 import json
 import os
 import random
-import re
 import resource
 import subprocess
 import sys
@@ -30,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event, insert, select, text, update
+from sqlalchemy import insert, select, text, update
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
 DEVICE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 METRICS = 10
 RECORDED = 3
-GROWING = ("alert", "attempt", "measurement", "counter", "run_job", "comparison", "triage")
 DAY_MS = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
 
@@ -154,53 +149,14 @@ def command_seconds(environment: dict[str, str], *arguments: str) -> tuple[float
     return min(wall for wall, _ in taken), min(processor for _, processor in taken)
 
 
-def ingest_seconds(store: Store, jobs: list[Job], started_ms: int, draw: random.Random) -> tuple[float, float, str]:
-    """Return the best of three runs, wall and processor time, and the last run's id."""
+def ingest_seconds(store: Store, jobs: list[Job], started_ms: int, draw: random.Random) -> tuple[float, float]:
+    """Return the best of three runs, wall and processor time."""
     taken = []
     for number in range(RECORDED):
         started, processor = time.perf_counter(), time.process_time()
-        run_id = record_run(store, jobs, started_ms + number * 60_000, draw)
+        record_run(store, jobs, started_ms + number * 60_000, draw)
         taken.append((time.perf_counter() - started, time.process_time() - processor))
-    return min(wall for wall, _ in taken), min(processor for _, processor in taken), run_id
-
-
-def full_scans(address: str, job_id: str, job_ids: list[str], run_id: str) -> list[str]:
-    """Return growing tables that `farm history`, `farm status` and the end of a run read from end to end."""
-    statements: list[tuple[str, Any]] = []
-
-    def remember(*call: Any) -> None:
-        statements.append((call[2], call[3]))
-
-    database = Database(address, readonly=True)
-    with database.reading() as connection:
-        engine = connection.engine
-        event.listen(engine, "before_cursor_execute", remember)
-        Store(database).history.points(job_id)
-        Store(database).status.run_to_show()
-        Store(database).status.of_run(run_id)
-        Store(database).history.reliability([job_id], "hardware")
-        Store(database).history.reliability(job_ids, "hardware", run_id, failed_of_late=True)
-        Store(database).status.unfinished_runs()
-        # What every run ends with.
-        pasts = Store(database).history.pasts_of_run(run_id)
-        Store(database).alerts.of_jobs(past.job_id for past in pasts)
-        Store(database).alerts.of_run(run_id)
-        Store(database).alerts.open()
-        event.remove(engine, "before_cursor_execute", remember)
-        explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
-        found: set[str] = set()
-        filled = [name for name in GROWING if connection.scalar(text(f"SELECT 1 FROM {name} LIMIT 1"))]  # noqa: S608
-        for statement, parameters in statements:
-            if not statement.lstrip().startswith("SELECT"):
-                continue
-            for row in connection.exec_driver_sql(f"{explain} {statement}", parameters):
-                line = str(row[-1]).strip()
-                scan = re.search(r"^SCAN (\w+)|Seq Scan on (\w+)", line)
-                name = next(filter(None, scan.groups()), "") if scan else ""
-                if re.sub(r"_\d+$", "", name) in filled:
-                    found.add(line)
-    database.close()
-    return sorted(found)
+    return min(wall for wall, _ in taken), min(processor for _, processor in taken)
 
 
 def main() -> None:
@@ -222,7 +178,7 @@ def main() -> None:
                 database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (nights - night) * DAY_MS))
             database.write(count_on)
             database.close()
-            ingest, ingest_cpu, run_id = ingest_seconds(store, jobs, now_ms - 3_600_000, draw)
+            ingest, ingest_cpu = ingest_seconds(store, jobs, now_ms - 3_600_000, draw)
         print(f"{count} jobs, {nights} runs; of the last {RECORDED} the quickest was recorded in {ingest:.2f} s")
         environment = {**os.environ, "FARM_STORE": address, "FARM_STATE_DIR": folder}
         job_id = jobs[count // 2].id
@@ -236,7 +192,6 @@ def main() -> None:
             "history_cpu": round(history_cpu, 3),
             "status": round(status, 3),
             "status_cpu": round(status_cpu, 3),
-            "full_scans": full_scans(address, job_id, [job.id for job in jobs], run_id),
         }
     print(json.dumps(result))
 

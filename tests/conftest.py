@@ -153,9 +153,7 @@ def decoders(farm_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def generated_bundle(farm_cache: Path) -> Bundle:
     """A tiny decoder with a method for prompts, compiled for a virtual SM8650: a minute, once for all that want it."""
-    bundle = tiny_decoder(farm_cache)
-    assert bundle is not None
-    return bundle
+    return tiny_decoder(farm_cache)
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ def compiled(cache: Path, name: str) -> Path:
     return published(cache / "runner-test-models" / key, fill)
 
 
-def tiny_decoder(cache: Path, *, build: bool = True) -> Bundle | None:
+def tiny_decoder(cache: Path) -> Bundle:
     """Return the bundle of llm_tiny's `llama` with a method for prompts, for a virtual SM8650.
 
-    Compiling it takes a minute; without `build`, None where the cache has it not.
+    Compiling it takes a minute.
     """
     suite = load_suite(find_suites()["llm_tiny"])
     [job] = [Job(case, Target("SM8650", "htp", "16a8w")) for case in suite.cases if case.name == "llama"]
@@ -44,7 +44,9 @@ def tiny_decoder(cache: Path, *, build: bool = True) -> Bundle | None:
     tools = prepare(config, note=lambda _line: None, virtual=True)
     bundles = BundleCache(cache)
     found = find_bundle_for(job, tools, bundles)
-    if not found.cached and build:
+    if not found.cached:
         with Supervisor() as supervisor:
             build_bundle(config, job, found.key, tools, supervisor)
-    return bundles.lookup(found.key)
+    bundle = bundles.lookup(found.key)
+    assert bundle is not None
+    return bundle

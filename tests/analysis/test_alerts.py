@@ -1,4 +1,4 @@
-"""One alert for a series and a step, in groups, and what becomes of the history after it."""
+"""Histories of series after alerts: known steps are taken out, and the good bundle is of the newest level."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from step_alerts import Alert, RunRange, grouped, new_alerts
 
 from farm.analysis.candidates import Finding, judge, levelled, reference
 from farm.analysis.scale import Scale
@@ -14,39 +13,6 @@ from farm.analysis.scale import Scale
 from .conftest import LATENCY, noisy
 
 REGRESSION, IMPROVEMENT = Finding.REGRESSION, Finding.IMPROVEMENT
-
-
-def alert(series: str, good: int, bad: int, finding: Finding = REGRESSION, change: float = 0.08) -> Alert:
-    found = RunRange(bad * 1000, good * 1000, f"run-{bad}", f"run-{good}")
-    return Alert(series, finding, found, change, change - 0.01, change + 0.01, 0.001, "+8.3 %")
-
-
-def test_a_step_is_told_once_however_often_it_is_found() -> None:
-    first = alert("a", 4, 5)
-    assert new_alerts([first], []) == (first,)
-    assert new_alerts([alert("a", 4, 5)], [first]) == ()
-    assert new_alerts([alert("a", 2, 7)], [first]) == (), "the same step, less exactly"
-    assert new_alerts([first, alert("a", 2, 7)], []) == (first,)
-
-
-def test_a_next_step_another_series_and_the_way_back_are_told() -> None:
-    known = [alert("a", 4, 5)]
-    others = [alert("a", 5, 6), alert("b", 4, 5), alert("a", 6, 7, IMPROVEMENT)]
-    assert new_alerts(others, known) == tuple(others)
-
-
-def test_what_came_in_one_run_is_one_group_the_worst_first() -> None:
-    found = [
-        alert("small", 4, 5, change=0.05),
-        alert("later", 7, 8),
-        alert("better", 4, 5, IMPROVEMENT, change=-0.5),
-        alert("large", 4, 5, change=0.3),
-    ]
-    first, second = grouped(found)
-    assert [one.series for one in first.alerts] == ["large", "small", "better"]
-    assert (first.range.last_good, first.range.first_bad) == ("run-4", "run-5")
-    assert [one.series for one in second.alerts] == ["later"]
-    assert grouped([]) == ()
 
 
 def test_after_an_alert_the_next_night_is_judged_on_the_new_level() -> None:

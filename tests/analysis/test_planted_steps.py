@@ -47,12 +47,12 @@ def test_a_change_that_slows_everything_on_a_device_is_no_hot_night() -> None:
     world.slow_down(device=2, night=18, size=0.1)
     farm = Farm(world)
     farm.run()
-    told = {int(alert.series) for night in (18, 19) for alert in farm.alerts[night]}
+    told = {alert.series for night in (18, 19) for alert in farm.alerts[night]}
     hit = np.flatnonzero(world.device == 2)
     assert farm.spent["devices whose programs were blamed"] >= 1
     assert len(told & set(hit.tolist())) >= 8
-    ranges = [alert.range.first_bad for night in (18, 19) for alert in farm.alerts[night] if int(alert.series) in hit]
-    assert ranges.count("18") >= 8, "one group: the same first bad run"
+    first_bad = [alert.first_bad for night in (18, 19) for alert in farm.alerts[night] if alert.series in hit]
+    assert first_bad.count(18) >= 8, "one cause: the same first bad run"
 
 
 def test_the_same_seed_gives_the_same_world() -> None:

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 def test_it_pushes_executes_and_pulls(
     device: Attached, layout: Layout, outside_env: dict[str, str], tmp_path: Path
 ) -> None:
-    env = {**outside_env, **device.env, "PYTHONPATH": str(HERE.parent.parent / "bench")}
+    env = {**outside_env, **device.env, "PYTHONPATH": str(HERE.parent)}
     folders = ("--sdk", layout.sdk, "--build", layout.build, "--into", tmp_path)
     done = subprocess.run(
         [

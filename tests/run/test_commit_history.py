@@ -60,7 +60,7 @@ def check(bisected: Bisected, defect: str, answer: dict[str, Any]) -> None:
     assert run_git(bisected.checkout, "worktree", "list").count("\n") == 1
 
 
-# The one that does not compile is what bench/bisect_commits.py --quick looks for, and the slower one is found below.
+# Each kind of question has a search over a stub of the lab in test_commit_bisect.py; the slower one is found below.
 @pytest.mark.soak
 @pytest.mark.parametrize(("defect", "kind"), [(NUMERICS, "verdict"), (COMPILE, "compile"), (IMPORT, "import")])
 def test_the_commit_of_each_defect_is_named(bisected: Bisected, defect: str, kind: str) -> None:

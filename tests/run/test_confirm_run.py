@@ -20,7 +20,7 @@ NIGHTS = 9
 def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     planted = Planted(home, home.cwd, write_suite(home.cwd / "planted"))
     nights = [planted.run() for _ in range(NIGHTS)]
-    # Twice the layers: that is seen on a busy machine as well. bench/planted.py adds one.
+    # Twice the layers: seen on a busy machine as well.
     slower = planted.run(12)
     with open_store(home.state / "farm.db") as store:
         [alert] = [one for one in store.alerts.of_run(slower) if one.metric == "htp_cycles"]

@@ -42,7 +42,7 @@ def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path
     assert checked.stdout.count("RuntimeError: half an edit") >= 2
 
 
-# The oldest is the most different; 1.5.0 is compiled with by bench/same_programs.py --quick as well.
+# The oldest is the most different.
 @pytest.mark.parametrize(
     "release",
     [

@@ -1,6 +1,6 @@
 """Mistakes that a runner of a language model could make, made around the real one, and what the judge says of each.
 
-`decoder_mutations.cpp` stands between the runner and the QNN backend. bench/generate.py counts what is caught.
+`decoder_mutations.cpp` stands between the runner and the QNN backend.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pytest
 
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
 from farm.devices.transport import Link
@@ -40,7 +41,7 @@ MUTATIONS = (
     "wrong_logits_scale",
     "wrong_place",
 )
-_SOURCE = Path(__file__).parent / "native_runner" / "decoder_mutations.cpp"
+_SOURCE = Path(__file__).with_name("decoder_mutations.cpp")
 _PROMPT, _NEW = 5, 6
 
 
@@ -152,19 +153,14 @@ def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, m
     return judge(judged, bundle, raw)
 
 
-def mutations_caught(bundle: Bundle, cache: Path, folder: Path) -> dict[str, str]:
-    """Return for each of MUTATIONS why the judge refuses it, "" where it does not. `folder` is empty.
-
-    Raises RuntimeError where what is not mutated does not pass. A mutation counts as caught when its numbers are wrong,
-    not when the runner cannot run.
-    """
-    runtime, library = simulator_runtime(cache), build_library(folder)
-    short = shortened(bundle, folder / "bundle")
-    plain = run_mutated(short, runtime, folder / "plain", library)
-    if plain.verdict is not Verdict.PASSED:
-        raise RuntimeError(f"what is not mutated does not pass: {plain.stage}: {plain.reason}")
-    found = {}
-    for mutation in MUTATIONS:
-        attempt = run_mutated(short, runtime, folder / mutation, library, mutation)
-        found[mutation] = attempt.reason if attempt.stage is Stage.NUMERICS else ""
-    return found
+@pytest.mark.whole
+def test_the_judge_refuses_every_mutation_for_its_numbers(
+    generated_bundle: Bundle, farm_cache: Path, tmp_path: Path
+) -> None:
+    runtime, library = simulator_runtime(farm_cache), build_library(tmp_path)
+    short = shortened(generated_bundle, tmp_path / "bundle")
+    plain = run_mutated(short, runtime, tmp_path / "plain", library)
+    assert plain.verdict is Verdict.PASSED, f"without a mutation: {plain.stage}: {plain.reason}"
+    stages = {name: run_mutated(short, runtime, tmp_path / name, library, name).stage for name in MUTATIONS}
+    # A runner that cannot run is no catch.
+    assert stages == dict.fromkeys(MUTATIONS, Stage.NUMERICS)
