@@ -24,6 +24,7 @@ import msgspec
 from farm.backends.registry import find_backend
 from farm.device_run.thermometer import Thermometer
 from farm.devices.connect import open_transport
+from farm.devices.health import FULL, RUNTIME
 from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
 from farm.errors import DeviceError, DeviceSpaceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
@@ -161,10 +162,8 @@ class DeviceRun:
         self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
         self.canary_latency_ns: tuple[float, ...] = ()
         """Of every inference of the canary, when it ran last."""
-        self.is_full = False
-        """When the canary was due last, the device had no room for it."""
-        self.lacks_runtime = False
-        """When the canary ran last, the libraries beside it did not fit."""
+        self.canary_cause = Cause.NONE
+        """Cause of its failure when it ran last."""
         self._executing = threading.Lock()
         # One thread: the cable is one, and what is staged first is needed first.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
@@ -198,6 +197,16 @@ class DeviceRun:
             self._opened(self._session)
         return self._session
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the device had no room for the canary when that was due last."""
+        return self.canary_cause is Cause.SPACE
+
+    @property
+    def lacks_runtime(self) -> bool:
+        """Whether the libraries beside the canary did not fit when it ran last."""
+        return self.canary_cause is Cause.RUNTIME
+
     def begin(self, *, takeover: bool) -> None:
         """Get root and take the device over at once, for who uses it without a session. Raises DeviceError."""
         self._get_root()
@@ -216,7 +225,7 @@ class DeviceRun:
 
         What it leaves is in the local `folder`. Raises LocalError.
         """
-        self.is_full = self.lacks_runtime = False
+        self.canary_cause = Cause.NONE
         try:
             self._get_root()
             if self._canary is None:
@@ -229,12 +238,19 @@ class DeviceRun:
         except LocalError:
             raise
         except FarmError as error:
-            self.is_full = isinstance(error, DeviceSpaceError)
+            self.canary_cause = Cause.SPACE if isinstance(error, DeviceSpaceError) else Cause.NONE
             return str(error)
-        self.is_full = attempt.cause is Cause.SPACE
-        self.lacks_runtime = attempt.cause is Cause.RUNTIME
+        self.canary_cause = attempt.cause
         self.canary_latency_ns = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
         return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
+
+    def silence_cause(self) -> str:
+        """Return the cause of a failing canary that is not the device's: adb server, runtime, or files of others."""
+        if self.is_full:
+            return FULL
+        if self.lacks_runtime:
+            return RUNTIME
+        return "" if self.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:
         """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile.

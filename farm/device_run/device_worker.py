@@ -12,7 +12,7 @@ from farm.bundles.cache import BundleCache
 from farm.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.devices.health import FULL, RECOVERY, RUNTIME, Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.health import RECOVERY, Event, Health, HealthMark, is_doubtful, next_health
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -116,7 +116,7 @@ class DeviceWorker:
             return ""
         problem = self._probe()
         if problem:
-            self._mark(Event.CANARY_FAILED, problem, self._cause_of_silence())
+            self._mark(Event.CANARY_FAILED, problem, self.run.silence_cause())
         else:
             self._mark(Event.CANARY_OK)
         self._doubt = bool(problem)
@@ -149,7 +149,7 @@ class DeviceWorker:
         if problem and self._stop():
             return problem
         if problem:
-            self._mark(Event.GAVE_UP, problem, self._cause_of_silence())
+            self._mark(Event.GAVE_UP, problem, self.run.silence_cause())
         else:
             self._mark(Event.RECOVERED)
             self._mark(Event.CANARY_OK)
@@ -214,14 +214,6 @@ class DeviceWorker:
             # Of a full device all goes that is ours: somebody needs the room.
             self.run.end_session(free=self.run.is_full)
         return problem
-
-    def _cause_of_silence(self) -> str:
-        """Return the cause of a failure that is not the device's: adb server, runtime, or files of others."""
-        if self.run.is_full:
-            return FULL
-        if self.run.lacks_runtime:
-            return RUNTIME
-        return "" if self.run.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def _mark(self, event: Event, reason: str = "", cause: str = "") -> None:
         mark = HealthMark(event, cause, reason)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.device_run.builds import builds_folder, has_reply, read_reply
+from farm.device_run.reruns import with_rerun
 from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import after_rerun, needs_new_session
 from farm.results.judge import build_failure, not_simulated
 
 if TYPE_CHECKING:
@@ -91,14 +91,18 @@ class Executor:
         if following is not None and execution.has_answer and self._may_overlap(following) and may_begin():
             self._begun[following.job.id] = self._begin(following)
         attempt, artifacts = self._judged(planned, execution)
-        refused = execution.was_refused and needs_new_session(attempt)
-        if not (execution.process_ended or refused) or self._plan.heap:
+        if self._plan.heap:
             return (attempt,), artifacts
-        staged = self._device_run.stage(execution.staged.workspace.bundle)
-        alone = self._execute(planned, staged, alone=True)
-        second, artifacts = self._judged(planned, alone)
-        again = alone.process_ended or (refused and alone.was_refused)
-        return after_rerun(attempt, second, ended_again=again, refused=refused), artifacts
+
+        def again() -> tuple[Attempt, RawResult | None]:
+            nonlocal artifacts
+            staged = self._device_run.stage(execution.staged.workspace.bundle)
+            alone = self._execute(planned, staged, alone=True)
+            second, artifacts = self._judged(planned, alone)
+            return second, alone.raw
+
+        attempts = with_rerun(attempt, execution.raw, again)
+        return attempts, artifacts
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
@@ -209,16 +213,6 @@ class _JobExecution(NamedTuple):
     """None where the farm itself failed."""
     problem: str = ""
     """Why there is no result."""
-
-    @property
-    def process_ended(self) -> bool:
-        """Whether the runner ended with it."""
-        return self.raw is not None and self.raw.process_ended
-
-    @property
-    def was_refused(self) -> bool:
-        """True for a job that the runner answered with an error without ending."""
-        return self.raw is not None and self.raw.refused and not self.raw.process_ended
 
     @property
     def is_broken(self) -> bool:

@@ -8,12 +8,12 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.errors import LeaseLostError, NoDeviceError
+from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
 from farm.pool.fleet import Choice
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
     from typing import Self
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from farm.suites.suite import Target
 
 _NO_DEVICE = "'--virtual 2'"
+# A free device is granted at the first look of a pool.
+_OTHER_SECONDS = 3.0
 
 
 class AcquiredDevice(NamedTuple):
@@ -78,7 +80,19 @@ class DeviceAcquirer:
 
         Raises NoDeviceError, UnknownNameError, LeaseLostError.
         """
-        return self._virtual() if choice is None else self._attached(choice)
+        return self._virtual() if choice is None else self._attached(choice, (), self._until_s)
+
+    def acquire_other(self, choice: Choice, used: Collection[str]) -> AcquiredDevice | None:
+        """Return an attached device that is free now, leased until the end; None without one beside `used`, by ids.
+
+        A device that `choice` names has no other beside it.
+        """
+        if choice.devices:
+            return None
+        try:
+            return self._attached(choice, used, time.monotonic() + _OTHER_SECONDS)
+        except (InfraError, UsageError):
+            return None
 
     def _virtual(self) -> AcquiredDevice:
         from farm.pool.fleet import virtual_fleet
@@ -90,7 +104,7 @@ class DeviceAcquirer:
         [device] = fleet.devices
         return AcquiredDevice(device, fleet.runtimes[device.serial])
 
-    def _attached(self, choice: Choice) -> AcquiredDevice:
+    def _attached(self, choice: Choice, used: Collection[str], until_s: float) -> AcquiredDevice:
         from farm.pool.device_pool import DevicePool
         from farm.pool.fleet import attached_fleet
         from farm.pool.lease_keeper import LeaseTerms
@@ -104,12 +118,15 @@ class DeviceAcquirer:
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
         terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=self._purpose, most=1)
-        pool = DevicePool(fleet.devices, store, terms, self._say)
+        devices = [device for device in fleet.devices if device.id not in used]
+        if not devices:
+            raise NoDeviceError(f"no other {target.soc} is attached")
+        pool = DevicePool(devices, store, terms, self._say)
         pool.revive_with(fleet.revive)
         self._stack.callback(pool.close)
-        pool.acquire(self._until_s)
+        pool.acquire(until_s)
         held = {device.id: device for device in pool.held()}
-        if not held and time.monotonic() >= self._until_s:
+        if not held and time.monotonic() >= until_s:
             raise NoDeviceError(f"no {target.soc} became free in time")
         for lease in store.leases.all():
             if lease.device in held:

@@ -21,7 +21,8 @@ from farm.bundles.ready import read_ready, ready_manifest
 from farm.errors import ConfigError, UsageError
 from farm.execution.raw import RESULT_FILE, TOKENS_FILE
 from farm.program.pte import read_pte
-from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.one_off import OneOffOutcome, run_one
+from farm.replay.one_off_request import OneOffRequest
 from farm.replay.ready_program import ReadyRequest, check_runnable, ready_case, ready_target, require_new
 from farm.request.profiling import require_profilable
 from farm.results.runner_report import Generated, ReportError, read_report
@@ -160,7 +161,7 @@ def run_generation(
         require_new(folder)
 
     def look(raw: RawResult, attempt: Attempt) -> Attempt:
-        found.extend(_generated(raw, program.generation))
+        found[:] = _generated(raw, program.generation)
         if folder is not None and found:
             _save(folder, found[: len(program.prompts)])
         return attempt

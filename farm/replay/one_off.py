@@ -1,6 +1,7 @@
 """One bundle on one device, now: what `farm exec` and `farm repro` have in common. It is a run of one job in the store.
 
-Apart from `farm run` in what a single job does not need: no builders, no canary, no other device that is asked.
+Apart from `farm run` in what a single job does not need: no builders, and no canary before the job. A failure that may
+be the device's is treated as in a run: `farm.replay.one_off_tries`.
 """
 
 from __future__ import annotations
@@ -13,28 +14,26 @@ import msgspec
 
 from farm.analysis.facts import CONTENTS
 from farm.bundles.key import facts_of
-from farm.device_run.artifacts import AttemptArtifacts, kept_outputs
-from farm.device_run.device_run import DeviceRun, HeatGate, require_device
+from farm.device_run.artifacts import kept_outputs
+from farm.device_run.device_run import require_device
 from farm.errors import FarmError, InfraError, UsageError
 from farm.execution.one_shot import too_many
-from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
-from farm.pool.fleet import Choice
-from farm.replay.llama_program import LlamaProgram, judged, require_bundle, runtime_with
+from farm.replay.llama_program import require_bundle, runtime_with
+from farm.replay.one_off_tries import OneOffTries, find_canary
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt
-from farm.store.view import Purpose, RunToolchain
-from farm.suites.suite import Job
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from farm.bundles.bundle import Bundle
     from farm.config.settings import Config
     from farm.execution.raw import RawResult
     from farm.pool.acquire import AcquiredDevice
+    from farm.replay.one_off_request import OneOffRequest
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.system.processes import Supervisor
@@ -42,33 +41,6 @@ if TYPE_CHECKING:
 
     FindBundle = Callable[[Toolchain, Supervisor], Bundle]
     Look = Callable[[RawResult, Attempt], Attempt]
-
-
-class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run, where and how."""
-
-    job: Job
-    virtual: bool
-    """On a virtual device of its own."""
-    choice: Choice = Choice()
-    iterations: int = 3
-    warm_up: int = 1
-    reducible: bool = False
-    """As of `farm.request.request.RunRequest`."""
-    timeout_s: float = 300.0
-    seconds: int | None = None
-    """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""
-    profile: Profile = Profile.AUTO
-    command: str = ""
-    facts: dict[str, str] = {}
-    """What else its numbers depend on."""
-    toolchain: RunToolchain | None = None
-    """Of the run whose program is run again; None where it is that of this command."""
-    name: str = ""
-    """What the run is called."""
-    purpose: Purpose = Purpose.TRIAL
-    program: LlamaProgram | None = None
-    """What generates in place of farm's runner."""
 
 
 class OneOffOutcome(msgspec.Struct, frozen=True):
@@ -79,7 +51,7 @@ class OneOffOutcome(msgspec.Struct, frozen=True):
     attempt: Attempt | None
     """What was recorded; None where that was interrupted."""
     kind: str
-    """Of the device: `virtual` or `hardware`."""
+    """Of the devices: `virtual` or `hardware`."""
     outputs: dict[str, str]
     """SHA-256 by file name, of the outputs that are kept."""
     report: Path
@@ -121,10 +93,27 @@ def run_one(
             folder = config.run_folder(run_id)
             kept: tuple[ArtifactRecord, ...] = ()
 
+            def another(used: Collection[str]) -> AcquiredDevice | None:
+                other = None if request.virtual else acquirer.acquire_other(request.choice, used)
+                if other is not None:
+                    if request.program is not None:
+                        runtime = runtime_with(request.program, other.runtime, config.cache_dir)
+                        other = other._replace(runtime=runtime)
+                    store.record_device(run_id, other.device, other.runtime.versions)
+                return other
+
             def execute() -> Attempt:
                 nonlocal kept
-                say(f"running on {acquired.device.serial} ({acquired.device.kind})")
-                attempt, kept = _execute(config, store, request, bundle, acquired, run_id, folder / "raw", look, say)
+                tries = OneOffTries(
+                    store, request, bundle, run_id, folder / "raw", artifacts=config.state_dir / "artifacts",
+                    health=config.health, say=say, look=look, another=another,
+                    # A device of the simulator's own has no health that is worth a compilation.
+                    canary=lambda: find_canary(
+                        config, request.job.target, tools, acquirer.supervisor, say, may_compile=not request.virtual
+                    ),
+                )  # fmt: skip
+                attempt = tries.run(acquired)
+                kept = tries.kept
                 return attempt
 
             try:
@@ -201,48 +190,3 @@ def _begin(
         program=manifest.program,
     )  # fmt: skip
     return run_id
-
-
-def _execute(
-    config: Config,
-    store: Store,
-    request: OneOffRequest,
-    bundle: Bundle,
-    acquired: AcquiredDevice,
-    run_id: str,
-    folder: Path,
-    look: Look,
-    say: Callable[[str], None],
-) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-    """Run the bundle and record the attempt; return it with what is kept of it."""
-    profile, job = request.profile, request.job
-    artifacts = AttemptArtifacts(config.state_dir / "artifacts", profile, outputs=True)
-    with DeviceRun(
-        acquired.device,
-        acquired.runtime,
-        run_id,
-        takeover=acquired.fence is not None,
-        fence=acquired.fence,
-        gate=HeatGate(config.health, say=say),
-        artifacts=artifacts,
-    ) as run:
-        options = RunnerOptions(
-            iterations=request.iterations,
-            warm_up=request.warm_up,
-            reducible=request.reducible,
-            repeats=job.case.deterministic is True,
-            timeout_s=request.timeout_s + (request.seconds or 0),
-            seconds=request.seconds,
-            flags=run.flags(job.target, profile),
-            etdump=profile.kept,
-        )
-        raw = run.run(job.id, bundle, folder / "job", options)
-        if request.program is None:
-            attempt = run.judge(job, bundle, raw, operators=profile.kept)
-        else:
-            attempt, bundle, raw = judged(run, job, bundle, raw)
-        attempt = look(raw, attempt)
-        attempt, kept = run.keep(attempt, bundle, raw.folder)
-        attempt, logs = run.keep_crash_logs(attempt, folder / "crash-logs")
-        run.record(store, run_id, attempt, (*kept, *logs))
-    return attempt, kept

@@ -19,7 +19,8 @@ from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.program.layout import to_memory
 from farm.program.pte import QNN, Method, Program, Value, read_pte
-from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.one_off import OneOffOutcome, run_one
+from farm.replay.one_off_request import OneOffRequest
 from farm.replay.tensor_files import distribution, random_sample, read_samples
 from farm.request.profiling import Profile, require_profilable
 from farm.results.attempt import Attempt, Comparison, Verdict
@@ -317,7 +318,7 @@ def run_ready(
         if attempt.verdict is not Verdict.PASSED:
             return attempt
         outputs = _outputs(ready, raw)
-        figures.extend(_figures(sample, index, array) for (sample, index), array in outputs.items())
+        figures[:] = [_figures(sample, index, array) for (sample, index), array in outputs.items()]
         if folder is not None:
             _save(folder, raw, outputs)
         if not ready.expected:

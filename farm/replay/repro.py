@@ -9,8 +9,10 @@ import msgspec
 from farm.analysis.facts import changed_facts
 from farm.pool.fleet import Choice
 from farm.replay.llama_program import job_of
-from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.one_off import OneOffOutcome, run_one
+from farm.replay.one_off_request import OneOffRequest
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
+from farm.results.attempt import Verdict
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def repro(
         command=command,
         facts={_FACT: stored.run.id},
         toolchain=stored.run.toolchain or RunToolchain(),
+        failed_before=stored.attempt.verdict is Verdict.FAILED,
         **limits,
     )
     now = run_one(

@@ -34,6 +34,8 @@ _OPEN = {
 _NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
 # Causes of a refusal by a live runner, which a new session on the same device may not meet.
 _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
+# Causes of a failing canary that are no fault of the device itself.
+_OF_CANARY = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL}
 
@@ -81,8 +83,11 @@ def is_open(cause: Cause) -> bool:
     return cause in _OPEN
 
 
-def unfit(attempt: Attempt, problem: str) -> Attempt:
-    """Return `attempt` with the device to blame; `problem` is the failure of the canary just after it."""
+def unfit(attempt: Attempt, problem: str, cause: Cause = Cause.DEVICE) -> Attempt:
+    """Return `attempt` as infra; `problem` and `cause` are of the canary that failed just after it.
+
+    A canary without a known trouble of runtime, session or storage has the device to blame.
+    """
     reason = f"the device fails its canary as well ({problem}): its {_finding(attempt)} ({attempt.reason})"
     return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=reason_line(reason)))
 
@@ -103,6 +108,16 @@ def needs_new_session(attempt: Attempt) -> bool:
 
 
 def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: bool = False) -> tuple[Attempt, Attempt]:
+def needs_health_check(attempt: Attempt, *, failed_before: bool) -> bool:
+    """Return whether the canary runs before a failure is believed: a device may begin to fail after its canary passed.
+
+    `failed_before`: wrong numbers of the job are no news.
+    """
+    if attempt.verdict is not Verdict.FAILED:
+        return False
+    return attempt.cause is Cause.REFUSED or (attempt.cause is Cause.NUMERICS and not failed_before)
+
+
     """Return both attempts as they are recorded. Pure.
 
     `refused`: the runner answered the first with an error, and did not end. `ended_again`: the second ended in the

@@ -21,7 +21,7 @@ from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, 
 from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
+from farm.results.blame import Tried, classify, is_open, needs_health_check, settle, tried, unfit
 from farm.store.store import open_store
 from farm.system.atomic import write_atomically
 from farm.system.structs import prepare_decoders
@@ -330,13 +330,10 @@ class Worker:
         if not last.device:
             return Done(last)
         failed_before = planned.failed_before or bool(last.known_issue)
-        if last.verdict is Verdict.FAILED and (
-            last.cause is Cause.REFUSED or (last.cause is Cause.NUMERICS and not failed_before)
-        ):
-            # A device may begin to refuse programs, or to compute wrong numbers, after its canary has passed.
+        if needs_health_check(last, failed_before=failed_before):
             self._executor.finish()
             if problem := self._device_worker.check(anew=True):
-                last = unfit(last, problem)
+                last = unfit(last, problem, self._device_worker.run.canary_cause)
                 # The next job was staged in the session that ended with the canary.
                 self._executor.forget()
         earlier = self._tried(last.job_id)

@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Stands in for `farm_runner --serve` of a device whose DSP session dies: `dies.txt` beside it says when and how.
 
-Its first line is the job from which on every program is refused, counted for the `process` or for the `device`; or
-`program`, where this device alone refuses the program `picky`. The rest is what the DSP prints then. The program
-`refused` is refused anywhere.
+Its first line is the job from which on every program is refused, counted for the `process` or for the `device`, or the
+only one, counted `once`; or
+`program`, where this device alone refuses the program `picky`. The rest is what the DSP prints then, with a last line
+`canary ...` for what it prints of the canary. The program `refused` is refused anywhere.
 """
 
 import json
@@ -23,6 +24,9 @@ def say(answer: dict[str, object]) -> None:
 
 def refuses(number: int, model: bytes) -> str:
     first, _, words = (HERE / "dies.txt").read_text().partition("\n")
+    words, _, of_canary = words.partition("\ncanary ")
+    if model.startswith(b"canary") and of_canary:
+        words = of_canary
     if model.startswith(b"refused") or (first == "program" and model.startswith(b"picky")):
         return words
     if first == "program":
@@ -32,6 +36,8 @@ def refuses(number: int, model: bytes) -> str:
     counter = START.parent / f"count-{START.name.partition('.')[0]}"
     count = int(counter.read_text()) + 1 if counter.exists() else 1
     counter.write_text(str(count))
+    if whose == "once":
+        return words if count == int(job) else ""
     return words if (number + 1 if whose == "process" else count) >= int(job) else ""
 
 

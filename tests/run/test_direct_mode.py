@@ -23,7 +23,8 @@ from farm.regressions.confirm_job import require_bundles
 from farm.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
 from farm.replay.debug_job import job_to_debug
-from farm.replay.one_off import OneOffRequest, _require_executions
+from farm.replay.one_off import _require_executions
+from farm.replay.one_off_request import OneOffRequest
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.request.choose import check_ready, jobs_of
 from farm.request.profiling import Profile

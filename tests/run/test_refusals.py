@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 from run_model import Script, World
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
+from farm.config.settings import HealthConfig
 from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import Event
+from farm.pool.acquire import AcquiredDevice
 from farm.pool.worker_grant import WorkerGrant, write_grant
+from farm.replay.one_off_request import OneOffRequest
+from farm.replay.one_off_tries import OneOffTries
 from farm.request.plan import PlannedJob, RunPlan
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -230,6 +234,15 @@ def test_a_program_that_no_device_can_run_is_refused_once(farm: Any) -> None:
     assert "an operator needs 0x2400000 bytes" in failed[0].reason
 
 
+def test_a_canary_that_fails_by_the_runtime_blames_the_runtime(farm: Any) -> None:
+    one = farm(f"device 6\n{NO_WORDS}\ncanary {NO_SKEL}", NEVER)
+    assert set(one.run().values()) == {Verdict.PASSED}
+    dead = one.plan.devices[0].serial
+    [blamed] = [a for a in one.attempts if a.device == dead and "fails its canary as well" in a.reason]
+    assert (blamed.verdict, blamed.cause) == (Verdict.INFRA, Cause.RUNTIME)
+    assert "the skel is not visible to the DSP" in blamed.reason
+
+
 @pytest.mark.parametrize("refusing", [(1,), (0, 1)])
 def test_a_run_ends_with_every_job_decided_whoever_refuses(tmp_path: Path, refusing: tuple[int, ...]) -> None:
     world = World(tmp_path, Script(refusing=refusing))
@@ -250,3 +263,75 @@ def test_a_device_whose_libraries_do_not_fit_is_left_out_and_neither_rebooted_no
     monkeypatch.setattr(type(device_worker.run.transport), "reboot", lambda _: pytest.fail("a reboot changes nothing"))
     assert "the skel is not visible to the DSP" in device_worker.recover()
     assert not device_worker.given_up, "no quarantine"
+
+
+class OneOff:
+    """The tries of `farm exec` over stubs; the store's part, and that of who finds devices, is this class."""
+
+    def __init__(
+        self, folder: Path, devices: Sequence[Device], dies: Sequence[str], model: bytes, **request: Any
+    ) -> None:
+        cache = BundleCache(folder / "cache")
+        self.acquired = [
+            AcquiredDevice(device, runtime(folder / device.serial, how), (device.id, 1))
+            for device, how in zip(devices, dies, strict=True)
+        ]
+        job, self._canary = planned(cache, 0, model), planned(cache, 99, b"canary")
+        self.attempts: list[Attempt] = []
+        self.health: list[tuple[str, str, str]] = []
+        store: Any = SimpleNamespace(
+            record_attempt=lambda _, attempt, **__: self.attempts.append(attempt),
+            devices=SimpleNamespace(record_health=lambda e: self.health.append((e.device, e.event, e.state))),
+        )
+        self.tries = OneOffTries(
+            store, OneOffRequest(job=job.job, virtual=False, profile=Profile.OFF, timeout_s=30.0, **request),
+            load_bundle(cache.folder(job.key)), f"exec-{folder.name[-9:]}", folder / "raw",
+            artifacts=folder / "artifacts", health=HealthConfig(), say=lambda _: None, look=lambda _, attempt: attempt,
+            another=lambda used: next((one for one in self.acquired if one.device.id not in used), None),
+            canary=lambda: (self._canary.job, load_bundle(cache.folder(self._canary.key))),
+        )  # fmt: skip
+
+    def run(self) -> list[tuple[str, Verdict, Cause]]:
+        last = self.tries.run(self.acquired[0])
+        assert last == self.attempts[-1]
+        return [(one.device, one.verdict, one.cause) for one in self.attempts]
+
+
+def test_exec_tries_a_refused_program_in_a_new_session(devices: list[Device], tmp_path: Path) -> None:
+    one = OneOff(tmp_path, devices[:1], [f"once 1\n{RESTARTED}"], b"good")
+    assert [verdict for _, verdict, _ in one.run()] == [Verdict.INFRA, Verdict.PASSED]
+    assert "was refused in a session, not in a process of its own" in one.attempts[0].reason
+
+
+def test_exec_asks_another_device_where_the_canary_fails(devices: list[Device], tmp_path: Path) -> None:
+    one = OneOff(tmp_path, devices, [f"device 1\n{NO_WORDS}", NEVER], b"good")
+    dead, free = (device.serial for device in devices)
+    assert one.run() == [
+        (dead, Verdict.INFRA, Cause.REFUSED), (dead, Verdict.INFRA, Cause.DEVICE), (free, Verdict.PASSED, Cause.NONE),
+    ]  # fmt: skip
+    assert "fails its canary as well" in one.attempts[1].reason
+    assert one.health == [(devices[0].id, "canary_failed", "suspect")]
+
+
+def test_exec_blames_a_device_that_alone_refuses_the_program(devices: list[Device], tmp_path: Path) -> None:
+    one = OneOff(tmp_path, devices, [f"program\n{NO_WORDS}", NEVER], b"picky")
+    first, second = (device.serial for device in devices)
+    assert [(device, verdict) for device, verdict, _ in one.run()] == [
+        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.PASSED),
+    ]  # fmt: skip
+    assert one.health == [(devices[0].id, "outvoted", "suspect")]
+    assert f"before, on other devices: refused on {first}" in one.attempts[-1].notes
+
+
+def test_exec_blames_a_program_that_two_healthy_devices_refuse(devices: list[Device], tmp_path: Path) -> None:
+    one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused")
+    found = one.run()
+    assert found[-1][1:] == (Verdict.FAILED, Cause.REFUSED)
+    assert {device for device, _, _ in found} == {device.serial for device in devices}
+    assert one.health == []
+
+
+def test_repro_of_a_failure_needs_no_second_device(devices: list[Device], tmp_path: Path) -> None:
+    one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused", failed_before=True)
+    assert {device for device, _, _ in one.run()} == {devices[0].serial}
+    assert one.attempts[-1].verdict is Verdict.FAILED

@@ -132,7 +132,7 @@ def exec_command(
     from farm.pool.fleet import Choice
     from farm.replay.generation import run_generation
     from farm.replay.llama_program import job_of
-    from farm.replay.one_off import OneOffRequest
+    from farm.replay.one_off_request import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
     from farm.store.view import Purpose
     from farm.toolchains.select import use_toolchain

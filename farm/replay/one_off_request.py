@@ -1,0 +1,40 @@
+"""Request of `farm exec` and `farm repro`: one job, and where and how it runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.pool.fleet import Choice
+from farm.replay.llama_program import LlamaProgram
+from farm.request.profiling import Profile
+from farm.store.view import Purpose, RunToolchain
+from farm.suites.suite import Job
+
+
+class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run, where and how."""
+
+    job: Job
+    virtual: bool
+    """On a virtual device of its own."""
+    choice: Choice = Choice()
+    iterations: int = 3
+    warm_up: int = 1
+    reducible: bool = False
+    """As of `farm.request.request.RunRequest`."""
+    timeout_s: float = 300.0
+    seconds: int | None = None
+    """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""
+    profile: Profile = Profile.AUTO
+    command: str = ""
+    facts: dict[str, str] = {}
+    """What else its numbers depend on."""
+    toolchain: RunToolchain | None = None
+    """Of the run whose program is run again; None where it is that of this command."""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
+    program: LlamaProgram | None = None
+    """What generates in place of farm's runner."""
+    failed_before: bool = False
+    """Wrong numbers and refusals are no news, which a second device would confirm."""
