@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
+"""Command that makes a run on every machine, for hints where there is none yet."""
+
+
 class FarmError(Exception):
     """The root; `exit_code` is what the command line returns for it."""
 

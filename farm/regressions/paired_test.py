@@ -84,7 +84,8 @@ def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()
         one = known[metric]
         if one.exact:
             raise UsageError(
-                f"{metric} is deterministic, so that any change is one: 'farm diff' shows it, without pairs"
+                f"{metric} is deterministic, so that any change is one: 'farm diff {good.run.id} {new.run.id}' "
+                "shows it, without pairs"
             )
         found.append(Series(new.view.id, metric, one.unit, one.direction))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,8 +198,8 @@ def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) 
     """
     if stored.view.suite == LLAMA_RUNNER and not by_program:
         raise UsageError(
-            f"{stored.view.id} was run by {LLAMA_RUNNER}, which 'farm repro' takes alone: name it, with --program and "
-            "--tokenizer"
+            f"{stored.view.id} was run by {LLAMA_RUNNER}, which is named again: "
+            f"{shlex.join(['farm', 'repro', stored.view.id])} --program FILE --tokenizer FILE"
         )
     for job in planned_jobs(config.run_folder(stored.run.id)):
         if job.id == stored.view.id:

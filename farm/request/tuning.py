@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,7 +92,10 @@ def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
     measured = list(_measured(store, request, suite, case, left_out))
     if not measured:
         why = f": {'; '.join(left_out)}" if left_out else ""
-        raise UsageError(f"{request.name} has no result to take limits from{why}: run it first, with 'farm run'")
+        raise UsageError(
+            f"{request.name} has no result to take limits from{why}: run it first: "
+            f"{shlex.join(['farm', 'run', '--suite', request.name.rpartition('/')[0], '-k', case.name])} --soc SOC"
+        )
     by_precision: dict[str, list[_Measured]] = {}
     for one in measured:
         by_precision.setdefault(one.view.precision, []).append(one)
@@ -120,11 +124,13 @@ def _find(config: Config, name: str) -> tuple[Path, Case, str]:
 
 def _measured(store: Store, request: TuneRequest, suite: str, case: Case, left_out: list[str]) -> Iterator[_Measured]:
     name = f"{suite}/{case.name}"
-    if request.run is None:
-        runs = store.history.newest_runs(name)
-    else:
-        run_id = store.runs.resolve(request.run)
-        runs = dict.fromkeys(store.history.job_names(name), run_id)
+    run_id = None if request.run is None else store.runs.resolve(request.run)
+    try:
+        names = store.history.job_names(name)
+    except UnknownNameError:
+        # The suite has the case, and no run has.
+        return
+    runs = store.history.newest_runs(name) if run_id is None else dict.fromkeys(names, run_id)
     views = {run_id: store.runs.view(run_id) for run_id in dict.fromkeys(runs.values())}
     for job_id, run_id in runs.items():
         for view in (one for one in views[run_id].jobs if one.id == job_id):

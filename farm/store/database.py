@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
-from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
+from farm.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.postgresql import (
     WRITER,
     create_postgresql_engine,
@@ -52,7 +52,7 @@ _MIGRATION_LOCK = 0x6661726D
 _REVISION_QUERY = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - a constant
 _WRITES = "farm_writes"
 _LOG = "farm_log"
-_NO_STORE = "there is no store yet: 'farm run' makes one"
+_NO_STORE = f"there is no store yet: '{FIRST_RUN}' makes one"
 _T = TypeVar("_T")
 
 
@@ -259,7 +259,7 @@ class Database:
                 where = "" if self.is_sqlite else " in this database"
                 raise NoStoreError(f"{self.name}: {_NO_STORE}{where}")
             self._refuse_newer(revision)
-            raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
+            raise StoreError(f"{self.name}: the store is of an older farm: 'farm devices' brings it up to date")
         self._patiently(self._migrate)
 
     def _is_up_to_date(self) -> bool:

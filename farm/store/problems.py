@@ -38,7 +38,7 @@ _LOSSES = {
 _NO_TABLES = f"its tables are gone: was it emptied, or made anew? Restore it from a backup, or {ELSEWHERE}"
 _NO_DATABASE = f"there is no such database, or none any more: create it, restore it from a backup, or {ELSEWHERE}"
 # A reader cannot make up for what a killed process left half done.
-_LEFT_HALF_DONE = "a process was killed as it made it: 'farm run' completes it"
+_LEFT_HALF_DONE = "a process was killed as it made it: 'farm devices' completes it"
 
 # SQLSTATE. The driver has none for a connection that is refused, only the server's words.
 _UNDEFINED_TABLE, _INVALID_CATALOG = "42P01", "3D000"

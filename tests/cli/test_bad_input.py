@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.errors import FIRST_RUN
+
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
@@ -77,7 +79,7 @@ def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, s
 def test_what_asks_of_the_past_makes_no_store(home: FarmHome, arguments: tuple[str, ...]) -> None:
     done = home.farm(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no store yet: 'farm run' makes one" in done.stderr
+    assert f"there is no store yet: '{FIRST_RUN}' makes one" in done.stderr
     assert not home.state.exists()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.device import AdbAddress, Device
-from farm.errors import UsageError
+from farm.errors import FIRST_RUN, UsageError
 from farm.report.model.coverage.query import read_coverage
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
@@ -180,7 +180,7 @@ def test_a_suite_that_says_nonsense_of_itself_is_named(home: FarmHome, store: St
 def test_without_a_store_it_says_how_to_make_one_and_makes_none(home: FarmHome) -> None:
     done = home.farm("coverage", "--soc", "SM8650")
     assert done.returncode == 2
-    assert "there is no store yet: 'farm run' makes one" in done.stderr
+    assert f"there is no store yet: '{FIRST_RUN}' makes one" in done.stderr
     assert not home.state.exists()
 
 

@@ -1,102 +1,113 @@
-"""Every command that the product prints: a table of them, each parsed as it is printed or run where it needs no device.
+"""Every command that the product prints: collected from its code, then parsed as printed, or run in its situation.
 
-A new printed command fails the first test until it is in the table.
+A new printed command fails the first test until it is in a table; a new function that builds one, the second.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 import pytest
+from farm_home import FarmHome
 
 import farm
+from farm.cli.devices.hold import purpose_of
+from farm.cli.looking import bundle, coverage
 from farm.cli.main import cli
+from farm.cli.options import with_numbers
+from farm.cli.running import debug as debug_command
 from farm.devices.device import AdbAddress, Device
-from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.errors import FIRST_RUN, UsageError
+from farm.nightly.plan import command_of
+from farm.pool.fleet import Choice
+from farm.regressions import commit_evidence
+from farm.regressions.commit_records import CommitsRequest
+from farm.replay.debug import DebugOutcome
+from farm.replay.stored_result import find_job
+from farm.report.model.rerun import fetch_command, rerun_command, ways_again
+from farm.request.request import RunRequest
+from farm.results.attempt import Attempt, Cause, OperatorProfile, Stage, Verdict
+from farm.results.layers import Diagnosis
+from farm.store.leases.registry import HealthEvent, Seen
 from farm.store.records import RunRecord
 from farm.store.store import open_store
+from farm.store.view import JobView
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.user import user_name
+from farm.virtual.faults import FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm_home import FarmHome
+    from collections.abc import Callable, Iterator
 
 PACKAGE = Path(farm.__file__).parent
 NAMES = cli.list_commands(click.Context(cli))
-COMMAND = re.compile(rf"(?<![\w/.-])farm (?:{'|'.join(NAMES)})\b[^\n]*")
+COMMAND = re.compile(rf"(?<![\w/.-])farm (?:(?:{'|'.join(NAMES)})(?![\w-])|\{{\}})[^\n]*")
 CASE = Case("s", "conv", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
 JOB = Job(CASE, Target("SM8650", "htp", "8a8w"))
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+# Of a sentence, behind a command.
+_AFTER = ",;:.)'`"
+# Of the texts that a literal with alternatives can be.
+_MOST_TEXTS = 64
 
-# Printed words that name a command without a complete call of it, and data that is no hint.
+# Names of commands in other texts than hints -> why nobody types them as they stand.
 NAMED = {
-    "farm lease",
-    "farm sdk fetch {} {}",
-    "farm virtual fault {}",
-    "farm adb",
-    "farm adb DEVICE --",
-    "farm attach",
-    "farm bisect",
-    "farm bundle --compiled",
-    "farm bundle --suite programs",
-    "farm compare {}",
-    "farm connect",
-    "farm debug",
-    "farm device check",
-    "farm device unquarantine",
-    "farm diff",
-    "farm exec",
-    "farm export",
-    "farm import",
-    "farm nightly",
-    "farm profile",
-    "farm confirm",
-    "farm pytest",
-    "farm repro",
-    "farm run",
-    "farm run --compile-only",
-    "farm run --profile detailed",
-    "farm run {}",
-    "farm runtime build",
-    "farm shell",
-    "farm show",
-    "farm suites published",
+    "farm adb": "purpose of a lease",
+    "farm bisect": "subject of an error",
+    "farm bundle --compiled": "subject of an error",
+    "farm bundle --suite programs": "comment in a manifest that the command wrote",
+    "farm connect": "purpose of a lease",
+    "farm debug": "subject of an error",
+    "farm device check": "purpose of a lease",
+    "farm exec": "subject of an error",
+    "farm export": "origin of a file, in a help text",
+    "farm import": "reader of a file, in a help text",
+    "farm lease": "purpose of a lease",
+    "farm nightly": "purpose of a lease",
+    "farm profile": "page of help that another help text names",
+    "farm pytest": "subject of an error",
+    "farm run": "subject of an error or of a help text",
+    "farm run --compile-only": "origin of a bundle",
+    "farm run {}": "title of an exported run",
+    "farm shell": "purpose of a lease",
+    "farm suites published": "comment in a manifest that the command wrote",
+    "farm": "usage line of a group that ends in --help",
+    "farm {}{}": "command that does not exist",
+    "farm {}": "version, or the subject of an error",
 }
 # A complete call as printed, `{}` for what it fills in -> an example of what it fills in.
 PARSED: dict[str, tuple[str, ...]] = {
-    "farm device show {}": ("phone-1",),
-    "farm release": (),
+    "farm adb DEVICE -- shell getprop": (),
     "farm adb {} -- COMMAND": ("phone-1",),
     "farm agent": (),
-    "farm agent list": (),
+    "farm attach": (),
     "farm attach {}": ("1",),
     "farm bisect --commits GOOD..BAD JOB": (),
     "farm bisect --resume {}": ("s-conv",),
     "farm cancel {}": ("1",),
-    "farm confirm --run {}": ("1",),
     "farm connect {}": ("phone-1",),
     "farm device in DEVICE": (),
-    "farm device in {}": ("phone-1",),
     "farm device out DEVICE": (),
-    "farm device unquarantine {}": ("phone-1",),
-    "farm devices": (),
     "farm nightly {} --check": ("nightly.toml",),
-    "farm queue": (),
-    "farm quota": (),
-    "farm release {}": ("phone-1",),
+    "farm release": (),
     "farm run --resume {}": ("1",),
     "farm run --soc SM8650 --suite {}": ("test_suites/smoke/",),
     "farm run --soc {}": ("SM8650",),
+    "farm runtime build": (),
     "farm runtime build --target android-arm64": (),
     "farm runtime build --target {}": ("oe-linux-aarch64",),
+    "farm runtime check --direct --soc SOC": (),
+    "farm runtime check --soc SOC": (),
     "farm sdk fetch {}": ("2.37",),
     "farm serve": (),
     "farm shell {}": ("phone-1",),
@@ -104,21 +115,28 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm show JOB": (),
     "farm sign": (),
     "farm sign --lpai v{}": ("5",),
+    "farm sign --lpai v{} --direct --htp v{}": ("5", "75"),
     "farm toolchain make {}": ("1.5.1",),
     "farm toolchain remove VERSION": (),
     "farm virtual clear {}": ("virtual-SM8650-0",),
+    "farm virtual fault {} reboot": ("virtual-SM8650-0",),
     "farm virtual up --soc SM8650": (),
-    "farm runtime check --soc SOC": (),
-    "farm runtime check --direct --soc SOC": (),
-    "farm suites tune {}/{}": ("smoke", "conv2d"),
 }
 # A complete call that needs no device -> what it fills in, its exit code and a part of its output.
 RUN = {
     "farm baseline show {}": (("s/conv",), 0, "s/conv"),
-    "farm cache prune --older 30d --yes": ((), 0, ""),
     "farm cache prune --all --yes": ((), 0, ""),
+    "farm cache prune --older 30d --yes": ((), 0, ""),
+    "farm confirm": ((), 0, ""),
+    "farm confirm --run {}": (("RUN_ID",), 0, ""),
+    "farm device in {}": (("phone-1",), 0, "phone-1 is in service"),
+    "farm device show {}": (("phone-1",), 0, "it was gone"),
+    "farm device unquarantine {}": (("phone-1",), 0, "phone-1 is suspect"),
+    "farm devices": ((), 0, "phone-1"),
+    "farm diff {} {}": (("RUN_ID", "RUN_ID"), 0, ""),
     "farm export --format jsonl": ((), 0, ""),
     "farm history {}": (("s/conv",), 0, "s/conv"),
+    "farm release {}": (("phone-1",), 0, "phone-1 is given back"),
     "farm report {}": (("RUN_ID",), 0, ""),
     "farm run list": ((), 0, ""),
     "farm runtime --help": ((), 0, "Usage"),
@@ -127,27 +145,64 @@ RUN = {
     "farm socs": ((), 0, "SM8650"),
     "farm status": ((), 0, ""),
     "farm suites": ((), 0, "smoke"),
+    "farm suites tune {}/{}": (("s", "conv"), 2, "unknown suite 's'"),
     "farm toolchain list": ((), 0, ""),
     "farm triage": ((), 0, ""),
     "farm virtual faults": ((), 0, "reboot"),
 }
+# Commands of a shared farm: its store has no run yet.
+SHARED = {
+    "farm agent list": ((), 0, "no agent"),
+    "farm queue": ((), 0, ""),
+    "farm quota": ((), 0, ""),
+}
+
+
+def parts_of(node: ast.AST) -> list[ast.expr]:
+    """Return the expressions whose texts make up the text of `node`."""
+    if isinstance(node, ast.JoinedStr):
+        return node.values
+    if isinstance(node, ast.FormattedValue):
+        return [node.value]
+    if isinstance(node, ast.IfExp):
+        return [node.body, node.orelse]
+    return [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else []
+
+
+def texts(node: ast.expr) -> list[str]:
+    """Return the texts that an expression can be; `{}` stands for a value that is known at run time alone."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    parts = [texts(part) for part in parts_of(node)]
+    if isinstance(node, ast.IfExp):
+        return [text for part in parts for text in part]
+    return ["".join(part) for part in itertools.islice(itertools.product(*parts), _MOST_TEXTS)] if parts else ["{}"]
 
 
 def literals(tree: ast.Module) -> Iterator[str]:
-    """Yield the string literals of a module without docstrings; `{}` stands for each value of an f-string."""
-    skipped = set()
+    """Yield the texts in a module, without docstrings and without the parts of what was yielded."""
+    parts: set[int] = set()
     for node in ast.walk(tree):
+        is_part = id(node) in parts
         if isinstance(node, ast.Expr):
-            skipped.add(id(node.value))
-        if isinstance(node, ast.JoinedStr):
-            skipped |= {id(value) for value in node.values}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(value.value) if isinstance(value, ast.Constant) else "{}" for value in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            parts.add(id(node.value))
+        if is_part or isinstance(node, ast.JoinedStr | ast.BinOp):
+            parts.update(map(id, parts_of(node)))
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and not is_part:
+            yield from texts(node)
+
+
+def builders(tree: ast.Module) -> Iterator[str]:
+    """Yield the functions that build a command as a list of words, `["farm", "run", ...]`."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            nodes = list(ast.walk(function))
+            compared = {id(one) for node in nodes if isinstance(node, ast.Compare) for one in ast.walk(node)}
+            for node in nodes:
+                is_list = isinstance(node, ast.List) and id(node) not in compared and node.elts
+                if is_list and isinstance(node.elts[0], ast.Constant) and node.elts[0].value == "farm":
+                    yield function.name
+                    break
 
 
 def call_in(text: str, quote: str) -> str:
@@ -157,54 +212,65 @@ def call_in(text: str, quote: str) -> str:
     taken, words = ["farm"], text.split()[1:]
     command: click.Command = cli
     while words:
-        word = words.pop(0).rstrip(",;:.)'`")
+        word = words.pop(0).rstrip(_AFTER)
         below = command.get_command(click.Context(cli), word) if isinstance(command, click.Group) else None
         if below is not None:
             command = below
+        elif word == "--":
+            # The rest is for another program.
+            return " ".join([*taken, word, *(one.rstrip(_AFTER) for one in words)])
         elif word.startswith("--") and len(taken) > 1:
             options = [one for one in command.params if isinstance(one, click.Option) and word in one.opts]
             if options and not options[0].is_flag and words:
                 taken.append(word)
-                word = words.pop(0).rstrip(",;:.)'`")
-        elif not re.fullmatch(r"\{\}(/\{\})?|[A-Z]{3,}", word):
+                word = words.pop(0).rstrip(_AFTER)
+        elif not re.fullmatch(r"v?(\{\})+(/\{\})?|[A-Z]{3,}", word) and word not in set(FaultKind):
             break
         taken.append(word)
     return " ".join(taken)
 
 
 @cache
-def printed() -> dict[str, str]:
-    """Return the first place of each command that a string literal of the product has."""
-    found: dict[str, str] = {}
+def modules() -> dict[str, ast.Module]:
+    """Return the modules that may print a command, by path."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "migrations" in path.parts:
-            continue
-        for text in literals(ast.parse(path.read_text(encoding="utf-8"))):
-            start = 0
+        source = path.read_text(encoding="utf-8")
+        if "migrations" not in path.parts and ("farm " in source or '"farm"' in source):
+            found[str(path.relative_to(PACKAGE))] = ast.parse(source)
+    return found
+
+
+@cache
+def printed() -> dict[str, str]:
+    """Return the first place of each command that a text of the product has; titles, `farm diff: ...`, are none."""
+    found: dict[str, str] = {}
+    for place, tree in modules().items():
+        for text in literals(tree):
+            start = 0 if "farm " in text else len(text)
             while match := COMMAND.search(text, start):
-                call = call_in(match[0], text[match.start() - 1 : match.start()])
-                found.setdefault(call, str(path.relative_to(PACKAGE)))
+                if not re.match(r"farm [a-z ]+: ", match[0]):
+                    call = call_in(match[0], text[match.start() - 1 : match.start()])
+                    found.setdefault(call, place)
                 start = match.start() + len("farm ")
     return found
 
 
-def test_every_printed_command_is_in_the_table() -> None:
-    known = NAMED | PARSED.keys() | RUN.keys()
+def test_every_printed_command_is_in_a_table() -> None:
+    known = NAMED.keys() | PARSED.keys() | RUN.keys() | SHARED.keys() | {FIRST_RUN}
     new = {call: place for call, place in printed().items() if call not in known}
     assert new == {}, "a printed command without a test: add it to RUN, or to PARSED where it needs a device"
-    assert known - printed().keys() == set(), "in the table, and not printed"
+    assert known - printed().keys() == set(), "in a table, and not printed"
 
 
 def words_of(call: str, values: tuple[str, ...]) -> list[str]:
     return shlex.split(call.format(*map(shlex.quote, values)))[1:]
 
 
-@pytest.mark.parametrize("call", sorted(PARSED | {call: values for call, (values, _, _) in RUN.items()}))
-def test_a_printed_command_is_parsed_by_the_command_line(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(PACKAGE.parent)
-    values = RUN[call][0] if call in RUN else PARSED[call]
+def assert_parsed(words: list[str]) -> None:
+    """Let the command line read `words`, which raises what it does not take."""
     command: click.Command = cli
-    context, words = click.Context(cli, info_name="farm"), words_of(call, values)
+    context, words = click.Context(cli, info_name="farm"), with_numbers(words)
     while isinstance(command, click.Group) and words:
         below = command.get_command(context, words[0])
         if below is None:
@@ -216,22 +282,218 @@ def test_a_printed_command_is_parsed_by_the_command_line(call: str, monkeypatch:
         command.make_context(command.name, words, parent=context.parent)
 
 
-@pytest.mark.parametrize("call", sorted(RUN))
-def test_a_printed_command_runs_in_its_situation(call: str, home: FarmHome) -> None:
-    values, code, text = RUN[call]
+@pytest.mark.parametrize("call", sorted({**PARSED, **RUN, **SHARED}))
+def test_a_printed_command_is_parsed_by_the_command_line(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PACKAGE.parent)
+    others = RUN | SHARED
+    assert_parsed(words_of(call, others[call][0] if call in others else PARSED[call]))
+
+
+@pytest.mark.parametrize("call", sorted(name for name in NAMED if "{}" not in name))
+def test_a_command_that_is_named_exists_with_its_options(call: str) -> None:
+    command: click.Command = cli
+    for word in call.split()[1:]:
+        below = command.get_command(click.Context(cli), word) if isinstance(command, click.Group) else None
+        if below is not None:
+            command = below
+        elif word.startswith("--"):
+            assert any(word in one.opts for one in command.params), word
+    assert command is not cli
+
+
+def failed(**changes: Any) -> JobView:
+    attempt = Attempt(
+        JOB.id, Verdict.FAILED, Stage.NUMERICS, "too far", device="virtual-SM8650-0", bundle_key="a" * 64,
+        cause=Cause.NUMERICS,
+    )  # fmt: skip
+    names = {"id": JOB.id, "suite": "s", "case": "conv", "soc": "SM8650", "backend": "htp", "precision": "8a8w"}
+    view = JobView(**names, attempts=(attempt,))
+    return msgspec.structs.replace(view, **changes)
+
+
+def refused(function: Callable[[], object]) -> list[str]:
+    """Return the commands in the error that `function` raises."""
+    with pytest.raises(UsageError) as error:
+        function()
+    return commands_in(str(error.value))
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the commands in printed text: those in quotes, else the rest of their line."""
+    found = []
+    for match in COMMAND.finditer(text):
+        quote = text[match.start() - 1 : match.start()]
+        found.append(match[0].partition(quote)[0] if quote == "'" else match[0])
+    return found
+
+
+def built() -> dict[str, list[str]]:
+    """Return what functions that build commands return, by module and function."""
+    again = rerun_command(failed(), virtual=True, run_command="farm run --soc SM8650 --suite 's' --virtual 2 --heap")
+    target = Target("SM8650", "htp", "8a8w", options=(("htp_performance_mode", "burst"),))
+    request = RunRequest(
+        socs=("SM8650",), suites=("a suite",), precisions=("8a8w",), options=("htp_performance_mode=burst",),
+        choice=Choice(("phone-1",), ("lab",)), selection=("-k", "conv and 3"), most_devices=2, seconds=9, timeout_s=7,
+    )  # fmt: skip
+    commits = CommitsRequest(
+        checkout="/x", good="a" * 40, bad="b" * 40, jobs=(JOB.id,), metric="latency", build=("make", "-j 2"),
+        toolchain="main", virtual=True, pairs=7, least_inferences=3,
+    )  # fmt: skip
+    outcome = DebugOutcome(JOB.id, "1", 1, None, (), Diagnosis("", ""), {}, {}, Path("report.html"), {"csv": "0" * 64})
+    generated: Any = SimpleNamespace(view=failed(suite="qnn_llama_runner"))
+    config: Any = None
+    return {
+        "cli/devices/hold.py:purpose_of": [purpose_of("shell", ["getprop", "x"])],
+        "cli/looking/bundle.py:_compile_command": [
+            bundle._compile_command(Job(CASE, target), "./my suites/s", "1.5.1"),
+        ],
+        "cli/looking/bundle.py:_run_command": [bundle._run_command(Path("a b"), failed(), virtual=True)],
+        "cli/looking/coverage.py:_command": [
+            coverage._command("SM8650", "gpu", ["s"], ["latest"], "main", Path("coverage.md")),
+        ],
+        "cli/running/debug.py:_text": commands_in("\n".join(debug_command._text(outcome, 0))),
+        "nightly/plan.py:command_of": [command_of(request)],
+        "regressions/commit_evidence.py:_command": [commit_evidence._command(commits)],
+        "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),
+        "report/model/rerun.py:fetch_command": [fetch_command(failed(), "1")],
+        "report/model/rerun.py:rerun_command": [
+            again,
+            rerun_command(failed(options={"profile_level": "optrace"}), virtual=False, toolchain="1.5.1"),
+            rerun_command(failed(), virtual=True, run_command=f"farm repro '{JOB.id}' --virtual"),
+            rerun_command(failed(case="tests/a.py::test_x[1-2]"), virtual=True, run_command="farm pytest --virtual 1"),
+        ],
+        "report/model/rerun.py:ways_again": [command for _, command in ways_again(failed(), again, "1")],
+    }
+
+
+# Functions that build a command from what the command line or the store has -> the test below that runs it.
+IN_SITUATIONS = {
+    "cli/output.py:as_called": "show",
+    "cli/setup/cache.py:prune": "prune",
+    "cli/setup/prune.py:command": "prune",
+    "report/terminal/job.py:_attempt": "show",
+    "request/tuning.py:tune": "tune",
+}
+
+
+def test_every_function_that_builds_a_command_is_called_and_its_commands_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(PACKAGE.parent)
+    known = built()
+    found = {f"{place}:{name}" for place, tree in modules().items() for name in builders(tree)}
+    assert found == known.keys() | IN_SITUATIONS.keys(), "a function that builds a command without a test"
+    for place, commands in known.items():
+        assert commands, place
+        for command in commands:
+            assert_parsed(shlex.split(command)[1:])
+
+
+def plant(home: FarmHome) -> str:
+    """Fill a store: a run with a failed job that was profiled, a device in quarantine that is reserved."""
     home.state.mkdir()
     with open_store(home.state / "farm.db") as store:
         run = store.begin_run(RunRecord("farm run --suite s", user_name(), "bench", {"executorch": "1.5.1"}, 1))
         store.plan_jobs(run, [JOB])
         store.record_device(run, PHONE)
-        failed = Attempt(JOB.id, Verdict.FAILED, Stage.NUMERICS, "too far", "phone-1", 1, 0.5, cause=Cause.NUMERICS)
-        store.record_attempt(run, failed)
+        row = OperatorProfile("aten_relu", "", "us", 1, 1.0, 1.0, 1.0, 1.0)
+        store.record_attempt(
+            run,
+            Attempt(
+                JOB.id, Verdict.FAILED, Stage.NUMERICS, "too far", "phone-1", 1, 0.5, cause=Cause.NUMERICS,
+                operators=(row,),
+            ),
+        )  # fmt: skip
         store.finish_run(run, 1)
-    # A cache of its own: some of these commands empty it.
-    done = home.farm(
-        *words_of(call, tuple(value.replace("RUN_ID", run) for value in values)),
-        env={"FARM_CACHE_DIR": str(home.state / "cache")},
-    )
+        store.devices.see([Seen(PHONE, "device", None)])
+        store.devices.record_health(HealthEvent(PHONE.id, "gave_up", "quarantined", "it was gone"))
+        store.leases.reserve(PHONE.id, user_name(), 3600)
+    return run
+
+
+class Planted(FarmHome):
+    """Home with a planted store, and a cache of its own, which some commands empty."""
+
+    run_id = ""
+
+    def call(self, call: str, values: tuple[str, ...] = ()) -> Any:
+        return self.farm(*words_of(call, tuple(value.replace("RUN_ID", self.run_id) for value in values)))
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "cwd").mkdir()
+    home = Planted(folder / "cache", folder / "state", folder / "cwd", owns_cache=True)
+    object.__setattr__(home, "run_id", plant(home))
+    return home
+
+
+@pytest.mark.parametrize("call", sorted(RUN))
+def test_a_printed_command_runs_in_its_situation(call: str, planted: Planted) -> None:
+    values, code, text = RUN[call]
+    done = planted.call(call, values)
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_commands_of_a_shared_farm_run_in_their_situation(home: FarmHome, new_store: Callable[[str], str]) -> None:
+    shared = {"FARM_STORE": new_store("printed_commands"), "FARM_ARTIFACTS": f"file://{home.state}/files"}
+    for call, (values, code, text) in SHARED.items():
+        done = home.farm(*words_of(call, values), env=shared)
+        assert done.returncode == code, (call, done.stderr)
+        assert text in done.stdout + done.stderr
+
+
+def test_a_hint_for_an_empty_store_names_a_run_that_can_be_made(home: FarmHome) -> None:
+    [command] = commands_in(home.farm("status").stderr)
+    assert command == FIRST_RUN
+    listed = home.farm(*shlex.split(command)[1:], "--collect-only")
+    assert listed.returncode == 0, listed.stderr
+    assert "smoke/" in listed.stdout
+
+
+def test_what_farm_show_prints_of_a_failed_job_runs(planted: Planted) -> None:
+    shown = planted.call("farm show {}", ("s/conv",))
+    commands = {command.split()[1]: command for command in commands_in(shown.stdout)}
+    assert commands.keys() >= {"profile", "history", "run"}
+    for name in ("profile", "history"):
+        done = planted.farm(*shlex.split(commands[name])[1:])
+        assert done.returncode == 0, done.stderr
+        assert "conv" in done.stdout
+    for command in commands.values():
+        assert_parsed(shlex.split(command)[1:])
+
+
+def test_what_ends_the_quarantine_of_a_forgotten_device_runs(home: FarmHome) -> None:
+    plant(home)
+    assert home.farm("release", "phone-1").returncode == 0
+    shown, ends = commands_in(home.farm("device", "forget", "phone-1").stdout)
+    done = home.farm(*shlex.split(ends)[1:])
+    assert (done.returncode, "phone-1 is suspect" in done.stdout) == (0, True), done.stderr
+    done = home.farm(*shlex.split(shown)[1:])
+    assert (done.returncode, "it was gone" in done.stdout) == (0, True), done.stderr
+
+
+def test_what_prune_prints_deletes_what_it_listed(planted: Planted) -> None:
+    left = planted.cache / "bundles" / "aa" / f"{'a' * 64}.xyz.partial"
+    orphan = planted.state / "runs" / "20260101-000000-abcdef"
+    for folder in (left, orphan):
+        folder.mkdir(parents=True)
+    # What is new may be of a run that begins.
+    os.utime(orphan, (0, 0))
+    for words in (("prune", "--keep-runs", "1", "--orphans"), ("cache", "prune", "--older", "30d", "--dry-run")):
+        [*_, command] = commands_in(planted.farm(*words).stdout)
+        done = planted.farm(*shlex.split(command)[1:])
+        assert done.returncode == 0, done.stderr
+    assert not left.exists()
+    assert not orphan.exists()
+
+
+def test_what_a_case_without_results_prints_is_a_run_of_it(home: FarmHome) -> None:
+    plant(home)
+    [command] = commands_in(home.farm("suites", "tune", "quantized_ops/conv2d").stderr)
+    listed = home.farm(*shlex.split(command.replace("SOC", "SM8650"))[1:], "--collect-only")
+    assert listed.returncode == 0, listed.stderr
+    assert "quantized_ops/conv2d[SM8650-htp-" in listed.stdout

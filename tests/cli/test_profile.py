@@ -121,7 +121,7 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
     [
         ((), "which JOB?"),
         (("smoke/conv3d",), "did you mean 'smoke/conv2d'"),
-        (("smoke/conv2d", "--run", "latest"), "has no profile of smoke/conv2d: 'farm run --profile detailed'"),
+        (("smoke/conv2d", "--run", "latest"), "has no profile of smoke/conv2d: a run with --profile detailed"),
         (("smoke/conv2d", "--run", "nonsense"), "unknown run 'nonsense'"),
         (("--diff", "latest~1", "latest"), "has no profile of any job"),
         (("--diff", "latest", "nope"), "unknown run 'nope'"),

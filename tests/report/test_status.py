@@ -5,6 +5,7 @@ import pytest
 from report_context import alert
 
 from farm.analysis.flakiness import Record, Reliability
+from farm.errors import FIRST_RUN
 from farm.report.model.status import SickDevice, Standing, run_standing, standing, status_of
 from farm.report.terminal.status import status_lines
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
@@ -85,7 +86,7 @@ def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(line: str, c
 
 
 def test_an_empty_store_says_what_to_do() -> None:
-    assert status_lines(status_of([], [], []), NOW, 10) == ["no run yet: 'farm run' makes one"]
+    assert status_lines(status_of([], [], []), NOW, 10) == [f"no run yet: '{FIRST_RUN}' makes one"]
 
 
 def test_names_cannot_write_to_the_terminal() -> None:

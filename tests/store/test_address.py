@@ -11,7 +11,7 @@ from receivers import LOOPBACK, make_certificate
 
 from farm.config.settings import load_config
 from farm.config.store_address import shown_address
-from farm.errors import NoStoreError, StoreError, UsageError
+from farm.errors import FIRST_RUN, NoStoreError, StoreError, UsageError
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_a_password_that_cannot_be_told_from_the_rest_is_refused_and_not_shown(h
 
 def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home: FarmHome) -> None:
     empty = server.url("empty")
-    with pytest.raises(NoStoreError, match="there is no store yet: 'farm run' makes one in this database"):
+    with pytest.raises(NoStoreError, match=f"there is no store yet: '{FIRST_RUN}' makes one in this database"):
         open_store(empty, readonly=True)
     done = home.farm("status", env={"FARM_STORE": empty})
     assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (2, True, False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from old_store import revision
 
-from farm.errors import StoreError
+from farm.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 
@@ -98,7 +98,7 @@ def _is_none_or_whole(address: str) -> None:
             assert store.runs.latest_id() is None
     except StoreError as error:
         said = str(error)
-    assert not said or "there is no store yet: 'farm run' makes one" in said
+    assert not said or f"there is no store yet: '{FIRST_RUN}' makes one" in said
 
 
 def test_what_was_killed_within_a_step_is_completed(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert Path(f"{path}-journal").exists()
-    with pytest.raises(StoreError, match="a process was killed as it made it: 'farm run' completes it"):
+    with pytest.raises(StoreError, match="a process was killed as it made it: 'farm devices' completes it"):
         open_store(path, readonly=True)
     open_store(path).close()
     open_store(path, readonly=True).close()
@@ -122,7 +122,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_reader_of_an_empty_file_is_told_that_there_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "farm.db").write_bytes(b"")
-    with pytest.raises(StoreError, match="there is no store yet: 'farm run' makes one"):
+    with pytest.raises(StoreError, match=f"there is no store yet: '{FIRST_RUN}' makes one"):
         open_store(tmp_path / "farm.db", readonly=True)
     open_store(tmp_path / "farm.db").close()
     open_store(tmp_path / "farm.db", readonly=True).close()
@@ -130,5 +130,5 @@ def test_a_reader_of_an_empty_file_is_told_that_there_is_no_store(tmp_path: Path
 
 @pytest.mark.parametrize("empty_address", ["postgresql"], indirect=True)
 def test_a_reader_of_an_empty_database_is_told_that_there_is_no_store(empty_address: str) -> None:
-    with pytest.raises(StoreError, match="there is no store yet: 'farm run' makes one"):
+    with pytest.raises(StoreError, match=f"there is no store yet: '{FIRST_RUN}' makes one"):
         open_store(empty_address, readonly=True)

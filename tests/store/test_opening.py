@@ -16,7 +16,7 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from farm.errors import MissingToolError, RowRefusedError, StoreError, UsageError
+from farm.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
 from farm.store.store import open_store
 
@@ -92,7 +92,7 @@ def test_an_older_schema_is_not_brought_up_to_date_by_a_reader(tmp_path: Path) -
     path = tmp_path / "farm.db"
     open_store(path).close()
     _set_revision(path, "0000")
-    with pytest.raises(StoreError, match="older farm: 'farm run' brings it up to date"):
+    with pytest.raises(StoreError, match="older farm: 'farm devices' brings it up to date"):
         open_store(path, readonly=True)
 
 
@@ -237,7 +237,7 @@ def test_a_reader_sees_what_a_living_writer_recorded(sqlite_store: Store, make: 
 
 
 def test_reading_a_store_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no store yet: 'farm run' makes one"):
+    with pytest.raises(StoreError, match=f"no store yet: '{FIRST_RUN}' makes one"):
         open_store(tmp_path / "folder" / "farm.db", readonly=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import StoreError, UnknownNameError, UsageError
+from farm.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
 from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
@@ -59,9 +59,9 @@ def test_runs_are_found_by_what_people_write(store: Store) -> None:
 def test_an_empty_store_says_how_to_fill_it(sqlite_store: Store) -> None:
     assert sqlite_store.runs.latest_id() is None
     for ref in ("latest", "2026"):
-        with pytest.raises(UsageError, match="'farm run' makes one"):
+        with pytest.raises(UsageError, match=f"'{FIRST_RUN}' makes one"):
             sqlite_store.runs.resolve(ref)
-    with pytest.raises(UnknownNameError, match="'farm run' makes some"):
+    with pytest.raises(UnknownNameError, match=f"'{FIRST_RUN}' makes some"):
         sqlite_store.history.points("quantized_ops")
 
 

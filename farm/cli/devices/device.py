@@ -81,7 +81,8 @@ def unquarantine_command(*, device: str, config_file: Path | None) -> None:
     from farm.devices.health import Event, Health, HealthMark, next_health
     from farm.store.leases.registry import HealthEvent
 
-    with _device(config_file, device) as (store, known):
+    # A forgotten device keeps its quarantine.
+    with _device(config_file, device, forgotten=True) as (store, known):
         if known.health != Health.QUARANTINED:
             echo(f"{known.called} is not in quarantine: it is {known.health}")
             return
@@ -145,7 +146,8 @@ def forget_command(*, device: str, config_file: Path | None) -> None:
         store.devices.forget(known.id)
         echo(f"{known.called} is forgotten; 'farm device show {known.id}' still shows its history")
         if known.health == "quarantined":
-            echo("its quarantine stays, for when it is attached again: 'farm device unquarantine' ends that")
+            end = f"'farm device unquarantine {known.id}' ends that"
+            echo(f"its quarantine stays, for when it is attached again: {end}")
 
 
 @command.command("show")

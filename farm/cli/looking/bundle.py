@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
-    from farm.suites.suite import Target
+    from farm.store.view import JobView
+    from farm.suites.suite import Job, Target
 
 
 @click.command("bundle")
@@ -87,13 +88,12 @@ def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, too
     kept, left_out = keep_programs(config, results, folder, toolchain, notice)
     write_kept_suite(folder, kept)
     left_out = [*missing, *left_out]
-    first = kept[0].stored.view
-    words = ["farm", "run", "--soc", first.soc, "--backend", first.backend, "--suite", f"{folder}/"]
-    words += ["--virtual", "1"] if kept[0].stored.kind == "virtual" else []
+    first = kept[0].stored
+    again = _run_command(folder, first.view, virtual=first.kind == "virtual")
     lines = [
         *(f"{one.name}: {one.stored.view.id}, judged by {one.judged_by}" for one in kept),
         *(f"left out: {reason}" for reason in left_out),
-        f"{folder}: {len(kept)} of {len(kept) + len(left_out)} jobs; run them: {shlex.join(words)}",
+        f"{folder}: {len(kept)} of {len(kept) + len(left_out)} jobs; run them: {again}",
     ]
     answer = {
         "folder": str(folder),
@@ -105,6 +105,21 @@ def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, too
         "left_out": left_out,
     }  # fmt: skip
     show(answer, lines, as_json=as_json)
+
+
+def _run_command(folder: Path, view: JobView, *, virtual: bool) -> str:
+    """Return the command that runs a kept suite."""
+    words = ["farm", "run", "--soc", view.soc, "--backend", view.backend, "--suite", f"{folder}/"]
+    return shlex.join([*words, *(["--virtual", "1"] if virtual else [])])
+
+
+def _compile_command(job: Job, suite: str, toolchain: str) -> str:
+    """Return the command that compiles one job; `suite` is its name or its path."""
+    target = job.target
+    words = ["farm", "run", "--compile-only", "--soc", target.soc, "--suite", suite, "--backend", target.backend]
+    words += ["--precision", target.precision, "-k", job.case.name]
+    words += [word for name, value in target.options for word in ("--option", f"{name}={value}")]
+    return shlex.join([*words, *(["--toolchain", toolchain] if toolchain else [])])
 
 
 def _of_result(
@@ -145,10 +160,6 @@ def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundl
     found = find_bundle_for(chosen, prepare(config, notice), cache)
     bundle = cache.lookup(found.key) if found.cached else None
     if bundle is None:
-        target, suite = chosen.target, job.partition("[")[0].rpartition("/")[0]
-        words = ["farm", "run", "--compile-only", "--soc", target.soc, "--suite", suite, "--backend", target.backend]
-        words += ["--precision", target.precision, "-k", chosen.case.name]
-        words += [word for name, value in target.options for word in ("--option", f"{name}={value}")]
-        words += ["--toolchain", toolchain] if toolchain else []
-        raise UsageError(f"{chosen.id} is not compiled as it is today: {shlex.join(words)}")
+        suite = job.partition("[")[0].rpartition("/")[0]
+        raise UsageError(f"{chosen.id} is not compiled as it is today: {_compile_command(chosen, suite, toolchain)}")
     return bundle, chosen.id, chosen.target, ["What the job compiles to today; nothing says that it was run."]

@@ -17,7 +17,7 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import as_called, notice, opened, show
-from farm.errors import MissingToolError, NoDeviceError, UsageError
+from farm.errors import FIRST_RUN, MissingToolError, NoDeviceError, UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
 from farm.system.text import one_line
@@ -135,11 +135,11 @@ def _confirm_run(
     from farm.toolchains.select import toolchain_of
 
     with opened(config_file, existing=True) as (config, store):
-        line = line_of(toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
+        line = line_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line, own=not toolchain)
         if run_id is None:
             where = f"line {line}" if line else "the store"
-            raise UsageError(f"{where} has no run yet: 'farm run' makes one")
+            raise UsageError(f"{where} has no run yet: '{FIRST_RUN}' makes one")
         try:
             selected = config_of_run(config, store.runs.view(run_id), toolchain, notice)
         except (UsageError, MissingToolError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -141,7 +142,7 @@ def _text(outcome: DebugOutcome, sample: int) -> list[str]:
         known = [step for step in LayerStep if any(step in row.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
     # With ExecuTorch's files, which its own tools open.
-    files = [f"files: farm show '{outcome.job_id}'"] if outcome.files else []
+    files = [f"files: {shlex.join(['farm', 'show', outcome.job_id])}"] if outcome.files else []
     return [*lines, *_verdict(outcome), *files, f"report: {outcome.report}"]
 
 

@@ -159,7 +159,7 @@ def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
 
     kept = [artifact for artifact in record.artifacts if artifact.kind == "etdump"]
     if not kept:
-        raise UsageError(f"{record.job_id}: no ETDump is kept of it: 'farm run --profile detailed' keeps one")
+        raise UsageError(f"{record.job_id}: no ETDump is kept of it: a run with --profile detailed keeps one")
     with open_artifacts(config).open(kept[0].sha256) as file:
         data = file.read(ETDUMP_LIMIT + 1)
     delegates = {row.delegate.partition("[")[0] for row in record.operators if row.delegate}

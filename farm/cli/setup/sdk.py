@@ -69,7 +69,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
         lines += wrapped(f"{state.version}: {state.problem}") if state.problem else []
     if offers:
         lines += ["", "can be fetched:"]
-        lines += [f"  farm sdk fetch {offer['fetch']:14} {offer['from']}" for offer in offers]
+        lines += columns([(f"farm sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
     show({"sdks": [_state(one) for one in states], "can_be_fetched": offers}, lines, as_json=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,11 @@ def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], p
         lines += ["", item.reason]
     for number, (attempt, kind) in enumerate(zip(job.attempts, item.kinds, strict=True), start=1):
         decides = len(job.attempts) > 1 and attempt is item.attempt
-        facts: dict[str, Any] = {"fingerprint": view.fingerprint, "host_time": item.host_time_on(kind)}
+        facts: dict[str, Any] = {
+            "fingerprint": view.fingerprint,
+            "host_time": item.host_time_on(kind),
+            "run_id": view.id,
+        }
         lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides, **facts)]
     if item.virtual:
         lines += ["", SIMULATED]
@@ -72,7 +77,14 @@ def _elsewhere(summary: RunSummary, item: JobSummary) -> str:
 
 
 def _attempt(
-    attempt: Attempt, kind: str, title: str, *, decides: bool, fingerprint: Mapping[str, str], host_time: str
+    attempt: Attempt,
+    kind: str,
+    title: str,
+    *,
+    decides: bool,
+    fingerprint: Mapping[str, str],
+    host_time: str,
+    run_id: str,
 ) -> Iterable[str]:
     cause = f", cause {attempt.cause}" if attempt.cause else ""
     yield f"{title}: {attempt.verdict} at {attempt.stage}{cause}{', decides' if decides else ''}"
@@ -100,9 +112,11 @@ def _attempt(
     if generated := generation_of(attempt, fingerprint):
         yield ""
         yield from (f"  {line}" for line in generation_lines(generated, host_time))
-    for what, count, command in (("profile", len(attempt.operators), "profile"), ("layers", len(attempt.layers), "")):
-        if count:
-            yield f"  {what}: {fmt.plural(count, 'row')}{f', see farm {command}' if command else ', see --json'}"
+    if attempt.operators:
+        shown = shlex.join(["farm", "profile", attempt.job_id, "--run", run_id])
+        yield f"  profile: {fmt.plural(len(attempt.operators), 'row')}, see {shown}"
+    if attempt.layers:
+        yield f"  layers: {fmt.plural(len(attempt.layers), 'row')}, see --json"
     if attempt.log:
         yield f"  log, {fmt.plural(len(attempt.log), 'character')}:"
         # A log is read and searched as it was written.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farm.errors import FIRST_RUN
 from farm.report.model import format as fmt
 from farm.report.model.alerts import UNSURE, by_range, change_of, remark_text, word_of
 from farm.report.model.commits import standing_text, toolchain_text
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> list[str]:
     """Return the status, what needs a look first; at most `limit` jobs of a kind, no line wider than `width`."""
-    lines = _runs(status, now_ms, limit) if status.runs else ["no run yet: 'farm run' makes one"]
+    lines = _runs(status, now_ms, limit) if status.runs else [f"no run yet: '{FIRST_RUN}' makes one"]
     if status.devices:
         lines += ["", f"DEVICES: {len(status.devices)} not fit"]
         lines += [f"  {one.device}: {one.state}{f': {one.reason}' if one.reason else ''}" for one in status.devices]

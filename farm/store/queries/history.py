@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from farm.errors import UnknownNameError, UsageError
+from farm.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.store import values
 from farm.store.details import device_facts, fingerprints
 from farm.store.queries.runs import find_run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farm.store.queries.points import JobPast
     from farm.store.records import Background
 
-_NOTHING = "(the store has no job yet: 'farm run' makes some)"
+_NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.
 _NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Ids in one statement; nobody reads the history of more.

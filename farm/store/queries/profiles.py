@@ -45,7 +45,7 @@ class ProfileReader:
             where = f"run {run_id}" if run_id else "the store"
             what = "any job" if job_pattern == "*" else job_pattern
             raise UsageError(
-                f"{where} has no profile of {what}: 'farm run --profile detailed' keeps one "
+                f"{where} has no profile of {what}: a run with --profile detailed keeps one "
                 f"({len(jobs)} job{'' if len(jobs) == 1 else 's'} looked at)"
             )
         return [

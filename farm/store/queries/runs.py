@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.errors import UnknownNameError, UsageError
+from farm.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
 from farm.store.details import (
@@ -132,7 +132,7 @@ def resolve_run(
         raise UsageError(f"several runs begin with {ref!r}: {shown}")
     known = list(connection.scalars(statement("runs.newest"), {"most": 1000}))
     names = connection.scalars(statement("runs.names"), {"most": 1000})
-    hint = "" if known else "(the store has none: 'farm run' makes one)"
+    hint = "" if known else f"(the store has none: '{FIRST_RUN}' makes one)"
     raise UnknownNameError("run", ref, [*known, *names], hint, shown=known)
 
 
@@ -174,7 +174,7 @@ def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[s
         raise UsageError(f"{ref}: {who} {count} run{'' if count == 1 else 's'}")
     others = connection.scalar(statement("runs.count"), _ANY)
     hint = f"; 'farm run list' lists {others} of others" if others and ref.partition("@")[0] == ref else ""
-    raise UsageError(f"{ref}: {who} no run yet: 'farm run' makes one{hint}")
+    raise UsageError(f"{ref}: {who} no run yet: '{FIRST_RUN}' makes one{hint}")
 
 
 def find_run(connection: Connection, run_id: str) -> Row[Any]:
