@@ -100,9 +100,11 @@ def ready_manifest(
         files=files,
         references=(),
         dynamic=is_dynamic(method),
+        stateful=method.written_buffers > 0,
         method=method.name,
         method_index=method.index,
         features=features,
+        writes=write_names(method),
     )
 
 
@@ -115,8 +117,25 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
 
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:
-    """Return what the program says of its outputs."""
-    return tuple(TensorSpec(value.shape, value.dtype, order=value.order) for value in method.outputs)
+    """Return what the program says of its outputs, inputs as it writes them among these."""
+    written = dict(zip(method.written_outputs, method.written_inputs, strict=True))
+    return tuple(
+        TensorSpec(
+            value.shape,
+            value.dtype,
+            order=value.order,
+            name=str(written[index]) if index in written else "",
+            written=index in written,
+        )
+        for index, value in enumerate(method.outputs)
+    )
+
+
+def write_names(method: Method) -> tuple[str, ...]:
+    """Return the writes of a program's kernels that outlive an execution: `input 0`, `buffer`, `2 buffers`."""
+    count = method.written_buffers
+    buffers = ((f"{count} buffers" if count > 1 else "buffer"),) if count else ()
+    return (*(f"input {position}" for position in method.written_inputs), *buffers)
 
 
 def features_of(method: Method) -> tuple[str, ...]:

@@ -116,6 +116,12 @@ class Method(msgspec.Struct, frozen=True):
     """Where it is among the methods of the program."""
     layout_problem: str = ""
     """Contradiction between two of its calls about the memory order of a tensor; empty for none."""
+    written_inputs: tuple[int, ...] = ()
+    """Positions of the inputs that its kernels write to."""
+    written_outputs: tuple[int, ...] = ()
+    """Position of each written input among the outputs, in the order of `written_inputs`; -1 for none."""
+    written_buffers: int = 0
+    """Buffers that its kernels write to and keep for the next execution; those of delegates are unknown."""
 
     @property
     def partitions(self) -> dict[str, int]:
@@ -261,13 +267,14 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
             *(Call(delegates[target].id, delegates[target].id == QNN, used) for target, used in delegated),
         ],
     )
+    places = [_checked(file.lists(plan, slot)[0], len(values)).tolist() for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS)]
     inputs, outputs = (
-        tuple(
-            msgspec.structs.replace(values[number], order=layout.orders.get(number, ()))
-            for number in _checked(file.lists(plan, slot)[0], len(values)).tolist()
-        )
-        for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS)
+        tuple(msgspec.structs.replace(values[number], order=layout.orders.get(number, ())) for number in numbers)
+        for numbers in places
     )
+    written = _written([(operators[target], used) for target, used in kernels])
+    taken, given = places
+    written_inputs = tuple(position for position, number in enumerate(taken) if number in written)
     return Method(
         name=file.texts(plan, _PLAN_NAME)[0],
         inputs=inputs,
@@ -276,7 +283,27 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
         cpu_operators=dict(Counter(operators[target] for target, _ in kernels)),
         index=index,
         layout_problem=layout.problem,
+        written_inputs=written_inputs,
+        written_outputs=tuple(
+            given.index(taken[position]) if taken[position] in given else -1 for position in written_inputs
+        ),
+        written_buffers=len(written - set(taken)),
     )
+
+
+def _written(calls: Sequence[tuple[str, tuple[int, ...]]]) -> set[int]:
+    """Return the values that kernels write to in place, `aten::copy_`, and that no kernel before has computed.
+
+    `calls` are names of operators and numbers of their values. Kernels of other names write to their last value.
+    """
+    computed, written = set[int](), set[int]()
+    for operator, used in calls:
+        name = operator.partition(".")[0]
+        if used and name.endswith("_") and not name.endswith("__"):
+            written |= {used[0]} - computed
+        else:
+            computed.update(used[-1:])
+    return written
 
 
 def _values(file: Flatbuffer, values: Positions) -> tuple[Value, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +106,38 @@ def test_a_buffer_that_is_replaced_or_written_past_its_version_is_a_write() -> N
 
     for forward in (replaces, past_its_version):
         assert run_reference(module_of(forward, c=torch.ones(4)), CASE, samples()).writes.buffers == ("c",)
+
+
+def test_a_parameter_that_is_written_past_its_version_is_refused() -> None:
+    def grows(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.mul_(2.0)
+        return x * self.weight
+
+    def transposed(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.t()[0].zero_()
+        return x * self.weight.sum()
+
+    for forward, weight in ((grows, torch.ones(4)), (transposed, torch.ones(2, 3).t())):
+        module = module_of(forward)
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
+        with pytest.raises(ConfigError, match="forward writes to its parameter weight: "):
+            run_reference(module, CASE, samples())
+
+
+@pytest.mark.parametrize("kept", [torch.ones(4), np.ones(4)], ids=["a tensor", "an array"])
+def test_an_attribute_that_is_written_in_place_changes_the_module(kept: Any) -> None:
+    def past_its_version(self: Any, x: torch.Tensor) -> torch.Tensor:
+        memory = self.kept.data if isinstance(self.kept, torch.Tensor) else self.kept
+        memory *= 2.0
+        return x * torch.as_tensor(self.kept).sum()
+
+    def reads(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.as_tensor(self.kept).sum()
+
+    for forward, changed in ((past_its_version, True), (reads, False)):
+        module = module_of(forward)
+        module.kept = kept
+        assert run_reference(module, CASE, samples()).is_changed is changed
 
 
 def test_a_buffer_of_nan_that_stays_is_no_write() -> None:

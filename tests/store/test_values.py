@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farm.store import values
+from farm.suites.suite import Case, InputSpec
 
 _FINITE = st.floats(-1e15, 1e15)
 
@@ -63,3 +65,12 @@ def test_clean_text_is_bounded_and_storable(text: str, limit: int) -> None:
     assert len(cleaned) <= limit
     assert "\0" not in cleaned
     cleaned.encode()
+
+
+def test_a_case_that_has_to_repeat_itself_is_another_one() -> None:
+    # A program with a state is executed warm then, so that its latency begins another series.
+    case = Case("mine", "one", ".nets:Last", (InputSpec((8,)),))
+    versions = [
+        values.case_version(msgspec.structs.replace(case, deterministic=one), "source") for one in (None, False, True)
+    ]
+    assert versions[0] == versions[1] != versions[2]

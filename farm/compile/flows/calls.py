@@ -6,9 +6,11 @@ samples are the same memory, and what one call wrote is the input of the next.
 
 from __future__ import annotations
 
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -111,15 +113,15 @@ def _allow_serialization(outputs: Any) -> None:
 class ModuleState:
     """State of a module before calls: its buffers, parameters and other attributes.
 
-    Buffers are compared by their contents, as `.data` writes past the version counter. Parameters are compared by
-    version: a copy of them would double the memory.
+    Contents are compared, as `.data` writes past the version counter: of buffers by copies, where NaN equals NaN, of
+    parameters and other tensors by checksums, as copies would double the memory.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
         # The tensors and objects stay alive, so that none that replaces one gets its address.
-        self._parameters = {name: (one, _version(one)) for name, one in module.named_parameters()}
+        self._parameters = {name: (one, _contents(one)) for name, one in module.named_parameters()}
         self._attributes = _attributes(module)
 
     def written_buffers(self) -> tuple[str, ...]:
@@ -137,14 +139,16 @@ class ModuleState:
             for name, one in self._module.named_parameters()
             if name not in self._parameters
             or self._parameters[name][0] is not one
-            or self._parameters[name][1] != _version(one)
+            or self._parameters[name][1] != _contents(one)
         )
 
     def is_changed(self) -> bool:
         """Return whether calls left anything in the module."""
-        return bool(self.written_buffers() or self.written_parameters()) or not _same_attributes(
-            self._attributes, _attributes(self._module)
-        )
+        return bool(self.written_buffers() or self.written_parameters()) or not self.has_same_attributes()
+
+    def has_same_attributes(self) -> bool:
+        """Return whether everything beside buffers and parameters is as before the calls."""
+        return _same_attributes(self._attributes, _attributes(self._module))
 
 
 @contextmanager
@@ -193,10 +197,24 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
 
 
-def _attributes(module: torch.nn.Module) -> list[tuple[str, Any, int]]:
-    """Return the values that modules keep beside buffers and parameters, tensors with their versions."""
+def _contents(value: Any) -> tuple[int, int]:
+    """Return version and checksum of a tensor or an array; zeros of other values, which are compared as they are."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return 0, zlib.crc32(np.ascontiguousarray(value).view(np.uint8))
+    if not isinstance(value, torch.Tensor):
+        return 0, 0
+    version = _version(value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+        # Subclasses and other layouts have no bytes of their own.
+        return version, 0
+    plain = value.detach().cpu().contiguous().reshape(-1)
+    return version, zlib.crc32(plain.view(torch.uint8).numpy())
+
+
+def _attributes(module: torch.nn.Module) -> list[tuple[str, Any, tuple[int, int]]]:
+    """Return the values that modules keep beside buffers and parameters, tensors and arrays with their contents."""
     return [
-        (f"{name}.{key}", leaf, _version(leaf) if isinstance(leaf, torch.Tensor) else 0)
+        (f"{name}.{key}", leaf, _contents(leaf))
         for name, part in module.named_modules()
         for key, value in vars(part).items()
         if key not in _INTERNALS
@@ -204,7 +222,9 @@ def _attributes(module: torch.nn.Module) -> list[tuple[str, Any, int]]:
     ]
 
 
-def _same_attributes(before: Sequence[tuple[str, Any, int]], after: Sequence[tuple[str, Any, int]]) -> bool:
+def _same_attributes(
+    before: Sequence[tuple[str, Any, tuple[int, int]]], after: Sequence[tuple[str, Any, tuple[int, int]]]
+) -> bool:
     def is_same(one: Any, other: Any) -> bool:
         plain = (bool, int, float, str)
         return one is other or (isinstance(one, plain) and type(one) is type(other) and one == other)

@@ -18,7 +18,7 @@ from farm.backends.registry import find_backend, runs_on_cpu
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Generation, Manifest, TensorSpec
 from farm.bundles.key import relevant_versions
 from farm.bundles.origins import write_origins
-from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready
+from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready, write_names
 from farm.compile.flows.calls import Tensors, state_kept
 from farm.compile.flows.constants import mark_constants, mark_ready_constants
 from farm.compile.flows.delegation import built_operators, read_delegation
@@ -238,9 +238,12 @@ def _take_ready(
     with watch.step("reference"):
         if case.module or case.program:
             reference = run_reference(make_module(case), case, samples)
-            samples, written = reference.run.inputs, reference.writes.inputs
-            if len(method.outputs) != len(written) + len(reference.run.names):
-                written = ()
+            samples = reference.run.inputs
+            written = tuple(
+                place
+                for output, place in sorted(zip(method.written_outputs, method.written_inputs, strict=True))
+                if output >= 0
+            )
             references["fp32"] = program_outputs(reference.run, written)
         elif case.expected:
             references["fp32"] = read_expected(case)
@@ -249,15 +252,20 @@ def _take_ready(
     if references:
         tensors = references["fp32"][0]
         specs = [tensor_spec(tensor) for tensor in tensors]
+        if len(specs) == len(outputs):
+            named = zip(specs, outputs, strict=True)
+            specs = [msgspec.structs.replace(spec, name=one.name, written=one.written) for spec, one in named]
         if reference is not None:
             specs = named_outputs(reference, tensors, written, [None] * len(reference.run.names))
             specs = mark_ready_constants(specs, references["fp32"], partial(_export, case, samples[0]))
         # The judgement shows outputs that differ in number from the outputs of the program.
         outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
-    # A `.pte` has no signature: writes to buffers are unknown.
-    writes = ComparedWrites(Writes(), Writes(), ())
+    kept, lost = write_names(method), tuple[str, ...]()
     if reference is not None:
-        writes = ComparedWrites(Writes(reference.writes.inputs), Writes(written), reference.input_names)
+        # Delegates may keep buffers that the file is silent on.
+        found = reference.writes.buffers if method.written_buffers or method.delegates else ()
+        writes = ComparedWrites(reference.writes, Writes(method.written_inputs, found), reference.input_names)
+        kept, lost = writes.kept, writes.lost
     return CompiledProgram(
         references=references,
         outputs=outputs,
@@ -265,14 +273,14 @@ def _take_ready(
         delegated_ops=None,
         fallback_ops=method.cpu_operators,
         dynamic=is_dynamic(method),
-        stateful=reference is not None and bool(reference.writes.buffers),
+        stateful=method.written_buffers > 0 or (reference is not None and bool(reference.writes.buffers)),
         method=method.name,
         method_index=method.index,
         features=features_of(method),
         inputs=list(samples),
         state=tuple(State(len(written) + one.output, one.input) for one in case.state),
-        writes=writes.kept,
-        lost_writes=writes.lost,
+        writes=kept,
+        lost_writes=lost,
         input_orders=tuple(value.order for value in method.inputs),
     )
 

@@ -98,7 +98,8 @@ def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors
         place for place in range(len(samples[0])) if any(not equal(given[place], left[place]) for given, left in calls)
     )
     writes = Writes(inputs, state.written_buffers())
-    return Reference(run, writes, state.is_changed(), _parameter_names(module, len(samples[0])))
+    is_changed = bool(writes.buffers) or not state.has_same_attributes()
+    return Reference(run, writes, is_changed, _parameter_names(module, len(samples[0])))
 
 
 def refused_write(error: Exception, reference: Reference, case: Case, backend: str) -> ConfigError:
