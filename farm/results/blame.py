@@ -89,7 +89,8 @@ def unfit(attempt: Attempt, problem: str, cause: Cause = Cause.DEVICE) -> Attemp
     A canary without a known trouble of runtime, session or storage has the device to blame.
     """
     reason = f"the device fails its canary as well ({problem}): its {_finding(attempt)} ({attempt.reason})"
-    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=reason_line(reason)))
+    cause = cause if cause in _OF_CANARY else Cause.DEVICE
+    return _blameless(msgspec.structs.replace(attempt, cause=cause, reason=reason_line(reason)))
 
 
 def damaged(attempt: Attempt, what: str) -> Attempt:
@@ -107,7 +108,6 @@ def needs_new_session(attempt: Attempt) -> bool:
     return attempt.cause in _REFUSALS
 
 
-def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: bool = False) -> tuple[Attempt, Attempt]:
 def needs_health_check(attempt: Attempt, *, failed_before: bool) -> bool:
     """Return whether the canary runs before a failure is believed: a device may begin to fail after its canary passed.
 
@@ -118,6 +118,7 @@ def needs_health_check(attempt: Attempt, *, failed_before: bool) -> bool:
     return attempt.cause is Cause.REFUSED or (attempt.cause is Cause.NUMERICS and not failed_before)
 
 
+def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: bool = False) -> tuple[Attempt, Attempt]:
     """Return both attempts as they are recorded. Pure.
 
     `refused`: the runner answered the first with an error, and did not end. `ended_again`: the second ended in the
