@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.names import adb_target
+from farm.devices.adb.names import SERIAL_VARIABLE, adb_target, named_device
 from farm.devices.adb.server import ordinary_server, outdated
 from farm.devices.connect import from_plain
 from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
@@ -50,6 +51,25 @@ MISMATCH = "mismatch"
 """State of a device that is another than farm.toml expects, or the same as one found before."""
 OUT = "out"
 """State of a device that farm.toml puts out of service."""
+LEFT_OUT = "left out"
+"""State of a device beside the one that ANDROID_SERIAL names."""
+
+
+class PinnedDevice(msgspec.Struct, frozen=True):
+    """Device that ANDROID_SERIAL names."""
+
+    name: str
+    """Value of the variable."""
+    ids: frozenset[str] = frozenset()
+    """Its id; none where it is not attached or cannot be used, several for a serial of several hosts."""
+    problem: str = ""
+    """Why there is no such device, in adb's words."""
+
+    @property
+    def refusal(self) -> str:
+        """Why no device can be used, and the next step."""
+        named = f"{SERIAL_VARIABLE} names {self.name}"
+        return f"{named}, and {self.problem}: attach it, unset {SERIAL_VARIABLE}, or name another with --device"
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -59,6 +79,20 @@ class Scan(msgspec.Struct, frozen=True):
     unusable: tuple[Unusable, ...]
     warnings: tuple[str, ...] = ()
     """What is wrong with an adb server whose devices can be used nevertheless."""
+    pinned: PinnedDevice | None = None
+    """Device that ANDROID_SERIAL names; None where it names none."""
+
+    @property
+    def narrowed(self) -> Scan:
+        """This scan with the device that ANDROID_SERIAL names alone; the others cannot be used."""
+        if self.pinned is None:
+            return self
+        reason = f"{SERIAL_VARIABLE} names {self.pinned.name}"
+        others = [
+            Unusable(one.serial, LEFT_OUT, reason, one.host) for one in self.devices if one.id not in self.pinned.ids
+        ]
+        devices = [one for one in self.devices if one.id in self.pinned.ids]
+        return replace(_sorted(devices, [*self.unusable, *others], self.warnings), pinned=self.pinned)
 
 
 class _Found(NamedTuple):
@@ -93,7 +127,31 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
             seen[device.id] = both
         elif seen[device.id].address != device.address:
             unusable.append(_twin(device, seen[device.id]))
-    return _sorted(seen.values(), unusable, warnings)
+    scanned = _sorted(seen.values(), unusable, warnings)
+    return replace(scanned, pinned=_pinned(scanned, named_device(os.environ)))
+
+
+def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
+    """Return the device that adb, else its own serial, finds by `name`; None for no name."""
+    if not name:
+        return None
+    shown = clean_text(name)
+    try:
+        server = ordinary_server()
+        found = clean_text(server.query(f"host-serial:{name}:get-serialno"))
+    except InfraError as error:
+        # A device of another host, or one without adb.
+        serials = {name, name.removeprefix("product:")}
+        ids = frozenset(one.id for one in scanned.devices if one.serial in serials)
+        return PinnedDevice(shown, ids, "" if ids else clean_text(str(error).rpartition("get-serialno: ")[2]))
+    for one in scanned.devices:
+        address = one.address
+        behind = (address, *address.also) if isinstance(address, AdbAddress) else ()
+        here = (there for there in behind if (there.host, there.port) == (server.host, server.port))
+        if any(found in (there.name, there.attached_at) for there in here) or (one.serial == found and behind):
+            return PinnedDevice(shown, frozenset({one.id}))
+    reasons = (f"it is {one.state}: {one.reason}" for one in scanned.unusable if one.serial == found)
+    return PinnedDevice(shown, problem=next(reasons, "it cannot be used: 'farm devices' shows why"))
 
 
 def scan(port: int, host: str = LOOPBACK) -> Scan:

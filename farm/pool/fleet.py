@@ -14,7 +14,7 @@ from farm.runtime.runtime import Runtime
 from farm.suites.socs import load_socs, no_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from farm.config.settings import Config
@@ -101,6 +101,7 @@ def attached_fleet(
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
     registered = {one.id: one for one in store.devices.all()}
     _require_known(scan, registered, choice)
+    scan = narrowed(scan, choice.devices)
     devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
     names = [soc.name for soc in socs]
     if partly:
@@ -116,8 +117,21 @@ def attached_kind(config: Config, socs: Sequence[str], choice: Choice, superviso
     from farm.devices.discovery import scan_all
 
     registered = {one.id: one for one in store.devices.all()}
-    devices, _ = choose(scan_all(config, supervisor), registered, socs, choice)
+    scan = scan_all(config, supervisor)
+    devices, _ = choose(scan if choice.devices else scan.narrowed, registered, socs, choice)
     return common_kind(device.kind for device in devices)
+
+
+def narrowed(scan: Scan, names: Collection[str]) -> Scan:
+    """Return what a command may use that names devices, or none: those of ANDROID_SERIAL then, where it is set.
+
+    A name on the command line wins, as `adb -s` does. Raises NoDeviceError where ANDROID_SERIAL names no device.
+    """
+    if names or scan.pinned is None:
+        return scan
+    if not scan.pinned.ids:
+        raise NoDeviceError(scan.pinned.refusal)
+    return scan.narrowed
 
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:

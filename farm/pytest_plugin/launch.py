@@ -138,10 +138,11 @@ def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> S
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
     """Return the SoC of all attached devices that may be used. Raises NoDeviceError, UsageError."""
     from farm.devices.discovery import scan_all
-    from farm.pool.fleet import choose
+    from farm.pool.fleet import choose, narrowed
 
     registered = {one.id: one for one in store.devices.all()}
-    devices, refused = choose(scan_all(config, supervisor), registered, list(load_socs()), choice)
+    scan = narrowed(scan_all(config, supervisor), choice.devices)
+    devices, refused = choose(scan, registered, list(load_socs()), choice)
     names = sorted({device.soc for device in devices})
     if not names:
         raise NoDeviceError(

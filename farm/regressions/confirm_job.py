@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS, Answer
+from farm.devices.adb.names import named_device
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import Choice
 from farm.regressions.factor_swap import Attribution, plan_swaps, swap_factors
@@ -133,8 +135,9 @@ def bench_for(
     if virtual and past.kind != "virtual":
         raise UsageError(f"run {past.run.id} was on hardware: a simulator tells nothing about it, leave --virtual out")
     job = find_job(config, past)
-    wishes = [request.device or past.attempt.device]
-    if not request.device and not virtual:
+    # The device of a past run is no name on the command line.
+    wishes = [request.device or ("" if named_device(os.environ) else past.attempt.device)]
+    if wishes[0] and not request.device and not virtual:
         wishes.append("")
     with ExitStack() as stack:
         for wish in wishes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from contextlib import ExitStack
 from enum import StrEnum
@@ -13,6 +14,8 @@ import msgspec
 from farm.analysis.confirmation import INFERENCES, PAIRS
 from farm.analysis.sequential import add_pairs
 from farm.device_run.device_run import DeviceRun, HeatGate
+from farm.devices.adb.names import SERIAL_VARIABLE, named_device
+from farm.devices.text import clean_text
 from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
 from farm.execution.one_shot import reduced, too_many
 from farm.execution.raw import RESULT_FILE, RunnerOptions
@@ -173,6 +176,8 @@ class InterleavedBench:
         """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
         if serial in self._acquired:
             return
+        if name := named_device(os.environ):
+            raise NoDeviceError(f"{SERIAL_VARIABLE} names {clean_text(name)}, and {serial} is another device")
         now_ms = self._store.leases.now_ms()
         for lease in self._store.leases.all():
             # Whoever holds one device and waits for another may wait for somebody who does the same.

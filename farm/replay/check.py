@@ -20,7 +20,7 @@ from farm.device_run.device_worker import DeviceWorker
 from farm.devices.discovery import ABSENT, scan_all
 from farm.errors import UnknownNameError
 from farm.pool.device_pool import DevicePool
-from farm.pool.fleet import is_called, out_of_use, runtimes_of
+from farm.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.pool.lease_keeper import LeaseTerms
 from farm.replay.stored_result import build_bundle
 from farm.request.plan import PlannedJob, RunPlan
@@ -72,13 +72,17 @@ class CheckedDevice(msgspec.Struct, frozen=True):
 def check_devices(
     config: Config, store: Store, names: Sequence[str], wait_s: float, say: Callable[[str], None]
 ) -> list[CheckedDevice]:
-    """Run the canary on the devices called `names`, all attached ones without any, and return how they are.
+    """Run the canary on the devices called `names`, and return how they are.
+
+    Without names it is the device of ANDROID_SERIAL, else all that are attached.
 
     Each is leased meanwhile; one that somebody else has is waited for `wait_s`. What is found out is recorded as the
     health of the device. Raises UnknownNameError, MissingToolError.
     """
     with Supervisor() as supervisor:
         scan = scan_all(config, supervisor)
+        if not names and scan.pinned is not None:
+            names = sorted(one.id for one in narrowed(scan, names).devices)
         store.devices.see([Seen(device, "device", None) for device in scan.devices])
         known = {one.id: one for one in store.devices.all()}
         # As people call them.

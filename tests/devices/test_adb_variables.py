@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 from pathlib import Path
@@ -16,14 +17,16 @@ from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, server_place
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import LOOPBACK
-from farm.devices.discovery import scan_all
-from farm.errors import UsageError
+from farm.devices.discovery import Scan, scan_all
+from farm.errors import NoDeviceError, UsageError
+from farm.pool.fleet import Choice, choose, narrowed
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Bench
+    from farm_home import FarmHome
 
 NAMES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", "ANDROID_SERIAL")
 
@@ -200,3 +203,71 @@ def test_the_environment_of_a_server_on_another_host_names_it() -> None:
     server = AdbServer(5037, find_adb(), host="fe80::1")
     assert server.environment() == {"ANDROID_ADB_SERVER_PORT": "5037", "ANDROID_ADB_SERVER_ADDRESS": "[fe80::1]"}
     assert server.place == "[fe80::1]:5037"
+
+
+@pytest.fixture
+def scanned(bench: Bench, tmp_path: Path, named: Callable[..., None]) -> Callable[[str], Scan]:
+    """Return what is attached to the user's adb server, where ANDROID_SERIAL names a device of it."""
+    (tmp_path / "farm.toml").write_text("")
+
+    def scanned(serial: str) -> Scan:
+        named(ANDROID_ADB_SERVER_PORT=str(bench.server.port), ANDROID_SERIAL=serial)
+        with Supervisor() as supervisor:
+            return scan_all(load_config(tmp_path / "farm.toml"), supervisor)
+
+    return scanned
+
+
+def test_android_serial_names_the_device_that_adb_takes(bench: Bench, scanned: Callable[[str], Scan]) -> None:
+    first, second = bench.devices[:2]
+    address = first.address.attached_at
+    for serial in (address, f"product:{first.serial}", first.serial, f"tcp:{address}"):
+        narrow = narrowed(scanned(serial), ())
+        assert [one.serial for one in narrow.devices] == [first.serial], serial
+        assert {one.serial for one in bench.devices} - {first.serial} == {one.serial for one in narrow.unusable}
+        devices, refused = choose(narrow, {}, [first.soc], Choice())
+        assert [one.serial for one in devices] == [first.serial]
+        assert f"{second.serial} (left out: ANDROID_SERIAL names {serial})" in refused
+    # A name on the command line wins, as with `adb -s`; an empty value names none, as for adb.
+    assert narrowed(scanned(address), [second.id]).devices == narrowed(scanned(""), ()).devices
+    assert len(scanned("").devices) == len(bench.devices)
+
+
+@pytest.mark.parametrize(
+    ("serial", "why"),
+    [
+        ("zz", "device 'zz' not found"),
+        ("127.0.0.1", "more than one device with serial 127.0.0.1"),
+        ("\x1b[2Jzz", "not found"),
+    ],
+)
+def test_android_serial_of_no_device_is_refused_in_one_line(
+    scanned: Callable[[str], Scan], serial: str, why: str
+) -> None:
+    scan = scanned(serial)
+    with pytest.raises(NoDeviceError) as refused:
+        narrowed(scan, ())
+    assert why in str(refused.value)
+    assert "attach it, unset ANDROID_SERIAL, or name another with --device" in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert scan.narrowed.devices == ()
+
+
+def test_commands_use_the_device_of_android_serial(bench: Bench, home: FarmHome) -> None:
+    """Each of them would take another device, or ask for a name."""
+    first, second = bench.devices[:2]
+    adb = {"ANDROID_ADB_SERVER_PORT": str(bench.server.port)}
+    pinned = {**adb, "ANDROID_SERIAL": second.address.attached_at}
+    done = home.farm("shell", "--", "getprop", "ro.product.name", env=pinned)
+    assert (done.returncode, done.stdout.strip()) == (0, second.serial), done.stderr
+    done = home.farm("lease", second.soc, "--json", env=pinned)
+    assert json.loads(done.stdout)["device"]["serial"] == second.serial
+    # It is not another one, although that is free.
+    again = home.farm("lease", second.soc, "--no-wait", env=pinned)
+    assert (again.returncode, "yours already" in again.stderr) == (4, True), again.stderr
+    assert home.farm("lease", first.serial, env=pinned).returncode == 0
+    for words in (("shell", "--", "true"), ("device", "check"), ("run", "--soc", "SM8650", "--suite", "smoke")):
+        done = home.farm(*words, env={**adb, "ANDROID_SERIAL": "zz"})
+        assert done.returncode == 4, done.stdout
+        assert "ANDROID_SERIAL names zz, and device 'zz' not found" in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -97,16 +97,19 @@ def device_held(
     config_file: Path | None,
     require: Callable[[Device], object] = lambda _: None,
 ) -> Iterator[Held]:
-    """Lease the device that a name or an SoC means, or the only one that is reserved for this user, meanwhile.
+    """Lease the device that a name or an SoC means, else that of ANDROID_SERIAL or the only reserved one, meanwhile.
 
     `require` raises for a device that cannot serve: of several, those that can are taken. What former owners left on
     the device is ended first. Raises UsageError, NoDeviceError, and LeaseLostError by what is run in the body.
     """
     from farm.cli.devices.lease import acquire, ended_in_order, find_devices
+    from farm.devices.adb.names import named_device
     from farm.system.processes import Supervisor
 
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
-        devices = _serving(find_devices(config, store, supervisor, wanted or _my_only(store)), require)
+        # The device of ANDROID_SERIAL, where it names one.
+        wanted = wanted or ("" if named_device(os.environ) else _my_only(store))
+        devices = _serving(find_devices(config, store, supervisor, wanted), require)
         ttl_s = config.leases.ttl_s
         try:
             lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=ttl_s)

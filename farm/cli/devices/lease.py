@@ -164,9 +164,12 @@ def _names(store: Store) -> dict[str, str]:
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
     """Return the attached devices that a name, serial, id or SoC means and that may be used, best first.
 
+    Of an SoC, and of an empty `wanted`, it is the one that ANDROID_SERIAL names, where it is set.
+
     Raises UnknownNameError for what is none of these, NoDeviceError, with the reasons, where none can be used.
     """
     from farm.devices.discovery import scan_all
+    from farm.pool.fleet import narrowed
     from farm.store.leases.registry import Seen
     from farm.suites.socs import load_socs
 
@@ -177,6 +180,10 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     names = {one.id: {*one.known_as, known[one.id].name} - {""} for one in devices}
     found = [device for device in devices if wanted in names[device.id]]
     if not found:
+        here = {device.id for device in narrowed(scan, ()).devices}
+        devices = [device for device in devices if device.id in here]
+        found = [] if wanted else devices
+    if not found:
         _refuse_unusable(scan, known.values(), wanted)
         socs = load_socs()
         found = [device for device in devices if device.soc.casefold() == wanted.casefold()]
@@ -185,7 +192,9 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
             every = {*socs, *(name for these in names.values() for name in these)}
             raise UnknownNameError("device or SoC", wanted, every, "(farm devices shows what is attached)")
         if not found:
-            raise NoDeviceError(f"no {soc} is attached: 'farm devices' shows what is, and why others cannot be used")
+            pinned = scan.pinned
+            none = f"{pinned.name}, which ANDROID_SERIAL names, is no {soc}" if pinned else f"no {soc} is attached"
+            raise NoDeviceError(f"{none}: 'farm devices' shows what is, and why others cannot be used")
     reasons = {device.id: _why_not(known[device.id]) for device in found}
     usable = [device for device in found if not reasons[device.id]]
     if not usable:

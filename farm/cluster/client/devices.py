@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from farm.cluster.terms import PROTOCOL
+from farm.devices.adb.names import SERIAL_VARIABLE, named_device
 from farm.devices.device import common_kind
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import out_of_use
@@ -25,6 +29,14 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _LOOK_SECONDS = 3.0
+
+
+def pinned(request: RunRequest) -> RunRequest:
+    """Return `request` for the device that ANDROID_SERIAL names, where it is set and the request names none."""
+    name = named_device(os.environ)
+    if not name or request.choice.devices:
+        return request
+    return replace(request, choice=replace(request.choice, devices=(name,)))
 
 
 def choose(
@@ -137,7 +149,8 @@ class Wanted:
         names |= {name for known in registered.values() for name in (known.id, known.serial, known.name)}
         for name in self._choice.devices:
             if name not in names:
-                raise UnknownNameError("device", name, names - {""})
+                step = f"({SERIAL_VARIABLE} names it: unset it, or name another with --device)"
+                raise UnknownNameError("device", name, names - {""}, step if name == named_device(os.environ) else "")
         labels = {label for one in devices for label in one.labels}
         labels |= {label for known in registered.values() for label in known.labels}
         for label in self._choice.labels:
@@ -168,7 +181,7 @@ def kind_of(config: Config, request: RunRequest, store: Store) -> str:
         return device_kind_of(config, request, store)
     socs = [find_soc(name).name for name in request.socs]
     registered = {one.id: one for one in store.devices.all()}
-    devices, _ = choose(store.cluster.agents(), registered, socs, request.choice)
+    devices, _ = choose(store.cluster.agents(), registered, socs, pinned(request).choice)
     return common_kind(device.kind for device in devices) or "hardware"
 
 

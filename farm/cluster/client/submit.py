@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.cache import BundleCache
-from farm.cluster.client.devices import Wanted
+from farm.cluster.client.devices import Wanted, pinned
 from farm.cluster.client.follow import FollowEnd, Signals, follower_of
 from farm.cluster.client.manner import most_failures, require_possible
 from farm.cluster.client.work import RunWork, manifests_of, upload_runtimes
@@ -65,6 +65,7 @@ def submit(
     """
     from farm.store.store import open_store
 
+    request = pinned(request)
     require_possible(request, manner)
     budget = Budget(request.budget_s)
     config, jobs = choose(config, request, listener.note, only)
@@ -91,6 +92,7 @@ def resume(
 
     with open_store(config.store_url) as store:
         config, request, view, missing = left_of(config, store, ref, listener.note)
+        request = pinned(request)
         require_possible(request, manner)
         order = store.cluster.order(view.id)
         if order is not None and order.state != "ended":

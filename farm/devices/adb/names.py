@@ -15,8 +15,9 @@ VIRTUAL_PREFIX = "virtual-"
 # The product that `farm connect` gives a device of another adb server: it is looked for there, and not once more here.
 RELAYED_PRODUCT = "farm-connect"
 
+SERIAL_VARIABLE = "ANDROID_SERIAL"
 # Variables by which programs of adb choose a server and a device. ADB_SERVER_SOCKET wins over the two after it.
-_CHOOSING = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", "ANDROID_SERIAL")
+_CHOOSING = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", SERIAL_VARIABLE)
 
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
@@ -40,6 +41,11 @@ def choose_server(environment: MutableMapping[str, str], variables: Mapping[str,
     for name in _CHOOSING:
         environment.pop(name, None)
     environment.update(variables)
+
+
+def named_device(environment: Mapping[str, str]) -> str:
+    """Return the device that ANDROID_SERIAL names; empty where adb would take any, as for an empty value."""
+    return environment.get(SERIAL_VARIABLE, "")
 
 
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
