@@ -37,6 +37,11 @@ class FarmHome:
         return {}
 
     @property
+    def program(self) -> list[str]:
+        """Words of a shell that start `farm`."""
+        return [self.interpreter, "-m", "farm.cli.main"]
+
+    @property
     def env(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "QNN_", "PYTEST_"))}
         return {**kept, "FARM_CACHE_DIR": str(self.cache), "FARM_STATE_DIR": str(self.state), "COLUMNS": "80"}
@@ -60,7 +65,7 @@ class FarmHome:
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
         """Run `farm` meanwhile, in a process group of its own; its whole group is killed when it has not ended."""
         process = subprocess.Popen(
-            [self.interpreter, "-m", "farm.cli.main", *arguments],
+            [*self.program, *arguments],
             **self.start,
             env={**self.env, **(env or {})},
             cwd=self.cwd,

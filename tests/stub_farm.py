@@ -49,7 +49,8 @@ EXPECTED = {
 first."""
 
 _SOURCE = Path(__file__).with_name("stub_runner.c")
-_ELEMENTS = 16
+ELEMENTS = 16
+"""Number of a program's inputs, and of its outputs, where its case has no other."""
 _TARGET = Target(SOC, "htp", "8a8w")
 _EXACT = Limits(sqnr_db=60.0)
 _TOLERANCE = {_TARGET.precision: Tolerance(fp32=_EXACT, quantized=_EXACT)}
@@ -160,15 +161,15 @@ def words_of(case: Case) -> str:
     return str(case.kwargs.get("words", f"{FINE} {_CANARY_MS}"))
 
 
-def fill_bundle(folder: Path, key: str, words: str) -> None:
+def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS) -> None:
     """Write what a bundle of `key` has into `folder`: the program is `words`, the references are its input."""
-    tensor = struct.pack(f"<{_ELEMENTS}f", *range(1, _ELEMENTS + 1))
+    tensor = struct.pack(f"<{elements}f", *range(1, elements + 1))
     contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
     contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}
     for name, data in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    spec = TensorSpec((_ELEMENTS,), "float32")
+    spec = TensorSpec((elements,), "float32")
     manifest = Manifest(
         key=key,
         job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
@@ -194,7 +195,7 @@ def _case(name: str) -> Case:
         suite=SUITE,
         name=name,
         module="stub:Stub",
-        inputs=(InputSpec((_ELEMENTS,)),),
+        inputs=(InputSpec((ELEMENTS,)),),
         precisions=(_TARGET.precision,),
         tolerances=_TOLERANCE,
     )

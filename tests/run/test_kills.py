@@ -8,17 +8,19 @@ import os
 import random
 import signal
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm_home import FarmHome, processes_of, wait_for_no_process
+from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import all_the_time, poll, until
 
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 
 VICTIMS = {
-    "controller": "farm.cli.main run",
+    "controller": "run --soc",
     "fork server": SERVER_NAME,
     "worker": WORKER_NAME,
     "builder": "farm.compile.builder",
@@ -27,6 +29,8 @@ VICTIMS = {
     "virtual device": "farm.virtual",
 }
 OFTEN = ("controller", "worker")
+REAL = (*OFTEN, "builder")
+"""Victims whose first moment is in a run of the simulator and the compiler; all others are in runs of stubs."""
 
 
 def how_often(victim: str, moment: int) -> list[pytest.MarkDecorator]:
@@ -41,17 +45,18 @@ MOMENTS = [
     for victim in VICTIMS
     for moment in range(10)
 ]
-RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "./mine", "--iterations", "60")
-CASES = ("add", "mul", "sub", "maximum", "minimum", "neg")
-SUITE = """
+RUN = ("run", "--soc", "SM8650", "--virtual", "2")
+MINE = ("--suite", "./mine")
+SIMULATED = ("--suite", "smoke", "-k", "linear or gelu or conv2d or softmax or new", "--iterations", "100")
+LATENCIES_MS = {"add": 400, "mul": 410, "sub": 420, "maximum": 430, "minimum": 440, "neg": 450}
+COMPILES_S = 1.5
+NEVER_COMPILED = """
 [suite]
 name = "mine"
-description = "a few quick jobs"
+description = "a case that has never been compiled"
 [suite.tolerance.8a8w.fp32]
 sqnr_db = 20.0
-"""
-CASE = """
-[case.{name}]
+[case.new]
 module = "torch.nn:Hardtanh"
 kwargs = {{ min_val = -{limit}, max_val = {limit} }}
 inputs = [{{ shape = [1, 3, 16, 16] }}]
@@ -64,13 +69,25 @@ BrokenPipeError: [Errno 32] Broken pipe
 """
 
 
-def write_suite(home: FarmHome, new: float | None = None) -> None:
-    """A suite of compiled cases, and one that nobody has compiled yet."""
-    folder = home.cwd / "mine"
-    folder.mkdir(exist_ok=True)
-    limits = {name: 1.0 + n / 10 for n, name in enumerate(CASES)} | ({"new": new} if new is not None else {})
-    cases = [CASE.format(name=name, limit=limit) for name, limit in limits.items()]
-    (folder / "suite.toml").write_text(SUITE + "".join(cases))
+@dataclass(frozen=True)
+class Work:
+    """A run whose jobs are compiled."""
+
+    home: FarmHome
+    command: tuple[str, ...]
+    results: dict[str, dict[str, Any]]
+    """Results of its jobs without any kill."""
+
+    def with_new_case(self) -> tuple[str, ...]:
+        """Add a case that has never been compiled, and return the command."""
+        if isinstance(self.home, StubHome):
+            write_stub_suite(self.home, "mine", {**LATENCIES_MS, "new": 460}, {"new": COMPILES_S})
+            return self.command
+        (self.home.cwd / "mine").mkdir()
+        # Also not by an earlier session that left its cache.
+        limit = 2.0 + random.SystemRandom().random()
+        (self.home.cwd / "mine" / "suite.toml").write_text(NEVER_COMPILED.format(limit=limit))
+        return (*self.command, *MINE)
 
 
 def attempts(home: FarmHome) -> list[tuple[int, str]]:
@@ -101,13 +118,40 @@ def results(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    home = FarmHome(farm_cache, folder / "state", folder)
-    write_suite(home)
-    done = home.farm(*RUN, "--json", timeout_s=300)
+def stub_home(tmp_path_factory: pytest.TempPathFactory) -> StubHome:
+    home = make_stub_home(tmp_path_factory.mktemp("stub") / "home")
+    write_stub_suite(home, "mine", LATENCIES_MS)
+    return home
+
+
+def undisturbed(home: FarmHome, command: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    done = home.farm(*command, "--json", timeout_s=300)
     assert done.returncode == 0, done.stderr
     return results(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def stub_results(stub_home: StubHome) -> dict[str, dict[str, Any]]:
+    return undisturbed(stub_home, (*RUN, *MINE))
+
+
+@pytest.fixture
+def stubbed(stub_home: StubHome, stub_results: dict[str, dict[str, Any]], tmp_path: Path) -> Work:
+    """Run of stubs: neither the simulator nor the compiler takes part."""
+    home = next_stub_home(stub_home, tmp_path / "stub")
+    write_stub_suite(home, "mine", LATENCIES_MS)
+    return Work(home, (*RUN, *MINE), stub_results)
+
+
+@pytest.fixture(scope="module")
+def simulated_results(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return undisturbed(FarmHome(farm_cache, folder / "state", folder), (*RUN, *SIMULATED))
+
+
+@pytest.fixture
+def simulated(home: FarmHome, simulated_results: dict[str, dict[str, Any]]) -> Work:
+    return Work(home, (*RUN, *SIMULATED), simulated_results)
 
 
 def find(home: FarmHome, victim: str, seconds: float) -> int | None:
@@ -150,12 +194,10 @@ def reapers(home: FarmHome) -> list[int]:
 @pytest.mark.parametrize(
     "reapers_first", [pytest.param(True, marks=pytest.mark.whole), pytest.param(False, marks=pytest.mark.soak)]
 )
-def test_nothing_is_left_when_nobody_can_clean_up(
-    home: FarmHome, undisturbed: dict[str, dict[str, Any]], reapers_first: bool
-) -> None:
+def test_nothing_is_left_when_nobody_can_clean_up(stubbed: Work, reapers_first: bool) -> None:
     """The controller is killed with every reaper: of its workers too, so that only the kernel is left to end things."""
-    write_suite(home, 2.0 + random.SystemRandom().random())
-    with home.running(*RUN) as process:
+    home = stubbed.home
+    with home.running(*stubbed.with_new_case()) as process:
         # The last to come: the adb server, the devices and a builder are there, too.
         assert find(home, "runner", 120) is not None
         guards = reapers(home)
@@ -170,21 +212,23 @@ def test_nothing_is_left_when_nobody_can_clean_up(
     assert resumed.returncode == 0, resumed.stderr
     got = results(json.loads(resumed.stdout))
     assert got.pop("new")["verdict"] == "passed"
-    assert got == undisturbed
+    assert got == stubbed.results
 
 
 @pytest.mark.parametrize(("victim", "moment"), MOMENTS)
 def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
-    home: FarmHome, undisturbed: dict[str, dict[str, Any]], victim: str, moment: int
+    request: pytest.FixtureRequest, victim: str, moment: int
 ) -> None:
+    is_real = victim in REAL and moment == 0
+    work: Work = request.getfixturevalue("simulated" if is_real else "stubbed")
+    home = work.home
     seed = f"{victim} {moment}"
     chance = random.Random(seed)
-    # Never compiled, also not by an earlier run of the tests that left its cache: for the builder to be there.
-    write_suite(home, 2.0 + random.SystemRandom().random() if victim == "builder" else None)
+    command = work.with_new_case() if victim == "builder" else work.command
     # It is there from the beginning; the others come once it has loaded its parts.
-    delay = chance.uniform(0.0, 5.0 if victim == "controller" else 3.0)
+    delay = chance.uniform(0.0, (3.0 if is_real else 1.2) + 2.0 * (victim == "controller"))
     for _ in range(4):
-        with home.running(*RUN) as process:
+        with home.running(*command) as process:
             assert find(home, victim, 60) is not None, "it never was there"
             was_there = stays(home, victim, delay)
             finished = attempts(home)
@@ -202,28 +246,28 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     assert wait_for_no_process(home) == {}
     assert attempts(home)[: len(finished)] == finished
     # Killed before it had begun there is nothing to resume, and what it leaves is in nobody's way.
-    again = ("run", "--resume", "latest") if has_begun(home) else RUN
+    again = ("run", "--resume", "latest") if has_begun(home) else command
     resumed = home.farm(*again, "--json", timeout_s=240)
     assert resumed.returncode == 0, said + resumed.stderr
     got = results(json.loads(resumed.stdout))
     if victim == "builder":
         assert got.pop("new")["verdict"] == "passed"
-    assert got == undisturbed, said
+    assert got == work.results, said
     assert {verdict for _, verdict in attempts(home)} <= {"passed", "infra"}
     assert wait_for_no_process(home) == {}
 
 
 @pytest.mark.whole
-def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(home: FarmHome) -> None:
+def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(stubbed: Work) -> None:
     """Workers are copies of the fork server: alone they end, and others take their place."""
-    write_suite(home)
-    with home.running(*RUN[:-1], "4000", "--json") as process:
+    home = stubbed.home
+    with home.running(*stubbed.command, "--json") as process:
         until(lambda: len(attempts(home)) >= 2, "two attempts")
         assert kill(home, "fork server")
         finished = attempts(home)
         said = process.communicate(timeout=120)[0]
-    assert len(finished) < len(CASES), "nothing was left to do"
+    assert len(finished) < len(LATENCIES_MS), "nothing was left to do"
     assert process.returncode == 0, said
     assert {verdict for _, verdict in attempts(home)} == {"passed"}
-    assert len(attempts(home)) == len(CASES)
+    assert len(attempts(home)) == len(LATENCIES_MS)
     assert wait_for_no_process(home) == {}

@@ -7,14 +7,15 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from farm_home import FarmHome, wait_for_no_process
+from farm_home import wait_for_no_process
+from stub_home import make_stub_home, write_stub_suite
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "smoke", "--iterations", "3000")
+RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "./mine")
 
 
 def _recorded(path: Path) -> int:
@@ -37,9 +38,11 @@ def _overwrite(path: Path) -> None:
         pytest.param(_overwrite, "was overwritten or cut off while it was in use", id="overwritten"),
     ],
 )
-def test_a_run_whose_store_is_lost_stops_and_says_so(home: FarmHome, act: Callable[[Path], object], said: str) -> None:
+def test_a_run_whose_store_is_lost_stops_and_says_so(tmp_path: Path, act: Callable[[Path], object], said: str) -> None:
+    home = make_stub_home(tmp_path / "stub")
+    write_stub_suite(home, "mine", {f"case{number}": 600 for number in range(8)})
     path = home.state / "farm.db"
-    home.farm("run", "--soc", "SM8650", "--virtual", "1", "--suite", "smoke", timeout_s=600)
+    assert home.farm(*RUN, "-k", "case0", timeout_s=600).returncode == 0
     before = _recorded(path)
     with home.running(*RUN) as process:
         until(lambda: _recorded(path) > before, "a recorded attempt")

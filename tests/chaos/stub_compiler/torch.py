@@ -25,10 +25,10 @@ def set_num_threads(_count: int) -> None:
 
 
 def _compile_job(job: Job, key: str, _versions: Mapping[str, str], folder: Path) -> None:
-    from stub_farm import fill_bundle, words_of
+    from stub_farm import ELEMENTS, fill_bundle, words_of
 
     time.sleep(float(job.case.kwargs.get("seconds", 0.0)))
-    fill_bundle(folder, key, words_of(job.case))
+    fill_bundle(folder, key, words_of(job.case), int(job.case.kwargs.get("elements", ELEMENTS)))
 
 
 _compiler = types.ModuleType("farm.compile.flows.compiler")
