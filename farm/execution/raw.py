@@ -17,6 +17,8 @@ DEBUG_FILE = "debug_output.bin"
 HEAP_FILE = "heap.txt"
 HEAP_LIMIT = 64 * 1024
 """Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""
+HEAP_PROCESS = "process"
+"""Beginning of the names of local folders, of the processes before the last that measures the heap."""
 TOKENS_FILE = "tokens.txt"
 TOKENS_LIMIT = 1 << 20
 """Greatest size of TOKENS_FILE that is read, in bytes: a hundred thousand tokens."""
@@ -47,7 +49,8 @@ class RunnerOptions:
     debug: bool = False
     """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
     heap: bool = False
-    """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
+    """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, in as many processes as there are `iterations`,
+    with one inference each."""
     seconds: int | None = None
     """A program that generates goes on, prompt after prompt, for so long, which is not in `timeout_s`; None: every
     prompt once."""
@@ -119,3 +122,9 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     def output(self, sample: int, index: int) -> Path:
         """Return where output `index` of inference `sample` is, if it was pulled."""
         return self.folder / f"output_{sample}_{index}.raw"
+
+
+def heap_folders(folder: Path) -> list[Path]:
+    """Return the local folders of the processes of an execution, in their order; `folder` is that of the last."""
+    earlier = sorted(folder.glob(f"{HEAP_PROCESS}*"), key=lambda one: (len(one.name), one.name))
+    return [*earlier, folder]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from farm.devices.identity import TELL_BOOT
@@ -19,6 +20,7 @@ from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing
 from farm.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.execution.liveness import Liveness, StagingError, cause_of
 from farm.execution.one_shot import reduced, run_once
+from farm.execution.raw import HEAP_PROCESS
 from farm.execution.result import Execution, collect, collect_heap, collect_tokens
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
@@ -171,10 +173,17 @@ class DeviceSession:
         return execution.result(heap=options.heap, simulated=self._runtime.kind == "simulator")
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
-        """Do the same in a process that begins anew and runs nothing else."""
+        """Do the same in a process that begins anew and runs nothing else; the heap in a process for each iteration."""
         self._hang_up()
         anchor, self._anchor = self._anchor, None
         try:
+            if options.heap:
+                processes, options = options.iterations, replace(options, iterations=1)
+                for number in range(1, processes):
+                    raw = self.execute(job_id, workspace, folder / f"{HEAP_PROCESS}{number}", options)
+                    if raw.error or raw.exit_code != 0:
+                        return raw
+                    self._hang_up()
             return self.execute(job_id, workspace, folder, options)
         finally:
             self._hang_up()

@@ -26,7 +26,7 @@ from farm.request.profiling import Profile
 from farm.results.attempt import Ending, Verdict
 from farm.results.generation import report_problem
 from farm.results.generation_rates import rate_measurements
-from farm.results.heap import heap_measurements
+from farm.results.heap import heap_measurements, read_heaps
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
@@ -363,7 +363,8 @@ class InterleavedBench:
 
 def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
     """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
-    if attempt.verdict is Verdict.INFRA:
+    # Skipped is a heap that cannot be measured.
+    if attempt.verdict in {Verdict.INFRA, Verdict.SKIPPED}:
         raise InfraError(attempt.reason)
     if attempt.verdict is Verdict.FAILED and not attempt.known_issue:
         return (), f"{attempt.stage}: {attempt.reason}"
@@ -378,7 +379,7 @@ def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
             raise InfraError(report.reason)
         return (), f"{report.stage}: {report.reason}"
     if side.heap:
-        return heap_measurements(raw, report)[0], ""
+        return heap_measurements(read_heaps(raw)), ""
     generation = side.bundle.manifest.generation
     if generation is not None:
         if problem := report_problem(generation, report):

@@ -72,6 +72,8 @@ class Cause(StrEnum):
     LOCAL = "local"
     """Something else of this machine failed: its memory, a file that could not be read or written."""
     BUILDER = "builder"
+    REQUEST = "request"
+    """The runtime has no such option or measurement: no fault of the device or of the program."""
     LEASE = "lease"
     """The device was not ours any more."""
     WORKER = "worker"

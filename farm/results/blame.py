@@ -37,7 +37,7 @@ _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Causes of a failing canary that are no fault of the device itself.
 _OF_CANARY = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
 # Another device would not change it.
-_NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL}
+_NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST}
 
 
 class Blame(StrEnum):
@@ -243,6 +243,7 @@ _WORDS = {
     Cause.DISK: "no room on this machine",
     Cause.LOCAL: "this machine failed",
     Cause.BUILDER: "not built",
+    Cause.REQUEST: "not measured",
     Cause.LEASE: "lease lost",
     Cause.WORKER: "worker died",
 }

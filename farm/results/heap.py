@@ -1,4 +1,4 @@
-"""What ExecuTorch writes of the DSP's heap -> numbers, and how much of it is there. Hostile: it comes from a device.
+"""ExecuTorch's file about the DSP's heap -> numbers, and a verdict. Hostile: it comes from a device.
 
 ExecuTorch 1.5 writes one line before the first context of a process is made and appends one after the last is freed:
 
@@ -9,26 +9,31 @@ ExecuTorch 1.5 writes one line before the first context of a process is made and
 from __future__ import annotations
 
 import re
+import statistics
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.execution.raw import HEAP_FILE, HEAP_LIMIT
-from farm.results.attempt import Direction, Measurement
+from farm.execution.raw import HEAP_FILE, HEAP_LIMIT, heap_folders
+from farm.results.attempt import Cause, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import counted
 from farm.system.text import one_line, reason_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from farm.execution.raw import RawResult
-    from farm.results.runner_report import RunnerReport
+    from farm.suites.suite import Expectation
 
 _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_freed": "after"}
 # The identifier may hold commas; what the number is stands behind the last one.
 _LINE = re.compile(rb"([^\n]*?)[ \t]*\(([^()\n]*)\)[ \t]*,[ \t]*([0-9]{1,15})")
 _UNIT = b"bytes"
+_NO_FILE = (
+    "ExecuTorch wrote no profile of it; it does on Android and QNX, for HTP programs that were compiled ahead of time"
+)
 # Several times what ExecuTorch writes: the pattern above takes the square of a line's length.
 _LINE_BYTES = 200
 
@@ -87,26 +92,66 @@ def read_heap(folder: Path) -> DspHeap:
         with (folder / HEAP_FILE).open("rb") as file:
             return parse_heap(file.read(HEAP_LIMIT + 1))
     except FileNotFoundError:
-        return DspHeap(HeapState.ABSENT, problem="the backend wrote no heap profile")
+        return DspHeap(HeapState.ABSENT, problem=_NO_FILE)
     except OSError as error:
         return _malformed(f"cannot be read: {error.strerror}")
 
 
-def heap_measurements(raw: RawResult, report: RunnerReport | None) -> tuple[tuple[Measurement, ...], tuple[str, ...]]:
-    """Return what a run for the heap measured, and notes on what is not there.
+def read_heaps(raw: RawResult) -> tuple[DspHeap, ...]:
+    """Return the heap around each process of an execution, in their order. Never raises."""
+    return tuple(read_heap(folder) for folder in heap_folders(raw.folder))
 
-    Of the simulator, which has no DSP, that is the peak memory of the runner on this machine, under its own name.
+
+def heap_measurements(heaps: Sequence[DspHeap]) -> tuple[Measurement, ...]:
+    """Return the numbers that were found, a sample a process."""
+    found = {
+        "dsp_heap_before": [heap.before for heap in heaps],
+        "dsp_heap_after": [heap.after for heap in heaps],
+        "dsp_heap_difference": [heap.difference for heap in heaps],
+    }
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return tuple(counted(name, *values) for name, values in known.items() if values)
+
+
+def judge_heap(heaps: Sequence[DspHeap], expected: Expectation | None, *, simulated: bool) -> Ending | None:
+    """Return how a program ended that passed otherwise; None where both numbers are there and within the limits.
+
+    Of several processes the median decides. A heap that was not measured is no fault of the device or of the program.
     """
-    if raw.simulated:
-        note = "no DSP heap: the simulator has no DSP; host_peak_memory is that of the runner on this machine"
-        peak = report.peak_memory_bytes if report is not None else None
-        if peak is None:
-            return (), (note,)
-        return (Measurement("host_peak_memory", "bytes", Direction.LOWER, (float(peak),)),), (note,)
-    heap = read_heap(raw.folder)
-    values = {"before": heap.before, "after": heap.after, "difference": heap.difference}
-    measured = tuple(counted(f"dsp_heap_{name}", value) for name, value in values.items() if value is not None)
-    return measured, (reason_line(f"DSP heap: {heap.state}{f': {heap.problem}' if heap.problem else ''}"),)
+    for heap in heaps:
+        if heap.state is HeapState.ABSENT:
+            why = "the simulator has no DSP" if simulated else heap.problem
+            return Ending(Verdict.SKIPPED, Stage.PULL, f"no DSP heap: {why}", cause=Cause.REQUEST)
+        if heap.state is HeapState.MALFORMED:
+            return infra(Stage.PULL, _state_text(heap), Cause.REQUEST)
+        if heap.state is HeapState.PARTIAL:
+            return failed(Stage.EXECUTE, _state_text(heap), Cause.NONE)
+    problem = _limit_problem(heaps, expected)
+    return failed(Stage.EXECUTE, f"DSP heap: {problem}", Cause.NONE) if problem else None
+
+
+def heap_note(heaps: Sequence[DspHeap]) -> str:
+    """Return in one line how much of the numbers is there."""
+    worst = next((heap for heap in heaps if heap.problem), heaps[0])
+    return _state_text(worst)
+
+
+def _limit_problem(heaps: Sequence[DspHeap], expected: Expectation | None) -> str:
+    """Return the first limit that complete `heaps` break; "" where they break none."""
+    after = int(statistics.median(heap.after or 0 for heap in heaps))
+    kept = int(statistics.median(heap.difference or 0 for heap in heaps))
+    if kept < 0:
+        # As the test of upstream demands.
+        return f"{-kept:,} bytes less after the last context than before the first: something else freed them"
+    most = expected.most_dsp_heap_bytes if expected is not None else None
+    if most is not None and after > most:
+        return f"{after:,} bytes in use after the last context, expected {most:,} or less"
+    most = expected.most_dsp_heap_kept_bytes if expected is not None else None
+    return f"{kept:,} bytes kept, expected {most:,} or less" if most is not None and kept > most else ""
+
+
+def _state_text(heap: DspHeap) -> str:
+    return reason_line(f"DSP heap: {heap.state}{f': {heap.problem}' if heap.problem else ''}")
 
 
 def _both(before: list[int], after: list[int], *, cut: bool) -> DspHeap:

@@ -19,7 +19,7 @@ from farm.results.dsp_trouble import known_trouble
 from farm.results.expected_text import slow_problem, told_problem
 from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
 from farm.results.generation_rates import observed_measurements, rate_measurements, temperatures
-from farm.results.heap import heap_measurements
+from farm.results.heap import heap_measurements, heap_note, judge_heap, read_heaps
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.likelihoods import judge_told
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
@@ -80,7 +80,7 @@ def judge(
         ending = _as_expected(job, raw, ending)
     measured = ending.measurements
     if raw.heap:
-        ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
+        ending = _heap_alone(job, ending, raw)
         measured = ending.measurements
     elif ending.verdict is not Verdict.INFRA:
         measured = (*measured, *bundle_measurements(bundle.manifest))
@@ -272,13 +272,20 @@ def _shown(partitions: int, fallback_ops: Mapping[str, int]) -> str:
     return f"{partitions} partition{'' if partitions == 1 else 's'} and {left} left to the CPU"
 
 
-def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> Ending:
+def _heap_alone(job: Job, ending: Ending, raw: RawResult) -> Ending:
     """Return the ending with the heap's numbers and no others: looking at the heap changes times."""
-    measured, notes = heap_measurements(raw, report)
-    if ending.verdict is Verdict.PASSED and not measured and not raw.simulated:
-        ending = ending.ended_as(infra(Stage.PULL, notes[0]))
-    if ending.verdict is Verdict.INFRA:
-        measured = ()
+    heaps = read_heaps(raw)
+    if ending.verdict is Verdict.PASSED:
+        found = judge_heap(heaps, job.case.expectation(job.target), simulated=raw.simulated)
+    else:
+        refused = ending.cause is Cause.REQUEST
+        found = (
+            Ending(Verdict.SKIPPED, ending.stage, f"no DSP heap: {ending.reason}", cause=ending.cause)
+            if refused
+            else None
+        )
+    ending, notes = (ending, (heap_note(heaps),)) if found is None else (ending.ended_as(found), ())
+    measured = heap_measurements(heaps) if ending.verdict in (Verdict.PASSED, Verdict.FAILED) else ()
     return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
 
 

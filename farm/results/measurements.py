@@ -33,10 +33,10 @@ def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
     return tuple(counted(metric, value) for metric, value in values.items() if value is not None)
 
 
-def counted(metric: str, value: int) -> Measurement:
-    """Return a counter's value as a measurement."""
+def counted(metric: str, *values: int) -> Measurement:
+    """Return a counter's values as a measurement."""
     counter = COUNTERS[metric]
-    return Measurement(metric, counter.unit, counter.direction, (float(value),), exact=counter.exact)
+    return Measurement(metric, counter.unit, counter.direction, tuple(map(float, values)), exact=counter.exact)
 
 
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:

@@ -24,6 +24,8 @@ _FARM_STAGES = {
     "outputs": Stage.EXECUTE,
     "etdump": Stage.EXECUTE,
 }
+# Refusals of what farm asked for: another device with the same runtime refuses it as well.
+_REQUEST_STAGES = ("flags", "options")
 _CODE_STAGES = {"load": Stage.LOAD, "execute": Stage.EXECUTE}
 # The runner's own watchdog ended it: docs/native_runner.md.
 _TIMEOUT_EXIT = 9
@@ -85,7 +87,8 @@ def _runner_error(error: RunnerError, code: int) -> Ending:
     if error.stage == UNSUPPORTED:
         return failed(Stage.EXECUTE, reason, Cause.UNSUPPORTED)
     if error.stage in _FARM_STAGES:
-        cause = Cause.SPACE if _NO_SPACE in error.message else Cause.NONE
+        asked = Cause.REQUEST if error.stage in _REQUEST_STAGES else Cause.NONE
+        cause = Cause.SPACE if _NO_SPACE in error.message else asked
         return infra(_FARM_STAGES[error.stage], reason, Cause.HANG if timed_out else cause)
     if code == _SIGNALLED_EXIT:
         return infra(_CODE_STAGES[error.stage], reason)

@@ -13,7 +13,7 @@ from waiting import ends
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions, heap_folders
 from farm.execution.session import DeviceSession
 from farm.runtime.runtime import Runtime
 from farm.system.processes import Supervisor
@@ -138,7 +138,7 @@ def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     session.keep_loaded(make_bundle(b"anchor"))
-    heap = RunnerOptions(timeout_s=30, heap=True)
+    heap = RunnerOptions(iterations=1, timeout_s=30, heap=True)
     files, processes = [], []
     for number, model in enumerate([b"good", b"good again", b"crash", b"heapless"]):
         workspace = session.stage(make_bundle(model))
@@ -153,6 +153,20 @@ def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
     before, after = "DSP:before_context_created (bytes), 928212", "DSP:after_context_freed (bytes), 930000"
     assert files == [[before, after], [before, after], [before], None]
     assert all(processes)
+
+
+def test_the_heap_is_measured_several_times_in_as_many_processes_until_one_fails(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    heap = RunnerOptions(iterations=3, timeout_s=30, heap=True)
+    raw = session.execute_alone("s/c", session.stage(make_bundle(b"good")), tmp_path / "good", heap)
+    assert (raw.folder, raw.exit_code) == (tmp_path / "good", 0)
+    assert [(folder / HEAP_FILE).read_text().count("\n") for folder in heap_folders(raw.folder)] == [2, 2, 2]
+    assert "--iteration=1" in raw.stderr
+    crash = session.execute_alone("s/c", session.stage(make_bundle(b"crash")), tmp_path / "crash", heap)
+    assert crash.exit_code not in (0, None)
+    assert [folder.name for folder in heap_folders(tmp_path / "crash")] == ["process1", "crash"]
+    assert crash.folder == tmp_path / "crash" / "process1"
 
 
 def test_the_dsp_finds_its_libraries_in_a_list_as_it_reads_it(session: DeviceSession) -> None:

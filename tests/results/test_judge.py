@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from farm.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
+from farm.devices.health import Event, Health, HealthMark, next_health
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.blame import Blame, classify, tried
 from farm.results.judge import build_failure, not_simulated
@@ -796,18 +797,77 @@ def test_a_heap_that_a_crash_left_half_told_is_said_to_be(execution: Execution) 
     assert "DSP heap: partial: after_context_freed is missing" in attempt.notes
 
 
-def test_a_device_that_tells_no_heap_is_no_success(execution: Execution) -> None:
+@pytest.mark.parametrize(
+    ("data", "simulated", "verdict", "reason"),
+    [
+        (None, False, "skipped", "no DSP heap: ExecuTorch wrote no profile of it; it does on Android and QNX"),
+        (None, True, "skipped", "no DSP heap: the simulator has no DSP"),
+        (b"hello\n", False, "infra", "DSP heap: malformed: line 1 is 'hello', which says nothing of the DSP"),
+    ],
+)
+def test_a_heap_that_was_not_measured_is_the_fault_of_neither_device_nor_code(
+    execution: Execution, data: bytes | None, simulated: bool, verdict: str, reason: str
+) -> None:
+    execution.raw |= {"heap": True, "simulated": simulated}
+    if data is not None:
+        (execution.folder / "heap.txt").write_bytes(data)
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.cause, attempt.measurements) == (verdict, Cause.REQUEST, ())
+    assert attempt.reason.startswith(reason)
+    assert "\n" not in attempt.reason
+    decision = classify([tried(attempt)], others=2)
+    assert (decision.blame in {Blame.NOBODY, Blame.FARM}, decision.repeat) == (True, False)
+    health, _ = next_health(Health.HEALTHY, [], HealthMark(Event.INFRA, str(attempt.cause), attempt.reason))
+    assert health is Health.HEALTHY
+
+
+@pytest.mark.parametrize("heap", [True, False])
+def test_an_option_that_the_runtime_refuses_is_the_fault_of_neither_device_nor_code(
+    execution: Execution, heap: bool
+) -> None:
+    execution.raw |= {"heap": heap, "exit_code": 3}
+    message = "backend QnnBackend refuses the option qnn_runtime_heap_profiling_path=heap.txt: Error::Internal"
+    execution.report |= {"ok": False, "exit_code": 3, "error": {"stage": "options", "message": message, "code": 1}}
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.cause) == ("skipped" if heap else "infra", Cause.REQUEST)
+    assert message in attempt.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "expected", "reason"),
+    [
+        (HEAP[:43], None, "DSP heap: partial: after_context_freed is missing"),
+        (HEAP[43:], None, "DSP heap: partial: before_context_created is missing"),
+        (HEAP.replace(b"930000", b"928211"), None, "DSP heap: 1 bytes less after the last context than before the"),
+        (HEAP, Expectation(most_dsp_heap_bytes=929_999), "DSP heap: 930,000 bytes in use after the last context"),
+        (HEAP, Expectation(most_dsp_heap_bytes=930_000), ""),
+        (HEAP, Expectation(most_dsp_heap_kept_bytes=1_787), "DSP heap: 1,788 bytes kept, expected 1,787 or less"),
+        (HEAP, Expectation(most_dsp_heap_kept_bytes=1_788), ""),
+        (HEAP.replace(b"930000", b"928212"), Expectation(most_dsp_heap_kept_bytes=0), ""),
+        (HEAP.replace(b"930000", b"10365396"), Expectation(most_dsp_heap_kept_bytes=4096), "DSP heap: 9,437,184 bytes"),
+    ],
+)
+def test_a_heap_passes_with_both_numbers_within_the_limits_of_the_case(
+    execution: Execution, data: bytes, expected: Expectation | None, reason: str
+) -> None:
     execution.raw["heap"] = True
+    execution.expect = (expected,) if expected is not None else ()
+    (execution.folder / "heap.txt").write_bytes(data)
     attempt = execution.judge()
-    assert (attempt.verdict, attempt.stage, attempt.measurements) == ("infra", "pull", ())
-    assert attempt.reason == "DSP heap: absent: the backend wrote no heap profile"
+    assert (attempt.verdict, attempt.stage) == (("failed", "execute") if reason else ("passed", "done"))
+    assert attempt.reason.startswith(reason)
+    assert attempt.measurements, "the numbers that were found stay"
 
 
-def test_the_simulator_has_no_dsp_and_says_so(execution: Execution) -> None:
-    execution.raw |= {"heap": True, "simulated": True}
-    execution.report["peak_memory_bytes"] = 150_000_000
+def test_several_processes_are_judged_by_their_median_and_all_of_them_are_kept(execution: Execution) -> None:
+    execution.raw["heap"] = True
+    execution.expect = (Expectation(most_dsp_heap_kept_bytes=2_000),)
+    (execution.folder / "heap.txt").write_bytes(HEAP)
+    for number, after in enumerate((b"929000", b"1928212"), 1):
+        (execution.folder / f"process{number}").mkdir()
+        (execution.folder / f"process{number}" / "heap.txt").write_bytes(HEAP.replace(b"930000", after))
     attempt = execution.judge()
-    [row] = attempt.measurements
-    assert (row.metric, row.samples, row.unit, row.exact) == ("host_peak_memory", (150_000_000.0,), "bytes", False)
     assert attempt.verdict == "passed"
-    assert any("the simulator has no DSP" in note for note in attempt.notes)
+    assert measured(attempt)["dsp_heap_difference"] == (788.0, 1_000_000.0, 1788.0)
+    (execution.folder / "process2" / "heap.txt").unlink()
+    assert execution.judge().verdict == "skipped", "an unmeasured process leaves the measurement incomplete"

@@ -290,18 +290,3 @@ def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: st
     # sizes that are known.
     assert GATES[Scale.RATIO].confirmed < said["change"] < math.log(1.5)
     assert said["low"] <= said["change"] <= said["high"]
-
-
-@pytest.mark.whole
-def test_what_runs_for_the_heap_gave_is_measured_again_by_such_runs(planted: Planted, twice: str) -> None:
-    """The simulator has no DSP: the memory of the runner, which such a run has in its place, goes the same way."""
-    del twice
-    before, after = (planted.run(layers, "--heap", nightly=False) for layers in (0, 12))
-    told = planted.json(
-        "confirm", JOB, "--good", before, "--bad", after, "--metric", "host_peak_memory", code=None
-    )  # fmt: skip
-    [one] = told["metrics"]
-    assert one["confirmation"]["pairs"] >= 10
-    assert [(len(was), len(now)) for was, now in one["pairs"]] == [(1, 1)] * one["confirmation"]["pairs"]
-    measured = {row["metric"] for turn in told["turns"] for row in turn["measurements"]}
-    assert measured == {"host_peak_memory"}, "no time of such a run means anything"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 USUAL = (
     "latency", "decode_rate", "prefill_rate", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference",
-    "host_peak_memory",
 )  # fmt: skip
 """What most people look for first."""
 _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}

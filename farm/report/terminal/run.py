@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
@@ -13,7 +14,8 @@ from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere
 from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.generation import nearness, rates
-from farm.report.terminal.layout import LEAST_WIDTH, wrapped
+from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
+from farm.results.attempt import Cause, Verdict
 from farm.store.view import Purpose
 from farm.system.text import one_line, visible
 
@@ -100,6 +102,8 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
 
 def _virtual(summary: RunSummary, width: int) -> list[Text]:
     virtual = len(summary.virtual_devices)
+    if summary.stub:
+        return _wrapped(STUBBED, width, "magenta")
     if not virtual:
         return []
     text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
@@ -109,17 +113,14 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
 
 def _heap(summary: RunSummary, width: int) -> list[Text]:
     """Return what a run for the DSP's heap found, which is all that it was for."""
-    found: dict[str, list[float]] = {"dsp_heap_difference": [], "host_peak_memory": []}
-    for job in summary.jobs:
-        for row in job.attempt.measurements if job.attempt else ():
-            if row.metric in found:
-                found[row.metric] += row.samples
+    attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
+    rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
     lines = []
-    if kept := found["dsp_heap_difference"]:
-        lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(kept)} jobs", width, "")
-    if peaks := found["host_peak_memory"]:
-        took = f"the runner itself took {_range(peaks, 1 << 20)} MiB on this machine"
-        lines += _wrapped(f"no DSP heap: the simulator has no DSP; {took}", width, "")
+    if kept := [sample for row in rows for sample in row.samples]:
+        lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(rows)} jobs", width, "")
+    refused = (attempt for attempt in attempts if attempt.verdict is Verdict.SKIPPED and attempt.cause is Cause.REQUEST)
+    for reason, jobs in Counter(attempt.reason for attempt in refused).most_common():
+        lines += _wrapped(f"{reason}; {jobs} of {len(summary.jobs)} jobs skipped", width, "")
     return lines
 
 
