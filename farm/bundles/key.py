@@ -113,6 +113,16 @@ def _has_weights_to_share(case: Case) -> bool:
     return case.generate is not None and not case.pte and len(case.generate.methods) > 1
 
 
+QNN_PRODUCT = "qnn_product"
+"""Fact of a run: product name of the QNN SDK, from its sdk.yaml; absent without an SDK that has one."""
+
+
+def stub_of(facts: Mapping[str, str]) -> str:
+    """Return the product name of a stub in place of QNN among the facts of a run; "" for Qualcomm's libraries."""
+    product = facts.get(QNN_PRODUCT, "")
+    return product if "stub" in product.lower() else ""
+
+
 def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
     """Return versions as a run records them: of hashes the beginning."""
     return {

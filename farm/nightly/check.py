@@ -81,7 +81,7 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
     from farm.toolchains.select import toolchain_of
 
     request = cell.request
-    line = line_of(toolchain_of(config, request.toolchain or DEFAULT))
+    line = line_of(config, toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
         try:
             jobs = narrow(request, jobs, store, None, lambda _: None, line, kind=_kind_of(cell, store))

@@ -298,7 +298,7 @@ def collect(
         config = use_toolchain(config, request.toolchain, note)
         with open_store(config.store_url) as store:
             tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
-            line = line_of(config.toolchain)
+            line = line_of(config)
             kind = (kind_of or device_kind_of)(config, request, store)
             jobs = narrow(request, jobs, store, tools, note, line, kind=kind, cache_dir=config.cache_dir)
     return [job.id for job in jobs]

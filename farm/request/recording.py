@@ -12,6 +12,7 @@ from farm.store.records import RunRecord
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import Purpose, RunCommit, RunToolchain
 from farm.system.git import git
+from farm.toolchains.toolchain import STUB_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +52,10 @@ def run_record(
     facts = dict(facts)
     if again is not None and again != toolchain:
         # An old program is no night of its line.
-        toolchain = msgspec.structs.replace(again, private=True)
+        # The line of a stub has no results of Qualcomm's libraries, and theirs none of a stub.
+        over_stub = {one.split(" ")[-1] == STUB_LINE for one in (again.line, tools.line)}
+        line = again.line if len(over_stub) == 1 else tools.line
+        toolchain = msgspec.structs.replace(again, private=True, line=line)
         own = {"toolchain": again.name, "commit": again.commit, "dirty": "yes" if again.dirty else ""}
         facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
     return RunRecord(

@@ -72,7 +72,7 @@ def narrowed(
     if not request.asks_the_store:
         return jobs
     tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
-    line = line_of(config.toolchain)
+    line = line_of(config)
     return narrow(request, jobs, store, tools, note, line, kind=kind(), cache_dir=config.cache_dir)
 
 

@@ -11,6 +11,7 @@ from farm.errors import MissingToolError
 from farm.runtime.native.targets import OE_LINUX
 from farm.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.runtime.packages import package_version
+from farm.system.text import one_line
 from farm.system.trust import require_own
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direc
 WHEEL = "onnxruntime-qnn"
 """The distribution that has QNN's libraries."""
 _WHEEL_EXTRA = "simulator"
+_PRODUCT_LIMIT = 60
 ORIGIN = "farm-fetched.json"
 """File in the folder of an SDK that farm fetched."""
 
@@ -143,12 +145,21 @@ def sdk_version(sdk_root: Path | None) -> str:
     if sdk_root is None:
         return ""
     # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
+    return _named(sdk_root, "version") or sdk_root.name
+
+
+def sdk_product(sdk_root: Path | None) -> str:
+    """Return the product name in the sdk.yaml of an SDK, in one line; "" without one."""
+    return one_line(_named(sdk_root, "product"), _PRODUCT_LIMIT) if sdk_root is not None else ""
+
+
+def _named(sdk_root: Path, key: str) -> str:
+    """Return the value of a key of sdk.yaml; "" where it has none."""
     try:
         lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()
     except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")]
-    return (named or [sdk_root.name])[0]
+        return ""
+    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith(f"{key}:")), "")
 
 
 def release_of(version: str) -> tuple[int, int] | None:

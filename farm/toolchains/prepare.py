@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.key import LPAI_TARGET, forget_sources, toolchain_versions
+from farm.bundles.key import LPAI_TARGET, QNN_PRODUCT, forget_sources, stub_of, toolchain_versions
+from farm.errors import FarmError
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
+from farm.runtime.qnn_sdk import sdk_product
 from farm.runtime.simulator import LIBRARY, host_sdk
 from farm.system.hashes import let_the_clock_pass
 from farm.toolchains.content.identity import identify
@@ -21,8 +24,9 @@ from farm.toolchains.generations import NEWEST, newer_than_known, variables_of
 from farm.toolchains.handover import handover
 from farm.toolchains.interpreters import own_facts
 from farm.toolchains.probe import PACKAGES
+from farm.toolchains.sdks import resolve_qnn
 from farm.toolchains.select import import_environment, look_into
-from farm.toolchains.toolchain import Compiler, Toolchain
+from farm.toolchains.toolchain import STUB_LINE, Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +81,10 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
         native.key,
         runner_of="" if executorch.own else f"executorch {executorch.version}",
         name=selected.name,
-        line=line_of(selected),
+        line=line_of(config),
         private=is_private(selected) or source.dirty,
         source=source,
+        qnn_product=sdk_product(config.sdk_root),
     )
 
 
@@ -93,9 +98,17 @@ def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: Inte
     return env | own | variables_of(versions, facts.folder("executorch"))
 
 
-def line_of(toolchain: ToolchainConfig) -> str:
-    """Return the series that runs with a toolchain belong to: none of its own for a path of the command line."""
-    return toolchain.name if toolchain.named or toolchain.version else ""
+def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
+    """Return the series that runs with a toolchain belong to: none of its own for a path of the command line.
+
+    Without `toolchain` it is the selected one. Runs over a stub of QNN have a line of their own.
+    """
+    selected, sdk_root = toolchain or config.toolchain, config.sdk_root
+    if toolchain is not None and toolchain.qnn:
+        with contextlib.suppress(FarmError):
+            sdk_root = resolve_qnn(config, toolchain.qnn)
+    line = selected.name if selected.named or selected.version else ""
+    return f"{line} {STUB_LINE}".strip() if stub_of({QNN_PRODUCT: sdk_product(sdk_root)}) else line
 
 
 def is_private(toolchain: ToolchainConfig) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.bundles.key import facts_of
+from farm.bundles.key import QNN_PRODUCT, facts_of
 from farm.bundles.trace import DevelopedRoot
+
+STUB_LINE = "stub"
+"""Last word of the line of runs over a stub of QNN."""
 
 
 class SourceState(msgspec.Struct, frozen=True):
@@ -59,12 +62,16 @@ class Toolchain(msgspec.Struct, frozen=True):
     private: bool = False
     """Its runs are compared with the line and never belong to it: a dirty or private checkout."""
     source: SourceState = SourceState()
+    qnn_product: str = ""
+    """Product name of the QNN SDK; empty without an SDK that has one."""
 
     def fingerprint(self, kind: str) -> dict[str, str]:
         """Return what the numbers of a run on devices of a `kind` depend on, as far as this machine knows it."""
         from farm import __version__
 
         facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}
+        if self.qnn_product:
+            facts[QNN_PRODUCT] = self.qnn_product
         if self.runner_of:
             facts["native_runner_of"] = self.runner_of
         if self.name:

@@ -33,7 +33,13 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     stub_sdk.forget()
     done = run(home, stub_sdk.root, "--option", "lpai_fps=5,10", "--option", "core_selection=1", "--json")
     assert done.returncode == 1, done.stderr
-    last = {job["id"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+    view = json.loads(done.stdout)
+    assert (view["fingerprint"]["qnn_product"], view["summary"]["stub"], view["toolchain"]["line"]) == ("stub",) * 3
+    assert "STUB: " in done.stderr
+    page = (home.state / "runs" / view["id"] / "report.html").read_text()
+    assert "<strong>STUB.</strong>" in page
+    assert "host time" not in page
+    last = {job["id"]: job["attempts"][-1] for job in view["jobs"]}
     assert len(last) == 8
     for fps in ("5", "10"):
         options = f"[SM8850-lpai-8a8w-core_selection=1-lpai_fps={fps}]"

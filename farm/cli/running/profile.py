@@ -8,10 +8,12 @@ import click
 import msgspec
 
 from farm.backends.registry import runs_on_cpu
+from farm.bundles.key import stub_of
 from farm.cli.options import FOLDER, OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import echo, opened, print_json, width, write_file
 from farm.errors import UsageError
 from farm.report.model import format as fmt
+from farm.report.terminal.layout import STUBBED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +114,9 @@ def _shown(record: ProfileRecord, tables: Sequence[str]) -> list[str]:
         f"  run {record.run_id}, {started:%Y-%m-%d %H:%M}, {record.verdict}{counted}",
         f"  on {record.device_kind} device {record.device}" if record.device else "  no device",
     ]
-    if record.device_kind == "virtual":
+    if not runs_on_cpu(record.backend) and stub_of(record.facts):
+        lines.append(f"  {STUBBED}")
+    elif record.device_kind == "virtual":
         time = "time of the host's processor" if runs_on_cpu(record.backend) else "host time of a simulator"
         lines.append(f"  VIRTUAL: {time}: not comparable with hardware")
     lines += ["", *tables]

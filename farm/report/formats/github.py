@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.report.model.summary import Outcome, summarize
+from farm.report.terminal.layout import STUBBED
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def run_markdown(view: RunView) -> str:
     """Return the summary of one run."""
     summary = summarize(view)
     parts = [f"### farm run: {escaped(summary.tone)}\n\n{escaped(summary.verdict_line)}\n"]
-    if summary.virtual_devices:
+    if summary.stub:
+        parts.append(f"**{STUBBED}**.\n")
+    elif summary.virtual_devices:
         parts.append("Virtual devices: times are those of a simulator.\n")
     for title, outcome in (("Failed", Outcome.FAILED), ("Infra", Outcome.INFRA), ("Stale", Outcome.STALE)):
         jobs = summary.having(outcome)

@@ -120,6 +120,7 @@ def _model(job: JobSummary) -> dict[str, Any]:
 
 def _runner(job: JobSummary, device: DeviceView | None) -> dict[str, Any]:
     soc = f"{job.job.soc}, simulated" if job.virtual else job.job.soc
+    soc = f"{job.job.soc}, stub of QNN" if job.stub else soc
     facts = {"device_kind": job.kind, "soc": job.job.soc}
     if device is not None:
         facts |= {"build": device.build, "times_are": job.host_time or "those of the device"}

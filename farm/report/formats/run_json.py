@@ -14,7 +14,8 @@ from farm.system.text import json_document
 def render_json(view: RunView) -> str:
     """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
 
-    `worth` says of a failed job where its case fails and passes, as far as that is known.
+    `worth` says of a failed job where its case fails and passes, as far as that is known. `stub` is the product of a
+    stub in place of QNN's libraries, and only there over one.
 
     JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
     which means "does not apply".
@@ -33,6 +34,8 @@ def render_json(view: RunView) -> str:
             if cross.conclusion
         },
     }
+    if summary.stub:
+        document["summary"]["stub"] = summary.stub
     return json_document(document, indent=1).decode()
 
 

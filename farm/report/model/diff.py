@@ -92,6 +92,10 @@ class JobDiff(msgspec.Struct, frozen=True):
     """Both runs ran the same program: what differs comes from elsewhere."""
 
 
+ONE_STUB = "one of the two ran over a stub of QNN"
+"""Reason against comparing the numbers of two runs."""
+
+
 class RunDiff(msgspec.Struct, frozen=True):
     """Two runs."""
 
@@ -111,6 +115,9 @@ class RunDiff(msgspec.Struct, frozen=True):
     """Where the commits between them can be read; not there where that is not known."""
     not_finished: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Ids of runs of the two that go on, or were killed: what they lack may still come."""
+
+    stub: bool | msgspec.UnsetType = msgspec.UNSET
+    """Both ran over a stub of QNN's libraries; not there where they did not."""
 
     @property
     def has_times(self) -> bool:
@@ -158,6 +165,7 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
         tuple(jobs), programs if programs.same or programs.changed else msgspec.UNSET,
         _commits_url(before, after) or msgspec.UNSET, not_finished or msgspec.UNSET,
+        bool(old.stub and new.stub) or msgspec.UNSET,
     )  # fmt: skip
 
 
@@ -217,6 +225,8 @@ def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[MetricChange,
         return (), "another test under the same name"
     if before.kind != after.kind:
         return (), f"before on {before.kind or 'no'} device, after on {after.kind or 'no'} device"
+    if bool(before.stub) != bool(after.stub):
+        return (), ONE_STUB
     old, new = _measured(before.attempt.measurements), _measured(after.attempt.measurements)
     found = (_change(old[metric], new[metric], virtual=after.virtual) for metric in new if metric in old)
     return tuple(change for change in found if change is not None), ""

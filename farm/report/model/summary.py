@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.backends.registry import runs_on_cpu
+from farm.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
@@ -56,6 +57,10 @@ class Tone(StrEnum):
     """Nothing that ran needs attention, but some of it was left out."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
+
+
+OF_STUB = "those of a stub of QNN"
+"""Origin of times over a stub."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -116,6 +121,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     """Command that runs this job alone, quoted for a shell."""
     stale: str = ""
     """Why it is stale, and when and how it was last judged; "" when it is not."""
+    stub: str = ""
+    """Product name of the stub that took the place of QNN's libraries; "" for Qualcomm's, and on the CPU."""
 
     @property
     def reason(self) -> str:
@@ -151,6 +158,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     def host_time_on(self, kind: str) -> str:
         """Return the same for an attempt on a device of this kind."""
+        if self.stub and kind:
+            return OF_STUB
         return _host_time(on_cpu=self.on_cpu) if kind == "virtual" else ""
 
     @property
@@ -192,8 +201,18 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def host_time(self) -> str:
-        """What the times are that virtual devices measured."""
-        return _host_time(on_cpu=self.on_cpu)
+        """Origin of the times of virtual devices, or of a stub."""
+        return OF_STUB if self.stub else _host_time(on_cpu=self.on_cpu)
+
+    @property
+    def stub(self) -> str:
+        """Product name of the stub that took the place of QNN's libraries; "" for Qualcomm's."""
+        return next((job.stub for job in self.jobs if job.stub), "")
+
+    @property
+    def has_times_of_host(self) -> bool:
+        """True for a run with times of a virtual device or a stub."""
+        return bool(self.virtual_devices or self.stub)
 
     @property
     def mixed(self) -> bool:
@@ -233,6 +252,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 def summarize(view: RunView) -> RunSummary:
     """Judge and count `view`."""
     kinds = {device.serial: device.kind for device in view.devices}
+    stub = stub_of(view.fingerprint)
     all_virtual = bool(kinds) and set(kinds.values()) == {"virtual"}
     jobs = []
     for index, job in enumerate(view.jobs):
@@ -255,6 +275,7 @@ def summarize(view: RunView) -> RunSummary:
                     toolchain=view.toolchain.name if view.toolchain else "",
                 ),
                 stale=stale_words(job.stale, view.started_ms) if attempt is None and job.stale is not None else "",
+                stub="" if runs_on_cpu(job.backend) else stub,
             )
         )
     counted = Counter(job.outcome for job in jobs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.report.model import format as fmt
 from farm.report.model.diff import DiffGroup
-from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled
+from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, fitted, titled, wrapped
 
 if TYPE_CHECKING:
     from farm.report.model.diff import JobDiff, MetricChange, RunDiff
@@ -55,6 +55,7 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
         f"before: {diff.before}, {_when(diff, diff.before, diff.before_ms)}",
         f"after: {diff.after}, {_when(diff, diff.after, diff.after_ms)}",
         *(f"  {name}: {was or fmt.NOTHING} -> {now or fmt.NOTHING}" for name, was, now in diff.facts),
+        *(wrapped(STUBBED, width) if diff.stub else []),
     ]
     for part in parts(diff):
         lines += titled(part.title.upper(), part.rows, limit)

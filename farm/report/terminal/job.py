@@ -13,7 +13,7 @@ from farm.report.model.generation import generation_of
 from farm.report.model.rerun import fetch_command, ways_again
 from farm.report.model.summary import WORDS, beyond_comparisons, spread_of
 from farm.report.terminal.generation import generation_lines
-from farm.report.terminal.layout import SIMULATED, columns
+from farm.report.terminal.layout import SIMULATED, STUBBED, columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,8 +48,8 @@ def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], p
             "run_id": view.id,
         }
         lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides, **facts)]
-    if item.virtual:
-        lines += ["", SIMULATED]
+    if item.virtual or item.stub:
+        lines += ["", STUBBED if item.stub else SIMULATED]
     if files:
         kept = [
             (

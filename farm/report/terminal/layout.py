@@ -19,6 +19,8 @@ UNBOUNDED = 100_000
 """Columns of what is no terminal: more than a line has."""
 SIMULATED = "VIRTUAL: times and cycles are of a simulator, not comparable with hardware"
 
+STUBBED = "STUB: a stub took the place of QNN's libraries; no number is a measurement of Qualcomm's products"
+
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> list[str]:
     """Return rows with their cells one below the other; `right` are the columns that end at one place."""

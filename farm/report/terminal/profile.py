@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.facts import changed_facts, fact_line
+from farm.bundles.key import stub_of
 from farm.report.model import format as fmt
+from farm.report.model.diff import ONE_STUB
 from farm.report.model.profile_tables import by_unit
 from farm.report.terminal.layout import columns
 from farm.results.profile.event_names import is_whole_call, sums
@@ -106,6 +108,8 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
     refused = ""
     if old.device_kind != new.device_kind:
         refused = f"before on {old.device_kind or 'no'} device, after on {new.device_kind or 'no'} device"
+    elif bool(stub_of(old.facts)) != bool(stub_of(new.facts)):
+        refused = ONE_STUB
     elif not old.operators or not new.operators:
         refused = f"run {(new if old.operators else old).run_id} kept files of it, but no rows"
     elif not {row.unit for row in old.operators} & {row.unit for row in new.operators}:

@@ -1,0 +1,79 @@
+"""A run over a stub of QNN's libraries: no number of it can be taken for one of Qualcomm's software or hardware."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from report_pages import unpacked
+
+from farm.report.formats.ctrf import render_ctrf
+from farm.report.formats.github import run_markdown
+from farm.report.formats.junit import render_junit
+from farm.report.formats.run_json import parse_json, render_json
+from farm.report.html.page_of_run import render_html
+from farm.report.model.diff import diff_runs
+from farm.report.model.summary import summarize
+from farm.report.terminal.diff import diff_lines
+from farm.report.terminal.job import job_lines
+from farm.report.terminal.run import render_summary
+
+if TYPE_CHECKING:
+    from farm.store.view import RunView
+
+
+def over(view: RunView, product: str, kind: str = "hardware") -> RunView:
+    """Return a run whose devices have this kind, with an SDK of this product."""
+    devices = tuple(msgspec.structs.replace(one, kind=kind) for one in view.devices)
+    facts = {**view.fingerprint, "device_kind": kind, **({"qnn_product": product} if product else {})}
+    return msgspec.structs.replace(view, devices=devices, fingerprint=facts)
+
+
+def texts(view: RunView) -> dict[str, str]:
+    """Return what every renderer makes of a run."""
+    summary = summarize(view)
+    html = render_html(view)
+    return {
+        "page": html, "page of a job": unpacked(html)[0], "terminal": render_summary(view),
+        "job": "\n".join(job_lines(summary, summary.jobs[0], [], {})),
+        "github": run_markdown(view), "ctrf": render_ctrf(view), "junit": render_junit(view),
+        "diff": "\n".join(diff_lines(diff_runs(view, view), 5)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["hardware", "virtual"])
+def test_every_text_of_a_run_over_a_stub_has_the_label(example_run: RunView, kind: str) -> None:
+    for where, text in texts(over(example_run, "stub", kind)).items():
+        assert "stub" in text.lower(), where
+    page = texts(over(example_run, "stub", kind))
+    assert "<strong>STUB.</strong>" in page["page"]
+    assert "times are those of a stub of QNN, not comparable with hardware" in page["page of a job"]
+    assert "STUB: " in page["terminal"]
+    assert "STUB: " in page["job"]
+    # Beside each device, and wherever a table has a time.
+    assert page["page"].count('<span class="tag virtual">stub</span>') >= len(example_run.devices)
+    assert "host time of a simulator" not in "".join(page.values())
+
+
+@pytest.mark.parametrize("product", ["", "QAIRT"])
+def test_no_other_run_has_it(example_run: RunView, product: str) -> None:
+    for where, text in texts(over(example_run, product)).items():
+        assert "stub" not in text.lower(), where
+
+
+def test_json_names_the_stub_and_reads_back(example_run: RunView) -> None:
+    view = over(example_run, "stub")
+    document = json.loads(render_json(view))
+    assert (document["summary"]["stub"], document["fingerprint"]["qnn_product"]) == ("stub", "stub")
+    assert "stub" not in json.loads(render_json(over(example_run, "QAIRT")))["summary"]
+    assert parse_json(render_json(view)) == view
+
+
+def test_numbers_of_a_stub_are_not_compared_with_those_of_qualcomms_libraries(example_run: RunView) -> None:
+    found = diff_runs(over(example_run, "stub"), over(example_run, "QAIRT"))
+    measured = [job for job in found.jobs if job.not_compared]
+    assert measured
+    assert {job.not_compared for job in measured} == {"one of the two ran over a stub of QNN"}
+    assert not [job for job in found.jobs if job.changes]
