@@ -11,29 +11,30 @@ from typing import TYPE_CHECKING
 import pytest
 from adbd_system import need_adbd, processes_on
 from attached import Attached, attach
+from stub_home import make_stub_home, write_stub_suite
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm_home import FarmHome
-
 pytestmark = pytest.mark.whole
 
-RUN = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "smoke", "--iterations", "2000")
+RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
+QUICK = (*RUN, "-k", "quick")
 MOMENTS = 10
 
 
 @pytest.fixture
-def device(home: FarmHome, tmp_path: Path, farm_cache: Path) -> Iterator[Attached]:
+def device(tmp_path: Path, farm_cache: Path) -> Iterator[Attached]:
+    home = make_stub_home(tmp_path / "stub")
+    write_stub_suite(home, "mine", {"long0": 5000, "long1": 5000, "quick": 20})
     with attach(home, tmp_path, ["SM8650"], android=need_adbd(farm_cache)) as attached:
         yield attached
 
 
 def test_no_program_stays_whenever_farm_is_killed(device: Attached) -> None:
-    # What is compiled does not count as a moment.
-    assert device.farm(*RUN, "--iterations", "1", timeout_s=300).returncode == 0
+    assert device.farm(*QUICK, timeout_s=300).returncode == 0
 
     def programs() -> list[str]:
         return sorted(processes_on(device.root(0)).values())
@@ -42,11 +43,11 @@ def test_no_program_stays_whenever_farm_is_killed(device: Attached) -> None:
     for moment in range(MOMENTS):
         # Half of them before the runner is there, half of them while it executes.
         wanted = "--serve" if moment % 2 else ""
-        with device.running(*RUN) as process:
+        with device.running(*RUN, "-k", "long") as process:
             until(lambda: any(wanted in one for one in programs() if one not in idle), f"a program {wanted}")  # noqa: B023
             time.sleep(0.15 * moment)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         until(lambda: programs() == idle, f"an idle device after {moment}", 30)
     # And it is of use to the next one.
-    assert device.farm(*RUN, "--iterations", "1", timeout_s=300).returncode == 0
+    assert device.farm(*QUICK, timeout_s=300).returncode == 0

@@ -65,8 +65,10 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) 
     for seed in range(1, 25):
         with open_store(tmp_path / f"{seed}.db") as opened:
             world = World(opened, jobs=6, seed=seed)
-            for night in range(22):
-                world.confirm(world.night({0: 1.08 if night >= 20 else 1.0}))
+            same = {job: f"same-{job}" for job in range(6)}
+            for _ in range(10):
+                record_look_back(opened, world.night(keys=same))
+            world.confirm(world.night({0: 1.08}, keys={**same, 0: "slower"}))
             held += [step.low < math.log(1.08) < step.high for step in known(opened, world, 0)[:1]]
     assert len(held) >= 22
     # Fewer than that of so many are one chance in a hundred, or less.
