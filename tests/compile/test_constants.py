@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 import torch
 
-from farm.bundles.bundle import Constant, TensorSpec
+from farm.bundles.bundle import Bundle, Constant, TensorSpec, load_bundle
+from farm.compile.flows.compiler import compile_job
 from farm.compile.flows.constants import constant_outputs, mark_constants, mark_ready_constants
+from farm.execution.raw import RawResult
+from farm.results.attempt import Attempt
+from farm.results.judge import judge
+from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
 
 class Many(torch.nn.Module):
@@ -32,6 +39,8 @@ class Many(torch.nn.Module):
         self.last.copy_(x[0])
         painted = torch.zeros(4)
         painted.view(2, 2)[0].fill_(2.0)
+        partly = torch.empty(4)
+        partly[:2].fill_(2.0)
         filled = torch.zeros(4)
         filled.view(2, 2)[0].copy_(x[0, :2])
         return {
@@ -44,6 +53,9 @@ class Many(torch.nn.Module):
             "masked": torch.full((4, 4), -torch.inf).triu(1),
             "empty": x.new_zeros(1, 0),
             "cut": x[:, 4:],
+            "overwritten": x.new_empty(1, 4).fill_(3.0),
+            "zeroed": torch.empty(4).zero_() + self.anchors,
+            "partly": partly,
             "computed": (self.anchors * self.scale).sigmoid(),
             "zero": self.anchors * 0,
             "grid": self.grid(),
@@ -61,11 +73,11 @@ class Many(torch.nn.Module):
 
 EXPECTED = {
     Constant.LITERAL: (
-        "full", "flag", "zeros_like", "buffer", "moved", "painted", "masked", "empty", "cut",
+        "full", "flag", "zeros_like", "buffer", "moved", "painted", "masked", "empty", "cut", "overwritten",
     ),
-    Constant.COMPUTED: ("computed", "zero", "grid"),
+    Constant.COMPUTED: ("computed", "zero", "grid", "zeroed"),
     Constant.NONE: (
-        "live", "dead", "times_zero", "filled", "input", "written", "written_with_input", "random", "argmax",
+        "live", "dead", "times_zero", "filled", "input", "written", "written_with_input", "random", "argmax", "partly",
     ),
 }  # fmt: skip
 
@@ -118,3 +130,84 @@ def test_a_module_is_not_exported_for_outputs_that_can_be_judged() -> None:
 
     specs = [TensorSpec((1, 4), "float32")]
     assert mark_ready_constants(specs, [(torch.randn(1, 4),), (torch.randn(1, 4),)], export) == specs
+
+
+NET = """
+import torch
+class Head(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.register_buffer("anchors", torch.tensor([1.0, 2.5, -3.0, 7.0]))
+    def forward(self, x):
+        return {
+            "boxes": self.conv(x), "stride": torch.full((1, 4), 8.0), "anchors": self.anchors,
+            "flags": torch.tensor([True, False]), "first": x.flatten(1).argmax(-1),
+        }
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Bundle]:
+    """A detector head, compiled for the CPU, and its bundle as it is read from the disk."""
+    folder = tmp_path_factory.mktemp("head")
+    (folder / "net.py").write_text(NET)
+    limits = {"fp32": Tolerance(fp32=Limits(sqnr_db=20.0, mismatch=0.5))}
+    case = Case(
+        "mine", "head", ".net:Head", (InputSpec((1, 3, 8, 8)),), samples=2, folder=str(folder), tolerances=limits
+    )
+    job = Job(case, Target("SM8650", "xnnpack", "fp32"))
+    (folder / "bundle").mkdir()
+    compile_job(job, "0123456789abcdef", {}, folder / "bundle")
+    return job, load_bundle(folder / "bundle")
+
+
+def judged(compiled: tuple[Job, Bundle], folder: Path, changed: int = -1, element: int = 0, by: float = 0.0) -> Attempt:
+    """Return the attempt of an execution that gave the references, but for one element of output `changed`."""
+    job, bundle = compiled
+    specs = bundle.manifest.outputs
+    for sample in range(2):
+        for index, spec in enumerate(specs):
+            values = bundle.reference("fp32", sample, index).copy()
+            if index == changed:
+                values.flat[element] = not values.flat[element] if spec.dtype == "bool" else values.flat[element] + by
+            values.tofile(folder / f"output_{sample}_{index}.raw")
+    outputs = [{"shape": list(spec.shape), "dtype": spec.dtype, "nbytes": spec.nbytes} for spec in specs]
+    inferences: list[dict[str, Any]] = [
+        {"line": line, "warm_up_ns": [], "iterations_ns": [1000], "differing": {"count": 0, "executions": []}}
+        for line in range(2)
+    ]
+    report = {
+        "schema": 1, "ok": True, "exit_code": 0, "error": None, "method": "forward", "verification_ns": 1, "load_ns": 1,
+        "inputs": [], "outputs": outputs, "inferences": inferences, "versions": {},
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(report))
+    raw = RawResult(
+        job_id=job.id, serial="stub", workspace=PurePosixPath("/device"), folder=folder, started_ms=1, exit_code=0,
+        run_seconds=1.0, push_seconds=0.0, pull_seconds=0.0,
+    )  # fmt: skip
+    return judge(job, bundle, raw)
+
+
+def test_constants_of_the_graph_reach_the_judgement(compiled: tuple[Job, Bundle], tmp_path: Path) -> None:
+    marks = {spec.name: spec.constant for spec in compiled[1].manifest.outputs}
+    literal = dict.fromkeys(("stride", "anchors", "flags"), Constant.LITERAL)
+    assert marks == {"boxes": Constant.NONE, "first": Constant.NONE, **literal}
+    attempt = judged(compiled, tmp_path)
+    assert (attempt.verdict, attempt.reason) == ("passed", "")
+    assert "constant by the graph, compared exactly: output stride, output anchors, output flags" in attempt.notes
+
+
+@pytest.mark.parametrize(("output", "by"), [("stride", 0.001), ("anchors", 0.001), ("flags", 1)])
+def test_a_constant_that_the_device_changes_fails_within_its_limits(
+    compiled: tuple[Job, Bundle], tmp_path: Path, output: str, by: float
+) -> None:
+    names = [spec.name for spec in compiled[1].manifest.outputs]
+    attempt = judged(compiled, tmp_path, names.index(output), 1, by)
+    assert (attempt.verdict, attempt.cause) == ("failed", "numerics")
+    assert f"output {output} is constant by the graph" in attempt.reason
+
+
+def test_a_live_output_may_differ_within_its_limits(compiled: tuple[Job, Bundle], tmp_path: Path) -> None:
+    names = [spec.name for spec in compiled[1].manifest.outputs]
+    assert judged(compiled, tmp_path, names.index("boxes"), 1, 0.001).verdict == "passed"

@@ -39,6 +39,9 @@ _MOVES = frozenset(
         "stack", "to", "tril", "triu", "where", "zero_", "zeros", *_SHAPE_ALONE,
     }
 )  # fmt: skip
+# Operators of new memory without a value, and those that write to all of it.
+_EMPTY = ("empty", "new_empty")
+_WHOLE = frozenset({"copy_", "fill_", "zero_"})
 
 
 class _Source(IntEnum):
@@ -144,9 +147,9 @@ class _Sources:
     def _result(self, node: torch.fx.Node) -> _Source:
         target: Any = node.target
         if isinstance(target, OpOverload):
-            name = target._schema.name.rpartition("::")[2]  # noqa: SLF001 - torch has no public name for it
+            name = _name(node)
             if _is_arbitrary(target):
-                return _Source.INPUT
+                return _Source.LITERAL if _is_overwritten(node) else _Source.INPUT
             read = node.all_input_nodes
             if name in _SHAPE_ALONE:
                 read = [one for one in read if one is not node.args[0]]
@@ -181,6 +184,18 @@ def _is_repeatable(body: torch.fx.GraphModule) -> bool:
 def _is_arbitrary(target: OpOverload) -> bool:
     """Return whether an operator gives random numbers, or memory as it is."""
     return torch.Tag.nondeterministic_seeded in target.tags or "empty" in target._schema.name  # noqa: SLF001 - torch has no public name for it
+
+
+def _is_overwritten(node: torch.fx.Node) -> bool:
+    """Return whether the first use of new memory writes to all of it."""
+    first = next(iter(node.users), None)
+    return first is not None and _name(node).startswith(_EMPTY) and _name(first) in _WHOLE and first.args[0] is node
+
+
+def _name(node: torch.fx.Node) -> str:
+    """Return the name of an operator without its namespace; empty for other nodes."""
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.rpartition("::")[2] if schema is not None else ""
 
 
 def _is_view(target: OpOverload) -> bool:
