@@ -18,9 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from empty_cache import make_empty_cache
-
-from farm.config.settings import load_config
+from empty_cache import empty_environment
 
 FARM = [sys.executable, "-m", "farm.cli.main"]
 
@@ -37,12 +35,13 @@ def run(chosen: list[str], env: dict[str, str]) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one job of smoke")
+    quick = parser.parse_args().quick
     chosen = ["--suite", "quantized_ops", "--virtual", "2"]
-    if parser.parse_args().quick:
+    if quick:
         chosen = ["--suite", "smoke", "--virtual", "1", "-k", "add"]
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
-        cache = make_empty_cache(Path(folder, "cache"), load_config().cache_dir)
-        env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(Path(folder, "state"))}
+        # Starting a second builder costs more than one job.
+        env = empty_environment(Path(folder), builders=1 if quick else 0)
         subprocess.run([*FARM, "runtime", "build"], env=env, check=True, stdout=subprocess.DEVNULL)
         (cold_s, jobs), (warm_s, _) = run(chosen, env), run(chosen, env)
     print(f"{jobs} jobs on {os.cpu_count()} cores: cold {cold_s:.1f} s, warm {warm_s:.1f} s")

@@ -1,18 +1,29 @@
-"""Caches without bundles for programs that measure compilation: runners, SDKs and environments are links."""
+"""Environment of `farm` for programs that measure compilation: no bundle is there, the rest of the cache is links."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from farm.config.settings import load_config
 
 # Everything that a compiled job leaves in a cache.
 _COMPILED = ("bundles", "builders", "traced", "sources")
 
 
-def make_empty_cache(folder: Path, cache: Path) -> Path:
-    """Make `folder` a cache without bundles, with links to the other parts of `cache`; return it."""
-    folder.mkdir(parents=True)
-    if cache.is_dir():
-        for path in cache.iterdir():
+def empty_environment(folder: Path, *, builders: int = 0) -> dict[str, str]:
+    """Return variables of a cache without bundles and a new state, both in `folder`.
+
+    Runners, SDKs and environments are links to those of farm's cache. With `builders` that number of them is set.
+    """
+    cache, whole = folder / "cache", load_config().cache_dir
+    cache.mkdir()
+    if whole.is_dir():
+        for path in whole.iterdir():
             if path.name not in _COMPILED:
-                (folder / path.name).symlink_to(path.resolve())
-    return folder
+                (cache / path.name).symlink_to(path.resolve())
+    env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(folder / "state")}
+    if builders:
+        (folder / "farm.toml").write_text(f"[build]\nbuilders = {builders}\n")
+        env["FARM_CONFIG"] = str(folder / "farm.toml")
+    return env

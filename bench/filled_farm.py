@@ -103,34 +103,25 @@ class Filled:
 
     def fill(self) -> None:
         """Register all hosts, submit the nights and some runs of people, and let every device run something."""
-        with self._timed("registering"):
-            self._register()
+        self._register()
         nights = sum(sum(jobs.values()) for run, jobs in self._night.submissions if run.priority == Priority.NIGHTLY)
         times = max(1, nights // SUBMITTED)
-        with self._timed("submitting"):
-            for run, jobs in self._chosen():
-                part = times if run.priority == Priority.NIGHTLY else 1
-                self._submit(run, {soc: max(1, count // part) for soc, count in jobs.items()})
+        for run, jobs in self._chosen():
+            part = times if run.priority == Priority.NIGHTLY else 1
+            self._submit(run, {soc: max(1, count // part) for soc, count in jobs.items()})
         idle = sorted(self._draw.sample(sorted(self._night.host_of), min(CALLS, len(self._night.host_of) // 4)))
-        with self._timed("rows of the others"), self._connection() as connection:
+        with self._connection() as connection:
             multiply_shards(connection, times - 1)
             hold_devices(connection, idle)
-        with self._timed("claims"):
-            for device in idle:
-                host = self._night.host_of[device]
-                self._claim(host, self._agents[host], device.split("-", maxsplit=1)[0], [device])
+        for device in idle:
+            host = self._night.host_of[device]
+            self._claim(host, self._agents[host], device.split("-", maxsplit=1)[0], [device])
         host, held = self._held[0]
         self._store.record_device(held.run_id, _device(held.lease.device))
         self._record(host, held, held.jobs[:1])
-        with self._timed("history"), self._connection() as connection:
+        with self._connection() as connection:
             add_history(connection, self._size.jobs)
         self._sql("ANALYZE")
-        shards = self._sql("SELECT count(*) FROM shard")
-        megabytes = self._sql("SELECT pg_database_size(current_database()) / 1000000")
-        print(
-            f"{len(self._agents)} agents; {len(self._night.host_of)} devices; {shards} shards; {megabytes} MB",
-            flush=True,
-        )
 
     def costs(self) -> Costs:
         """Return what calls cost, each made many times."""
@@ -254,12 +245,6 @@ class Filled:
             cursor = connection.execute(statement)  # type: ignore[arg-type]
             row = cursor.fetchone() if cursor.description else None
             return row[0] if row else None
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        print(f"{what}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def _key(number: int, soc: str) -> str:

@@ -30,7 +30,7 @@ from farm.store.store import Store, open_store
 
 # As farm lease looks, and as runs do.
 PERSON_LOOKS_S, RUN_LOOKS_S = 0.3, 0.8
-TTL_S = 10.0
+TTL_S = 5.0
 JOB_S = 0.2
 PERSONS = 4
 USERS = 12
@@ -200,10 +200,10 @@ def main() -> None:
     parser.add_argument(
         "--store", default="", help="a store, which gets leases of devices 'device-N'; a new SQLite file"
     )
-    parser.add_argument("--quick", action="store_true", help="20 processes, 4 devices, 5 seconds")
+    parser.add_argument("--quick", action="store_true", help="12 processes, 4 devices, 5 seconds")
     options = parser.parse_args()
     if options.quick:
-        options.processes, options.devices, options.seconds = 20, 4, 5.0
+        options.processes, options.devices, options.seconds = 12, 4, 5.0
     with tempfile.TemporaryDirectory(prefix="farm-leases-") as name:
         folder = Path(name)
         address = options.store or str(folder / "farm.db")

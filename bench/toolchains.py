@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from edits import mutated, outermost_functions
-from empty_cache import make_empty_cache
+from empty_cache import empty_environment
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.changes import parts_of
@@ -289,13 +289,8 @@ def main() -> None:
     result: dict[str, float] = {**figures_identity(config)}
     jobs = chosen_jobs(config, quick=quick)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as scratch:
-        # An empty cache of bundles; runners, SDKs and environments are made once a machine.
-        cache, state = make_empty_cache(Path(scratch, "cache"), config.cache_dir), Path(scratch, "state")
-        env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(state)}
-        if quick:
-            # Starting a second builder costs more than the jobs.
-            env["FARM_CONFIG"] = str(Path(scratch, "farm.toml"))
-            Path(env["FARM_CONFIG"]).write_text("[build]\nbuilders = 1\n")
+        # Starting a second builder costs more than few jobs.
+        env = empty_environment(Path(scratch), builders=1 if quick else 0)
         os.environ.update(env)
         toolchain = copied_toolchain(Path(scratch, "executorch"))
         result |= figures_trace(toolchain, env, jobs, quick=quick)

@@ -1,17 +1,18 @@
-"""What ExecuTorch's own test flow takes to compile: `python upstream_compile.py REQUESTS OUT WARM_UP`.
+"""Time that ExecuTorch's own test flow takes to compile: `python upstream_compile.py REQUESTS OUT`.
 
 The flow is that of `TestQNN`, the class under all of ExecuTorch's Qualcomm tests, from the installed wheel and
-unchanged: `get_qdq_module`, `lower_module_and_test_output`, and of `verify_output` what comes before anything is
+unchanged: `get_qdq_module`, `lower_module_and_test_output`, and of `verify_output` the part before anything is
 executed: the expected outputs, the `.pte` file and the inputs. One process compiles all, as unittest does.
 
-REQUESTS is a file of build requests of farm; the first WARM_UP of them are compiled before the clock starts. A `.pte`
-file of each is left in the folder OUT. The last line is one JSON object, {"seconds"}. It wants the environment of a
-builder: QNN_SDK_ROOT and LD_LIBRARY_PATH.
+REQUESTS is a file of build requests of farm. A `.pte` file of each is left in the folder OUT. The last line is one JSON
+object, {"seconds"}. The environment is that of a builder: QNN_SDK_ROOT and LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -67,10 +68,13 @@ def compile_one(job: Job, out: Path) -> None:
 
 def main() -> None:
     requests = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=list[BuildRequest])
-    out, warm_up = Path(sys.argv[2]), int(sys.argv[3])
-    for number, request in enumerate(requests):
-        if number == warm_up:
-            started = time.perf_counter()
+    out = Path(sys.argv[2])
+    # The process that this one is a fork of has frozen its objects, as builders do and ExecuTorch's tests do not.
+    gc.unfreeze()
+    # The priority of builders.
+    os.nice(10)
+    started = time.perf_counter()
+    for request in requests:
         compile_one(request.job, out / f"{request.key}.pte")
     print(json.dumps({"seconds": time.perf_counter() - started}))
 

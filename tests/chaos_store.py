@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
@@ -76,19 +77,27 @@ class SqliteStore:
 class Cluster:
     """A PostgreSQL server of its own, on a socket in a folder of its own; root runs it as the user `postgres`."""
 
-    def __init__(self, binaries: Path, *settings: str, hba: str = "") -> None:
-        """`settings` are of postgresql.conf, `NAME=VALUE`; `hba` are lines of pg_hba.conf in place of its own."""
+    def __init__(self, binaries: Path, *settings: str, hba: str = "", files: Sequence[Path] = ()) -> None:
+        """Make and start a server.
+
+        `settings` are of postgresql.conf, `NAME=VALUE`, where `{folder}` is the folder of the server, which gets a copy
+        of `files`; `hba` are lines of pg_hba.conf in place of its own.
+        """
         self._binaries, self._settings = binaries, settings
         # Its socket is named after the port, also where it does not listen on it.
         self.port = int(dict(setting.split("=", 1) for setting in settings).get("port", 5432))
         # Not in the scratch folder: its name is too long for a socket, and `postgres` may not enter it.
-        self.folder = Path(tempfile.mkdtemp(prefix="farm-chaos-pg-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="farm-pg-", dir="/tmp"))
         self._prefix: list[str] = []
         if os.geteuid() == 0:
             owner = pwd.getpwnam("postgres")
             os.chown(self.folder, owner.pw_uid, owner.pw_gid)
             self._prefix = ["runuser", "-u", "postgres", "--"]
         self._call("initdb", "-U", "farm", "-A", "trust", "-E", "UTF8", "-N", "--locale=C")
+        for file in files:
+            copy = Path(shutil.copy(file, self.folder))
+            shutil.chown(copy, self.folder.owner(), self.folder.group())
+            copy.chmod(0o600)
         if hba:
             (self.folder / "data/pg_hba.conf").write_text(hba)
         self._stopped: list[int] = []
@@ -97,7 +106,7 @@ class Cluster:
     def start(self, more: Sequence[str] = ()) -> None:
         """Start the server, unless it runs, with `more` settings."""
         chosen = ("listen_addresses=''", f"unix_socket_directories={self.folder}", "fsync=off", *self._settings, *more)
-        options = " ".join(f"-c {setting}" for setting in chosen)
+        options = " ".join(f"-c {setting.format(folder=self.folder)}" for setting in chosen)
         if not self._is_up():
             self._call("pg_ctl", "-w", "-o", options, "start")
 
@@ -186,21 +195,30 @@ class PostgresStore:
         return tuple(row) if row else None
 
 
-@contextlib.contextmanager
-def postgres_cluster(*settings: str, hba: str = "") -> Iterator[Cluster | str]:
-    """Yield a running server with these `settings`, as Cluster takes them, or why there is none."""
-    import importlib.util
+def server_binaries() -> Path | str:
+    """Return the folder of initdb and pg_ctl, or why no server can run."""
+    found = shutil.which("pg_ctl")
+    folders = [Path(found).parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    binaries = next((one for one in folders if (one / "initdb").exists() and (one / "pg_ctl").exists()), None)
+    if binaries is None:
+        return "initdb and pg_ctl are not installed"
+    if importlib.util.find_spec("psycopg") is None:
+        return "psycopg is not installed: pip install 'snapdragon-farm[cluster]'"
+    if os.geteuid() == 0 and "postgres" not in {user.pw_name for user in pwd.getpwall()}:
+        return "PostgreSQL does not run as root, and there is no user postgres"
+    return binaries
 
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    on_path = shutil.which("initdb")
-    binary = Path(on_path) if on_path else next(iter(found), None)
-    if binary is None:
-        yield "initdb is not installed"
-    elif importlib.util.find_spec("psycopg") is None:
-        yield "psycopg is not installed"
-    else:
-        with contextlib.closing(Cluster(binary.parent, *settings, hba=hba)) as cluster:
-            yield cluster
+
+@contextlib.contextmanager
+def postgres_cluster(*settings: str, hba: str = "", files: Sequence[Path] = ()) -> Iterator[Cluster | str]:
+    """Yield a running server with these `settings`, as Cluster takes them, or why there is none."""
+    binaries = server_binaries()
+    if isinstance(binaries, str):
+        yield binaries
+        return
+    with contextlib.closing(Cluster(binaries, *settings, hba=hba, files=files)) as cluster:
+        yield cluster
 
 
 def _send(pid: int, number: signal.Signals) -> None:
