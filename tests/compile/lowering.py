@@ -5,7 +5,9 @@ Prints the compile specs of a few targets as well, decoded, and what becomes of 
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import json
 import operator
 import sys
@@ -28,8 +30,10 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from torch._export import utils
 from torch._higher_order_ops import executorch_call_delegate
 from torch.export import decomp_utils
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from farm.bundles.key import toolchain_versions
+from farm.compile.flows import graphs
 from farm.compile.flows.delegation import misread_codes, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
@@ -192,6 +196,52 @@ def composite_operators() -> dict[str, object]:
     }
 
 
+def late_code() -> dict[str, object]:
+    """Return what a graph module answers whose code torch generates late."""
+    counted = list[int]()
+    plain = torch.fx.Graph.python_code
+
+    def count(graph: torch.fx.Graph, **given: object) -> object:
+        counted.append(1)
+        return plain(graph, **given)
+
+    def ones(module: torch.nn.Module) -> list[float]:
+        return module(torch.zeros(2)).tolist()
+
+    torch.fx.Graph.python_code = count
+    try:
+        with graphs.late_code():
+            module = torch.fx.symbolic_trace(End())
+            for _ in range(3):
+                module.recompile()
+            found: dict[str, object] = {"before it is read": len(counted), "relu": "relu" in module.code}
+            found["signature"] = list(inspect.signature(module.forward).parameters)
+            for node in module.graph.nodes:
+                if node.target is torch.relu:
+                    node.target = torch.neg
+            found["generated code"] = ones(module)
+            module.recompile()
+            found["edited"] = ones(module)
+            found["printed"] = "neg" in str(module)
+            found["generated"] = len(counted)
+            copied, later = copy.deepcopy(module), torch.fx.GraphModule(module, module.graph)
+        found["outlives"] = [ones(copied), ones(later)]
+        counted.clear()
+        later.recompile()
+        return found | {"afterwards": len(counted)}
+    finally:
+        torch.fx.Graph.python_code = plain
+
+
+def shared_origins() -> dict[str, bool]:
+    node = next(iter(torch.fx.symbolic_trace(End()).graph.nodes))
+    source = NodeSource(node, "pass", NodeSourceAction.CREATE)
+    with graphs.shared_origins():
+        inside = copy.deepcopy([source])[0]
+    after = copy.deepcopy([source])[0]
+    return {"inside": inside is source, "after": after is source, "equal": after == source}
+
+
 LPAI = (
     ("affinity", "hard"), ("client_perf_type", "non_real_time"), ("core_selection", "2"), ("fps", "9"),
     ("ftrt_ratio", "30"), ("lpai_fps", "77"),
@@ -231,6 +281,8 @@ if __name__ == "__main__":
         },
         "too many shares": why_not(Branches(), shares=99),
         "composite": composite_operators(),
+        "late code": late_code(),
+        "shared origins": shared_origins(),
         "op packages": {
             "on devices": op_packages("SM8650", PACKAGE, android="arm.so", hexagon={"v75": "v75.so"}),
             "another DSP": op_packages("SM8750", PACKAGE, android="arm.so", hexagon={"v75": "v75.so"}),

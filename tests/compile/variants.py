@@ -13,8 +13,8 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 
 from farm.bundles.key import toolchain_versions
-from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
+from farm.compile.flows.graphs import less_work
 from farm.compile.flows.qualcomm import FLOW
 from farm.suites.suite import Case, Target
 
@@ -76,6 +76,6 @@ VARIANTS = {
 }
 
 if __name__ == "__main__":
-    with torch.no_grad(), one_look_a_list():
+    with torch.no_grad(), less_work():
         for name, compiled in VARIANTS.items():
             Path(f"{name}.pte").write_bytes(compiled())

@@ -22,9 +22,9 @@ from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_spe
 from farm.compile.flows.calls import Tensors, state_kept
 from farm.compile.flows.constants import mark_constants, mark_ready_constants
 from farm.compile.flows.delegation import built_operators, read_delegation
-from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
+from farm.compile.flows.graphs import less_work
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.outputs import named_outputs, output_steps, tensor_spec
 from farm.compile.flows.state import run_samples
@@ -136,7 +136,7 @@ def _compile(
     )
     others = {} if runs_on_cpu(target.backend) else _other_methods(case, whole, own)
     schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
-    with schematics, built_operators() as operators, one_look_a_list():
+    with schematics, built_operators() as operators, less_work():
         try:
             lowered = flow(own._replace(others=others))
         except FarmError:

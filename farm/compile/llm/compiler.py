@@ -21,8 +21,8 @@ from farm.bundles.key import shares_weights
 from farm.bundles.origins import write_origins
 from farm.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, built_operators, read_delegation
-from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.graphs import less_work
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import compiler_specs
 from farm.compile.llm import upstream
@@ -86,7 +86,7 @@ def _compile(
     # It has to be gone before the backend takes the memory of its own.
     references.forget()
     hooks = _LoweringHooks(case, folder, watch)
-    with built_operators() as operators, one_look_a_list(), hooks.installed(decoder):
+    with built_operators() as operators, less_work(), hooks.installed(decoder):
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
     (work / f"{_PTE}.pte").replace(folder / MODEL)
     generation = _generation(case, decoder.decode.meta, asked, said)
