@@ -111,17 +111,22 @@ def _warm_torch(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="session")
-def told_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
-    """A function that returns the last line that a script prints, as JSON. The script runs once a session."""
+def filled_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """A function that returns the folder that a script fills, once a session; `printed` has what it prints."""
 
-    def run(script: Path) -> dict[str, Any]:
+    def run(script: Path) -> Path:
         def fill(folder: Path) -> None:
             (folder / "printed").write_text(run_script(script, cache=farm_cache, folder=folder))
 
-        folder = published(_folder_of_session(tmp_path_factory, "scripts") / script.stem, fill)
-        return dict(json.loads((folder / "printed").read_text().splitlines()[-1]))
+        return published(_folder_of_session(tmp_path_factory, "scripts") / script.stem, fill)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def told_by(filled_by: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any]]:
+    """A function that returns the last line that a script prints, as JSON. The script runs once a session."""
+    return lambda script: dict(json.loads((filled_by(script) / "printed").read_text().splitlines()[-1]))
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +157,7 @@ def decoders(farm_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def generated_bundle(farm_cache: Path) -> Bundle:
-    """A tiny decoder with a method for prompts, compiled for a virtual SM8650: a minute, once for all that want it."""
+    """A tiny decoder with a method for prompts, compiled for a virtual SM8650, once for all tests."""
     return tiny_decoder(farm_cache)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,15 +30,9 @@ TIME = range(4, 12)
 
 
 @pytest.fixture(scope="session")
-def programs(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def programs(filled_by: Callable[[Path], Path]) -> dict[str, bytes]:
     """The `.pte` files of variants.py, by name."""
-    folder = tmp_path_factory.mktemp("variants")
-    done = subprocess.run(
-        [tools.compiler.python, str(VARIANTS)], env={**os.environ, **tools.compiler.env}, cwd=folder,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {path.stem: path.read_bytes() for path in folder.glob("*.pte")}
+    return {path.stem: path.read_bytes() for path in filled_by(VARIANTS).glob("*.pte")}
 
 
 def differing(one: bytes, other: bytes) -> int:
