@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
@@ -19,7 +19,7 @@ from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.store import schema
 from farm.store.cluster import mend
-from farm.store.cluster.records import Build, Claimed, NewBuild
+from farm.store.cluster.records import Build, Claimed, Mended, NewBuild
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.rules import Priority
 from farm.store.store import open_store
@@ -398,6 +398,28 @@ def test_a_row_that_cannot_be_repaired_stops_no_other(store: Store) -> None:
     assert "agent h1 is not repaired" in lines[0]
     assert "a bad row" in lines[0]
     assert "agent h2 is not heard of: 1 of its shards wait again" in lines
+
+
+def test_of_two_passes_at_once_one_repairs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(store, shards(1))
+    real, beside = mend.Mending._mend_rows, []
+
+    def mend_rows(mending: mend.Mending, *arguments: Any, **named: Any) -> list[str]:
+        monkeypatch.setattr(mend.Mending, "_mend_rows", real)
+        beside.extend(one.cluster.mend(ttl_s=0) for one in (other, store))
+        return real(mending, *arguments, **named)
+
+    with open_store(store._database._url.render_as_string(hide_password=False)) as other:
+        monkeypatch.setattr(mend.Mending, "_mend_rows", mend_rows)
+        assert store.cluster.mend(ttl_s=0).messages == {f"soc:{SOC}": 1}
+        assert beside == [Mended(), Mended()]
+        # A pass that fails leaves the next one free.
+        monkeypatch.setattr(mend.Mending, "_mend_rows", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.cluster.mend(ttl_s=0)
+        monkeypatch.setattr(mend.Mending, "_mend_rows", real)
+        assert other.cluster.mend(ttl_s=0).messages == {f"soc:{SOC}": 1}
+        assert store.cluster.mend(ttl_s=0).messages == {f"soc:{SOC}": 1}
 
 
 def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

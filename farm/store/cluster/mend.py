@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from farm.errors import RowRefusedError
+from farm.errors import RowRefusedError, StoreError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import put_back_held
@@ -21,9 +23,12 @@ from farm.store.leases import rows as lease_rows
 from farm.store.leases.situation import usable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Row
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
 
 # A device of its kind may be back within so long: a host that is started again, a cable.
 _ABANDONED_MS = 60_000
@@ -35,7 +40,9 @@ _MOST_DEATHS = 3
 # Who was not heard of for a day is not shown any more.
 _FORGOTTEN_MS = 86_400_000
 
-_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('farm mend'))")
+# Of the session, as a pass is many transactions; it ends with the connection of a process that is killed.
+_LOCK = text("SELECT pg_try_advisory_lock(hashtext('farm mend'))")
+_UNLOCK = text("SELECT pg_advisory_unlock(hashtext('farm mend'))")
 _LOOK = text("""
     WITH now AS (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS ms)
     SELECT now.ms AS now_ms,
@@ -114,6 +121,11 @@ _ABANDON = text("""
 class Mending(ClusterPart):
     """What one of all agents does every few seconds."""
 
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
+        # The lock of a session is no lock between the threads that share it.
+        self._passing = threading.Lock()
+
     def mend(self, *, ttl_s: float = 10.0, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
@@ -121,10 +133,29 @@ class Mending(ClusterPart):
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
         so, is asked when the database has answered: that may have taken a while.
         """
-        looked = self._database.write(partial(self._look, ttl_ms=round(ttl_s * 1000), is_settled=is_settled))
-        if looked is None:
-            return Mended()
-        row, settled = looked
+        with self._alone() as is_alone:
+            return self._pass(round(ttl_s * 1000), is_settled) if is_alone else Mended()
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Yield whether no other pass is going on: then none begins meanwhile."""
+        if not self._passing.acquire(blocking=False):
+            yield False
+            return
+        try:
+            [[is_alone]] = self._database.at_once(_LOCK, {})
+            try:
+                yield is_alone
+            finally:
+                if is_alone:
+                    # A connection that is broken has no lock.
+                    with suppress(StoreError):
+                        self._database.at_once(_UNLOCK, {})
+        finally:
+            self._passing.release()
+
+    def _pass(self, ttl_ms: int, is_settled: Callable[[], bool]) -> Mended:
+        row, settled = self._database.write(partial(self._look, ttl_ms=ttl_ms, is_settled=is_settled))
         lines = self._mend_rows(row, settled=settled)
         ready: dict[str, int] = row.ready or {}
         for soc in sorted(ready):
@@ -136,12 +167,8 @@ class Mending(ClusterPart):
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
         return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
 
-    def _look(
-        self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]
-    ) -> tuple[Row[Any], bool] | None:
-        """Return the rows to repair, and whether silent agents are dead; None while another agent looks."""
-        if not connection.scalar(_LOCK):
-            return None
+    def _look(self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]) -> tuple[Row[Any], bool]:
+        """Return the rows to repair, and whether silent agents are dead."""
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         is_asked = bool(row.dead or row.forgotten or row.retries)
@@ -150,7 +177,7 @@ class Mending(ClusterPart):
     def _mend_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
         """Repair each agent, shard and run in a transaction of its own, and return the lines.
 
-        Each statement checks its row again, as another agent may have repaired it since the look.
+        Each statement checks its row again, which agents and clients may have changed since the look.
         """
         lines: list[str] = []
         for name, token in sorted(row.dead or ()) if settled else ():
