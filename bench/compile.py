@@ -1,23 +1,23 @@
-"""Time to compile a suite with farm's builders, over that of ExecuTorch's own test flow.
+"""Ratio of compile times: the builders of farm over the test flow of ExecuTorch.
 
     python bench/compile.py           40 jobs of quantized_ops for SM8650, three times: a quarter of an hour
     python bench/compile.py --quick   2 jobs, once
 
 Three ways compile the same jobs, in turns, so that a noisy machine is noisy for all of them: ExecuTorch's tests (one
-process: upstream_compile.py), farm's pool with one builder, and with two. All processes are forks of one that has
-imported torch and ExecuTorch (tests/warm_torch.py), and farm's cache is empty each time. The last line is one JSON
-object with medians of the ratios of each round:
+process: upstream_compile.py), farm's pool with one builder, and with two. All processes are forks of a process with
+torch and ExecuTorch (tests/warm_torch.py), and farm's cache is empty each time. The last line is one JSON object with
+medians of the ratios of each round:
 
 * modules: jobs compiled.
-* ratio_one_builder, ratio_two_builders: wall time of the pool over that of ExecuTorch's tests, without imports.
+* ratio_one_builder, ratio_two_builders: wall time of the pool over the time of ExecuTorch's tests, without imports.
 
 The jobs are every n-th of the suite in the order of the manifest, in 8a8w, 16a8w and 16a16w, without `batch_norm`,
 which takes half a minute of the same on both sides. farm does more for each: it computes the reference in FP32 as well,
 hashes all files, and publishes the bundle. ExecuTorch's tests import more than farm does: `pip install
 'snapdragon-farm[conformance]'`, as `./farmw test` does.
 
-The `.pte` files of one builder are compared with those of ExecuTorch's tests, which are compiled in the same order; the
-time that QNN writes into each is left out. Jobs with another program are named.
+The `.pte` files of one builder are compared with the files of ExecuTorch's tests, compiled in the same order; the time
+that QNN writes into each is left out. Jobs with another program are named.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _COMPILED = ("bundles", "builders", "traced", "sources")
 def empty_environment(folder: Path, *, builders: int = 0) -> dict[str, str]:
     """Return variables of a cache without bundles and a new state, both in `folder`.
 
-    Runners, SDKs and environments are links to those of farm's cache. With `builders` that number of them is set.
+    Runners, SDKs and environments are links into farm's cache. `builders` sets the number of builders.
     """
     cache, whole = folder / "cache", load_config().cache_dir
     cache.mkdir()

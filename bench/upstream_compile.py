@@ -5,7 +5,7 @@ unchanged: `get_qdq_module`, `lower_module_and_test_output`, and of `verify_outp
 executed: the expected outputs, the `.pte` file and the inputs. One process compiles all, as unittest does.
 
 REQUESTS is a file of build requests of farm. A `.pte` file of each is left in the folder OUT. The last line is one JSON
-object, {"seconds"}. The environment is that of a builder: QNN_SDK_ROOT and LD_LIBRARY_PATH.
+object, {"seconds"}. Needs the variables of a builder: QNN_SDK_ROOT and LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ from stub_farm import stub_runtime
 if TYPE_CHECKING:
     import argparse
 
-JOBS, QUICK_JOBS = 48, 24
-QUICK_ROUNDS, QUICK_S = 4, 60.0
+JOBS, QUICK_JOBS = 48, 16
+# With seed 1: workers that are killed as they are born, a full state disk behind a tunnel, a database that is away.
+QUICK_ROUNDS = (0, 1, 3)
 PACE, QUICK_PACE = Pace(most=5, longest_s=40.0, last_s=7.0), Pace(most=2, longest_s=3.0, last_s=5.0)
 
 
@@ -65,8 +66,8 @@ def run_chaos(arguments: argparse.Namespace) -> int:
 
 def _play(arguments: argparse.Namespace, tally: Tally, kept: Path) -> Settings:
     started = time.monotonic()
-    seconds = QUICK_S if arguments.quick else arguments.minutes * 60
-    numbers = [arguments.only] if arguments.only is not None else range(QUICK_ROUNDS if arguments.quick else 10**6)
+    seconds = arguments.minutes * 60
+    numbers = [arguments.only] if arguments.only is not None else QUICK_ROUNDS if arguments.quick else range(10**6)
     with tempfile.TemporaryDirectory(prefix="farm-chaos-") as name, postgres_cluster() as cluster:
         if isinstance(cluster, str):
             print(f"skipped: PostgreSQL, as {cluster}")

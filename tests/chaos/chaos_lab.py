@@ -7,13 +7,12 @@ import getpass
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos_farm import ROOT
+from ssh_server import SshServer
 from stub_farm import SOC
 
 from farm.devices.adb.server import AdbServer, start_adb_server
@@ -28,19 +27,6 @@ if TYPE_CHECKING:
     from chaos_home import Home
 
 _SERVER = "adb server"
-_SSHD_SECONDS = 20.0
-_SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-_SSHD_CONFIG = """\
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
-PidFile {folder}/pid
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-"""
 _HOST = """
 [[host]]
 name = "attic"
@@ -53,7 +39,7 @@ known_hosts = "{folder}/known_hosts"
 
 def has_sshd() -> bool:
     """Tell whether devices can be behind a tunnel here."""
-    return _SSHD is not None
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is not None
 
 
 class Lab:
@@ -140,31 +126,10 @@ class Lab:
 
     def _open_sshd(self) -> None:
         """Let the adb server be one that is reached through a tunnel."""
-        folder = self._home.folder / "ssh"
-        folder.mkdir(mode=0o700)
-        for name in ("host_key", "user_key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
-        (folder / "sshd_config").write_text(_SSHD_CONFIG.format(port=port, folder=folder))
-        if os.geteuid() == 0:
-            # As Debian's unit does before it starts one.
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        child = self._supervisor.spawn(
-            [str(_SSHD), "-D", "-e", "-f", folder / "sshd_config"],
-            name="sshd",
-            env={"PATH": os.defpath},
-            stderr=folder / "sshd.log",
-        )
-        self._others.append(child)
-        deadline = time.monotonic() + _SSHD_SECONDS
-        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        values = {"user": getpass.getuser(), "port": port, "adb_port": self._server.port, "folder": folder}
-        self._home.configure(_HOST.format(**values))
+        server = SshServer(self._supervisor, self._home.folder / "ssh").start()
+        self._others.append(server.child)
+        values = {"port": server.port, "adb_port": self._server.port, "folder": server.folder}
+        self._home.configure(_HOST.format(user=getpass.getuser(), **values))
 
 
 @contextlib.contextmanager

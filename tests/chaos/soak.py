@@ -1,13 +1,13 @@
-"""Thousands of jobs on dozens of devices that fail all the time: does every job end with the right verdict, once?
+"""Thousands of jobs on dozens of devices that fail all the time: every job has to end with the right verdict, once.
 
     python tests/chaos/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1] [--quick]
     python tests/chaos/soak.py --chaos [--minutes 20] [--seed 1] [--quick] [--only ROUND]
 
-The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are the real thing
-(tests/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
-line is JSON: `verdicts`; `wrong_blame`, jobs that failed through the farm's fault, or did not although their code is to
-blame; `lost`, jobs without a verdict; `duplicated`, jobs with more than one; `orphans`, processes and leases that are
-left; `faults` that struck.
+The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are real
+(tests/stub_farm.py). Some jobs have code that is to blame: wrong numbers, crashes, hangs, refusals. The last line is
+JSON: `verdicts`; `wrong_blame`, jobs that failed through the farm's fault, or passed although their code is to blame;
+`lost`, jobs without a verdict; `duplicated`, jobs with more than one; `orphans`, processes and leases that are left;
+`faults` that struck.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from chaos import run_chaos
+from chaos_home import processes_of
 from stub_farm import make_stub_farm
 from stub_run import judge, run_stub_farm
 
@@ -33,23 +35,6 @@ PLANTED = {"wrong": 60, "crash": 20, "hang": 10, "refused": 30}
 _OF = 5000
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of the living processes that have to do with `folder`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command + environment and int(process.name) != _own_id():
-            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
-def _own_id() -> int:
-    return int(Path("/proc/self").readlink().name)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=32)
@@ -58,15 +43,13 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.05)
     parser.add_argument("--fault-kinds", default="", help="with commas; all for none")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs; a minute of chaos")
+    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs; three rounds of chaos")
     parser.add_argument("--chaos", action="store_true", help="kill, fill and stop everything: the options below")
     parser.add_argument("--minutes", type=float, default=20.0, help="how long no round begins any more after")
     parser.add_argument("--only", type=int, help="one round, by its number")
     parser.add_argument("--bound", type=float, help="seconds without progress that are a hang; what is documented")
     arguments = parser.parse_args()
     if arguments.chaos:
-        from chaos import run_chaos
-
         return run_chaos(arguments)
     if arguments.quick:
         arguments.devices, arguments.jobs = 4, 200
@@ -105,7 +88,7 @@ def main() -> int:
     for what, jobs in wrong.items():
         for job in jobs[:10]:
             print(f"{what}: {job}")
-    for what in (*left, *(f"lease of {lease.device}" for lease in done.leases)):
+    for what in (*(one.command for one in left), *(f"lease of {lease.device}" for lease in done.leases)):
         print(f"left over: {what}")
     print(
         json.dumps(

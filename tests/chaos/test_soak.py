@@ -28,9 +28,8 @@ def soak(*arguments: str, scratch: Path) -> dict[str, Any]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_job_ends_once_with_the_right_verdict_whatever_fails(tmp_path: Path, seed: int) -> None:
-    last = soak("--seed", str(seed), scratch=tmp_path)
+def test_every_job_ends_once_with_the_right_verdict_whatever_fails(tmp_path: Path) -> None:
+    last = soak(scratch=tmp_path)
     assert sum(last["verdicts"].values()) == last["jobs"] == 200
     assert last["faults"] > 0
     assert {last[what] for what in ("wrong_blame", "lost", "duplicated", "orphans")} == {0}
