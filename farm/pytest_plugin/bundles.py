@@ -11,7 +11,8 @@ from farm.bundles.bundle import MODEL, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import is_dynamic, output_specs, read_ready, ready_manifest
 from farm.bundles.reuse import find_bundle_for
-from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
+from farm.device_run.canary import canary_job
+from farm.errors import FarmError, InfraError, ProgramError, UnknownNameError, UsageError
 from farm.pytest_plugin.runner import DeviceProgram, lay_out
 from farm.results.attempt import Cause, Stage
 from farm.suites.manifests import find_suites, resolve_suite
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from farm.bundles.bundle import Bundle
     from farm.pytest_plugin.runner import Arrays
     from farm.pytest_plugin.worker import SuiteWorker
     from farm.suites.socs import Soc
@@ -122,6 +124,19 @@ class Bundles:
         given = list(samples or ()) if inputs is None else [inputs]
         self._count += 1
         return DeviceProgram(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
+
+    def canary(self) -> tuple[Job, Bundle] | None:
+        """Return the canary of the devices, compiled for attached ones; None without one."""
+        job = canary_job(self._soc.name, self._plan.backend)
+        key, is_cached = find_bundle_for(job, self._plan, self._cache)
+        if not (is_cached or self._plan.leased):
+            return None
+        try:
+            if not is_cached:
+                self._compile(job, key)
+            return job, load_bundle(self._cache.folder(key))
+        except FarmError:
+            return None
 
     @property
     def _soc(self) -> Soc:

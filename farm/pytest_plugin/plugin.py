@@ -122,9 +122,11 @@ def device(pytestconfig: pytest.Config) -> LeasedDevice:
 @pytest.fixture(scope="session")
 def runner(pytestconfig: pytest.Config) -> Runner:
     """Runs a program of `bundle` on the device of this worker: outputs as numpy arrays, latency, profile."""
+    from farm.pytest_plugin.bundles import Bundles
     from farm.pytest_plugin.runner import Runner
 
-    return Runner(_worker(pytestconfig))
+    worker = _worker(pytestconfig)
+    return Runner(worker, Bundles(worker).canary)
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
+from farm.device_run.reruns import with_rerun
 from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
 from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
 from farm.program.layout import from_memory, to_memory
-from farm.pytest_plugin.worker import ExecutedProgram
+from farm.pytest_plugin.worker import ExecutedProgram, UnfitDeviceError
 from farm.request.profiling import Profile
-from farm.results.attempt import Ending, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict
+from farm.results.blame import needs_health_check
 from farm.results.iterations import describe_differing
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from farm.execution.raw import RawResult
     from farm.pytest_plugin.worker import SuiteWorker
-    from farm.results.attempt import Attempt, Measurement, OperatorProfile
+    from farm.results.attempt import Measurement, OperatorProfile
     from farm.results.runner_report import RunnerReport
 
     Arrays = Sequence[NDArray[Any]]
@@ -95,8 +97,9 @@ class ProgramResult:
 class Runner:
     """Call it with a program."""
 
-    def __init__(self, worker: SuiteWorker) -> None:
-        self._worker = worker
+    def __init__(self, worker: SuiteWorker, canary: Callable[[], tuple[Job, Bundle] | None] = lambda: None) -> None:
+        """`canary` is called where a failure may be the device's; None is a device without one."""
+        self._worker, self._canary = worker, canary
         self._count = 0
 
     def __call__(
@@ -138,10 +141,12 @@ class Runner:
         if manifest.soc != info.soc:
             raise UsageError(f"the program is for {manifest.soc}, the device {info.serial} is a {info.soc}")
         try:
-            raw = worker.run.run(manifest.job_id, bundle, worker.scratch / "raw" / str(self._count), runner_options)
+            raw, again = self._executed(bundle, runner_options)
         except NeedsDeviceError as error:
             pytest.skip(str(error))
-        report = _report(raw)
+        report = outcome(raw)
+        if isinstance(report, Ending):
+            raise ProgramError(report.reason, stage=report.stage, cause=report.cause)
         cycles = read_profile(raw.folder, report, manifest.delegates, operators=profile == Profile.DETAILED)
         measured = (*time_measurements(report), *cycles.measurements)
         if (job := program.job) is not None:
@@ -152,7 +157,7 @@ class Runner:
             tuple(_output(raw, report, sample, index, order) for index, order in enumerate(orders))
             for sample in range(len(report.inferences))
         )
-        notes = (*raw.notes, *filter(None, [describe_differing(report)]), *cycles.notes)
+        notes = (*raw.notes, *again, *filter(None, [describe_differing(report)]), *cycles.notes)
         worker.executed(ExecutedProgram(manifest.key, measured, cycles.operators), notes)
         return ProgramResult(
             outputs,
@@ -163,6 +168,33 @@ class Runner:
             notes=notes,
             _judge=partial(worker.run.judge, job, bundle, raw) if job is not None and not own_inputs else None,
         )
+
+    def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
+        """Return an execution that ended well, with notes; one that a live runner refused is made in a new session.
+
+        Raises ProgramError, and DeviceError where the device is to blame, as its canary fails as well.
+        """
+        worker, job_id = self._worker, bundle.manifest.job_id
+        raws: list[RawResult] = []
+
+        def execute(*, alone: bool = False) -> tuple[Attempt, RawResult]:
+            name = f"{self._count}-alone" if alone else str(self._count)
+            raw = worker.run.run(job_id, bundle, worker.scratch / "raw" / name, options, alone=alone)
+            raws.append(raw)
+            return _attempt(job_id, raw), raw
+
+        attempts = with_rerun(*execute(), lambda: execute(alone=True))
+        last, raw = attempts[-1], raws[-1]
+        if needs_health_check(last, failed_before=False):
+            last = worker.checked(last, self._canary)
+        if last.verdict is Verdict.INFRA:
+            reason = last.reason.removeprefix(f"{raw.serial}: ")
+            if last.cause is Cause.GONE:
+                raise DeviceGoneError(raw.serial, reason)
+            raise UnfitDeviceError(raw.serial, reason, last.cause)
+        if last.verdict is Verdict.FAILED:
+            raise ProgramError(last.reason, stage=last.stage, cause=last.cause, log=bounded_log(raw.stderr))
+        return raw, (*last.notes, *(attempts[0].reason for _ in attempts[1:]))
 
     def _options(
         self,
@@ -218,15 +250,12 @@ def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Mani
     return Bundle(folder, msgspec.structs.replace(manifest, samples=len(samples), files=files, references=()))
 
 
-def _report(raw: RawResult) -> RunnerReport:
-    """Return what the runner reported. Raises ProgramError, DeviceError for an execution that did not end well."""
+def _attempt(job_id: str, raw: RawResult) -> Attempt:
+    """Return an execution as an attempt, whose outputs the test judges."""
     found = outcome(raw)
     if not isinstance(found, Ending):
-        return found
-    if found.verdict is Verdict.INFRA:
-        kind = DeviceGoneError if found.cause == "gone" else DeviceError
-        raise kind(raw.serial, found.reason.removeprefix(f"{raw.serial}: "))
-    raise ProgramError(found.reason, stage=found.stage, cause=found.cause, log=bounded_log(raw.stderr))
+        return Attempt(job_id, Verdict.PASSED, Stage.DONE, "", device=raw.serial)
+    return Attempt(job_id, found.verdict, found.stage, found.reason, device=raw.serial, cause=found.cause)
 
 
 def _output(raw: RawResult, report: RunnerReport, sample: int, index: int, order: tuple[int, ...]) -> NDArray[Any]:

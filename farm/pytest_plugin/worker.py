@@ -19,15 +19,19 @@ from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.pytest_plugin.device import LeasedDevice
 from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
+from farm.request.profiling import Profile
 from farm.results.attempt import Cause, Stage
+from farm.results.blame import unfit
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from farm.bundles.bundle import Bundle
     from farm.pytest_plugin.plan import SuitePlan
-    from farm.results.attempt import Measurement, OperatorProfile
+    from farm.results.attempt import Attempt, Measurement, OperatorProfile
+    from farm.suites.suite import Job
 
 _SHELL_SECONDS = 30.0
 # A lease that was lost, as after a long stop of the machine, is often given back at the next look.
@@ -41,6 +45,14 @@ class ExecutedProgram(msgspec.Struct, frozen=True):
     bundle_key: str
     measurements: tuple[Measurement, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
+
+
+class UnfitDeviceError(DeviceError):
+    """A device, its session or its runtime that fails for a cause with a name."""
+
+    def __init__(self, serial: str, problem: str, cause: Cause) -> None:
+        self.cause = cause
+        super().__init__(serial, problem)
 
 
 class SuiteWorker:
@@ -99,6 +111,14 @@ class SuiteWorker:
             self._note(error)
             raise
 
+    def checked(self, attempt: Attempt, canary: Callable[[], tuple[Job, Bundle] | None]) -> Attempt:
+        """Return an attempt that failed; infra where the canary of the device fails as well."""
+        if found := canary():
+            self.run.set_canary(*found, Profile.OFF)
+        self.run.end_session()
+        problem = self._problem()
+        return unfit(attempt, problem, self.run.canary_cause) if problem else attempt
+
     def executed(self, program: ExecutedProgram, notes: tuple[str, ...] = ()) -> None:
         """Note a program that the test ran."""
         self._executed.append(program)
@@ -140,6 +160,7 @@ class SuiteWorker:
             facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
         if trouble is not None:
             cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
+            cause = trouble.cause if isinstance(trouble, UnfitDeviceError) else cause
             cause = Cause.LEASE if isinstance(trouble, LeaseLostError) else cause
             facts = msgspec.structs.replace(facts, infra=str(trouble), cause=cause)
         return facts
@@ -190,7 +211,11 @@ class SuiteWorker:
         self._shell('mkdir -p -- "$1"', self.device.folder)
 
     def _recover(self) -> None:
-        problem = recover(self.info, works=self._answers).problem
+        problem = recover(
+            self.info,
+            works=self._problem,
+            hopeless=lambda: self.run.is_full or self.run.lacks_runtime,
+        ).problem
         self.run.end_session()
         if problem:
             self._give_up(f"{self._doubt}; {problem}")
@@ -200,12 +225,12 @@ class SuiteWorker:
         self._liveness = Liveness(self.run.transport)
         self._begin()
 
-    def _answers(self) -> str:
-        try:
-            self.run.transport.run(["true"], timeout_s=_SHELL_SECONDS)
-        except DeviceError as error:
-            return str(error)
-        return ""
+    def _problem(self) -> str:
+        """Return why the canary fails, or, without one, why the device does not answer; empty for a fit device."""
+        problem = self.run.probe(self.scratch / "canary")
+        if problem:
+            self.run.end_session()
+        return problem
 
     def _shell(self, script: str, *words: PurePosixPath) -> None:
         argv = ["sh", "-c", script, "sh", *map(str, words)]

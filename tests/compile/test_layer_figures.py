@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from farm.compile.debug.compare import _Comparators
+from farm.compile.debug.reference import run_float
 from farm.program.layers import Gap, LayerTensor
 
 NODE: Any = SimpleNamespace(name="add", tensor=LayerTensor())
@@ -50,3 +51,18 @@ def test_a_mask_is_equal_to_itself_and_zeros_have_no_cosine() -> None:
     assert gap([-math.inf, 1.0], [-math.inf, 1.0]) == Gap(0.0, math.inf, 1.0, 0.0)
     zero = gap([0.0, 0.0], [0.5, 0.25])
     assert (zero.sqnr_db, zero.cosine) == (-math.inf, None)
+
+
+def test_a_layer_keeps_its_value_when_a_later_operator_writes_to_it() -> None:
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.relu()
+            y.add_(1.0)
+            return y * 2.0
+
+    given = torch.tensor([-1.0, 2.0])
+    graph = torch.export.export(Written(), (given,), strict=True).module()
+    computed = run_float(graph, (given,), {})
+    assert computed.layers["relu"].tolist() == [0.0, 2.0]
+    assert [one.tolist() for one in computed.outputs] == [[2.0, 6.0]]
+    assert given.tolist() == [-1.0, 2.0]

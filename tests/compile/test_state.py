@@ -6,10 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
+from farm.bundles.bundle import load_bundle
 from farm.bundles.key import bundle_key
+from farm.compile.flows.compiler import compile_job
 from farm.compile.flows.state import run_samples
 from farm.errors import ConfigError, IllegalTargetError
 from farm.suites.manifests import load_suite
@@ -100,3 +104,26 @@ def test_direct_mode_has_no_state(tmp_path: Path) -> None:
     suite = load_suite(tmp_path / "kept" / "suite.toml")
     with pytest.raises(IllegalTargetError, match="hands on from no sample to the next"):
         plan([suite], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
+
+
+def test_a_state_beside_a_written_input_has_the_place_of_its_program(tmp_path: Path) -> None:
+    # The program gives the written input first: output 1 of the module is its output 2.
+    (tmp_path / "sums.py").write_text(
+        """
+import torch
+class Sums(torch.nn.Module):
+    def forward(self, x, total):
+        x += 1.0
+        total = total + x
+        return total * 2, total
+"""
+    )
+    case = msgspec.structs.replace(
+        case_of(state=(State(output=1, input=1),)), module=".sums:Sums", folder=str(tmp_path), precisions=("fp32",)
+    )
+    (tmp_path / "bundle").mkdir()
+    manifest = compile_job(Job(case, Target("SM8650", "xnnpack", "fp32")), "0123456789abcdef", {}, tmp_path / "bundle")
+    assert [(one.output, one.input) for one in manifest.state] == [(2, 1)]
+    assert [(spec.name, spec.written) for spec in manifest.outputs] == [("x", True), ("", False), ("", False)]
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.reference("fp32", 0, 2).tolist() == np.fromfile(bundle.input_files(1)[1], np.float32).tolist()

@@ -6,7 +6,15 @@ import json
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
+import pytest
+
+from farm.analysis.scale import Series
+from farm.compare.pairing import figures_of
+from farm.regressions import bisect, commit_bisect
 from farm.replay.repro import rows
 from farm.report.formats.hud import render_hud
 from farm.report.html.page_of_run import render_html
@@ -76,3 +84,20 @@ def test_a_result_run_again_is_compared_by_the_value_that_decides() -> None:
     found = {one.name: (one.then, one.now) for one in rows(then, now)}
     assert found["top1[0]"] == (0.75, 0.4)
     assert found["latency"] == (2e6, 2e6)
+
+
+def test_two_sides_are_compared_by_the_value_that_decides() -> None:
+    before, after = attempt(38.65, 38.70, 38.35), attempt(38.65, 38.70, 30.0)
+    [sqnr] = figures_of(before, after)
+    assert sqnr.pairs == (((38.35,), (30.0,)),)
+    assert sqnr.worse.change == pytest.approx(-8.35)
+
+
+def test_a_search_looks_at_the_value_that_decides() -> None:
+    series = Series("", "sqnr_fp32[0]", "dB", Direction.HIGHER)
+    past: Any = SimpleNamespace(attempt=attempt(38.65, 38.70, 38.35))
+    assert bisect._value(past, series) == 38.35
+    exact = [msgspec.structs.replace(one, exact=True) for one in attempt(30.0, top1=(1.0, 1.0, 0.0)).measurements]
+    worse = [msgspec.structs.replace(one, exact=True) for one in attempt(30.0, top1=(1.0, 1.0, 1.0)).measurements]
+    # The medians of both are 1.
+    assert set(commit_bisect._worse(worse, exact, "")) >= {"top1[0]"}

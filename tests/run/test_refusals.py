@@ -20,8 +20,11 @@ from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import Event
+from farm.errors import DeviceError, ProgramError
 from farm.pool.acquire import AcquiredDevice
 from farm.pool.worker_grant import WorkerGrant, write_grant
+from farm.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
+from farm.pytest_plugin.worker import SuiteWorker
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.one_off_tries import OneOffTries
 from farm.request.plan import PlannedJob, RunPlan
@@ -335,3 +338,46 @@ def test_repro_of_a_failure_needs_no_second_device(devices: list[Device], tmp_pa
     one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused", failed_before=True)
     assert {device for device, _, _ in one.run()} == {devices[0].serial}
     assert one.attempts[-1].verdict is Verdict.FAILED
+
+
+class Suite:
+    """The fixture `runner` of `farm pytest` on one device, without pytest."""
+
+    def __init__(self, folder: Path, device: Device, dies: str, model: bytes) -> None:
+        cache = BundleCache(folder / "cache")
+        job, canary = planned(cache, 0, model), planned(cache, 99, b"canary")
+        plan: Any = SimpleNamespace(
+            devices=(device,), folder=folder, runtimes={device.serial: runtime(folder / device.serial, dies)},
+            token=f"suite{folder.name[-6:]}", health=HealthConfig(), soc="SM8650", backend="htp", leased=False,
+        )  # fmt: skip
+        self.worker = SuiteWorker(plan, 0)
+        self.worker.begin_test(folder)
+        self.runner = Runner(self.worker, lambda: (canary.job, load_bundle(cache.folder(canary.key))))
+        self.program = DeviceProgram(load_bundle(cache.folder(job.key)), job.job)
+
+    def run(self) -> ProgramResult:
+        try:
+            return self.runner(self.program, profile="off", timeout_s=30.0)
+        finally:
+            self.worker.run.close()
+            self.worker.supervisor.close()
+
+
+def test_a_test_of_farm_pytest_gets_a_new_session(devices: list[Device], tmp_path: Path) -> None:
+    result = Suite(tmp_path, devices[0], f"once 1\n{RESTARTED}", b"good").run()
+    result.check()
+    assert any("was refused in a session, not in a process of its own" in note for note in result.notes)
+
+
+def test_a_test_on_a_device_whose_canary_fails_is_infra(devices: list[Device], tmp_path: Path) -> None:
+    suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\ncanary {NO_SKEL}", b"good")
+    with pytest.raises(DeviceError, match="fails its canary as well") as raised:
+        suite.run()
+    assert suite.worker.blame(raised.value), "the farm or the device, not the test"
+    assert suite.worker.facts().cause is Cause.RUNTIME
+
+
+def test_a_program_that_a_fit_device_refuses_fails_the_test(devices: list[Device], tmp_path: Path) -> None:
+    suite = Suite(tmp_path, devices[0], NEVER, b"refused")
+    with pytest.raises(ProgramError, match="Loading of method forward failed"):
+        suite.run()

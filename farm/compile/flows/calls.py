@@ -200,7 +200,7 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _contents(value: Any) -> tuple[int, int]:
     """Return version and checksum of a tensor or an array; zeros of other values, which are compared as they are."""
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return 0, zlib.crc32(np.ascontiguousarray(value).view(np.uint8))
+        return 0, zlib.crc32(value.tobytes())
     if not isinstance(value, torch.Tensor):
         return 0, 0
     version = _version(value)
@@ -208,7 +208,7 @@ def _contents(value: Any) -> tuple[int, int]:
         # Subclasses and other layouts have no bytes of their own.
         return version, 0
     plain = value.detach().cpu().contiguous().reshape(-1)
-    return version, zlib.crc32(plain.view(torch.uint8).numpy())
+    return version, zlib.crc32(memoryview(plain.view(torch.uint8).numpy()))
 
 
 def _attributes(module: torch.nn.Module) -> list[tuple[str, Any, tuple[int, int]]]:
