@@ -14,16 +14,18 @@ from xdist.dsession import DSession
 from xdist.scheduler import LoadScheduling
 
 from farm.errors import FarmError
-from farm.pytest_plugin.plan import GIVEN_UP
-from farm.pytest_plugin.record import attempt_of, collection_failure, job_of_test, unpack
+from farm.pytest_plugin.plan import GIVEN_UP, devices_left
+from farm.pytest_plugin.record import OPEN, attempt_of, collection_failure, job_of_test, unpack
 from farm.pytest_plugin.rework import count_report
 from farm.request.pytest_session import STORE_VARIABLE
+from farm.results.attempt import Cause, Stage, Verdict
+from farm.results.blame import Tried, classify, is_open, settle, tried
 from farm.run.workers import Workers, WorkerSession
 from farm.store.store import open_store
 from farm.system.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from farm.pytest_plugin.plan import SuitePlan
     from farm.results.attempt import Attempt
@@ -36,9 +38,30 @@ class FairScheduling(LoadScheduling):  # type: ignore[misc] # xdist has no types
     It would end its tests sooner than all others, and so get most of them.
     """
 
-    def __init__(self, config: pytest.Config, log: Any) -> None:
+    def __init__(self, config: pytest.Config, log: Any, device_of: Callable[[Any], int] = lambda _: -1) -> None:
+        """`device_of` returns the number of the device of a worker."""
         super().__init__(config, log)
+        self.pending: list[int]
         self._idle: set[Any] = set()
+        self._device_of = device_of
+        self._tried: dict[int, frozenset[int]] = {}
+        """Numbers of the devices that have tried a test, by its index."""
+
+    def try_elsewhere(self, nodeid: str, devices: Collection[int]) -> None:
+        """Run a test once more, on none of `devices`, given by their numbers."""
+        index = (self.collection or []).index(nodeid)
+        self._tried[index] = frozenset(devices)
+        self.pending.insert(0, index)
+        for node in self.nodes:
+            self.check_schedule(node)
+
+    def open_tests(self) -> dict[int, frozenset[int]]:
+        """Return tests that wait for another device, with the numbers of the devices that have tried them."""
+        return {index: self._tried[index] for index in self.pending if index in self._tried}
+
+    def leave_open(self, index: int) -> None:
+        """Let go of a test that no device is left for."""
+        self.pending.remove(index)
 
     def give_up(self, node: Any) -> None:
         """Take back what the worker `node` has not begun."""
@@ -63,9 +86,14 @@ class FairScheduling(LoadScheduling):  # type: ignore[misc] # xdist has no types
             self.check_schedule(other)
 
     def check_schedule(self, node: Any, duration: float = 0) -> None:
-        """Send a worker more tests where it should have some."""
-        if not (node in self._idle and self.pending and self._has_others()):
-            super().check_schedule(node, duration)
+        """Send a worker more tests where it should have some, and none that its device has tried."""
+        if node in self._idle and self.pending and self._has_others():
+            return
+        device = self._device_of(node)
+        held = [index for index in self.pending if device in self._tried.get(index, ())]
+        self.pending = [index for index in self.pending if index not in held]
+        super().check_schedule(node, duration)
+        self.pending[:0] = held
 
     def _has_others(self) -> bool:
         return any(node not in self._idle for node in self.nodes)
@@ -81,8 +109,16 @@ class SuiteSession(WorkerSession):
     worker_internal_error = DSession.worker_internal_error
     worker_workerfinished = DSession.worker_workerfinished
 
-    def __init__(self, config: pytest.Config, workers: Workers) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        workers: Workers,
+        may_repeat: Callable[[Any, pytest.TestReport], bool],
+        ask_others: Callable[[], bool],
+    ) -> None:
+        """`may_repeat` returns whether another device tries a test that failed; `ask_others` frees a device for it."""
         super().__init__(config, workers)
+        self._may_repeat, self._ask_others = may_repeat, ask_others
         self.shouldstop: bool | str = False
         self._retired = 0
         self._started: set[str] = set()
@@ -96,8 +132,17 @@ class SuiteSession(WorkerSession):
         """Expect one worker less: the others wait for the tests that it would have collected."""
         self._retired += 1
 
+    def worker_testreport(self, node: Any, rep: pytest.TestReport) -> None:
+        """Hand on how a test ended; one that another device has to try has not failed yet."""
+        if rep.failed and self._may_repeat(node, rep):
+            rep.outcome = "rerun"  # type: ignore[assignment]
+        super().worker_testreport(node, rep)
+
     def look(self) -> None:
         """Let workers end when nothing is left to do, or nobody to do it."""
+        if not (self.shouldstop or self._summary_report) and self._ask_others():
+            self.shuttingdown = False
+            self._start_missing()
         if self._retired:
             sched: Any = self.sched
             sched.numnodes -= self._retired
@@ -151,6 +196,8 @@ class SuiteController:
         self._store: Store | None = None
         self._ids: dict[str, str] = {}
         """Job by node id, of what is planned."""
+        self._tried: dict[str, tuple[Tried, ...]] = {}
+        """Attempts of a test whose failure may be a device's, by node id."""
         self._reports: dict[tuple[str, int], list[pytest.TestReport]] = {}
         """Of tests that run, by node id and number of the device."""
 
@@ -159,7 +206,7 @@ class SuiteController:
         if isinstance(plugin, DSession) and not isinstance(plugin, SuiteSession):
             manager.unregister(plugin)
             manager.unregister(name="terminaldistreporter")
-            self._session = SuiteSession(plugin.config, self._workers)
+            self._session = SuiteSession(plugin.config, self._workers, self._may_repeat, self._ask_others)
             manager.register(self._session, "dsession")
 
     @pytest.hookimpl(optionalhook=True)
@@ -179,7 +226,7 @@ class SuiteController:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadScheduling | None:
         """Distribute tests where nobody says how."""
         if config.getoption("dist") == "load":
-            self._sched = FairScheduling(config, log)
+            self._sched = FairScheduling(config, log, self._workers.device_of)
         return self._sched
 
     @pytest.hookimpl(optionalhook=True)
@@ -213,7 +260,14 @@ class SuiteController:
         serial = self._plan.devices[number].serial
         facts = unpack(report)
         fence = facts.fence if facts is not None else 0
-        self._guarded(lambda: self._record(report.nodeid, lambda job: attempt_of(job, reports, serial), fence, number))
+        self._guarded(
+            lambda: self._record(
+                report.nodeid,
+                lambda job: self._settled(report.nodeid, reports, attempt_of(job, reports, serial)),
+                fence,
+                number,
+            )
+        )
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell Ctrl-C and `pytest.exit` from pytest's own -x, whose exception derives from KeyboardInterrupt."""
@@ -224,6 +278,52 @@ class SuiteController:
         """Let go of the store."""
         if self._store is not None:
             self._store.close()
+
+    def _may_repeat(self, node: Any, report: pytest.TestReport) -> bool:
+        """Return whether another device tries a test whose failure may be the device's."""
+        cause = getattr(report, OPEN, "")
+        if not cause or self._sched is None:
+            return False
+        serial = self._plan.devices[self._workers.device_of(node)].serial
+        now = Tried(serial, Verdict.FAILED, Cause(cause), Stage.EXECUTE, "")
+        history = (*self._tried.get(report.nodeid, ()), now)
+        return classify(history, others=len(self._untried({one.device for one in history}))).repeat
+
+    def _settled(self, nodeid: str, reports: Sequence[pytest.TestReport], attempt: Attempt) -> Attempt:
+        """Return the attempt of a test with a verdict that takes in every device that tried it; others may have to."""
+        earlier = self._tried.get(nodeid, ())
+        is_undecided = attempt.verdict is Verdict.FAILED and is_open(attempt.cause) and not attempt.known_issue
+        # The report of a worker that died has no such mark: in a process of the user's, that is the test's doing.
+        is_undecided = is_undecided and any(getattr(report, OPEN, "") for report in reports)
+        if self._sched is None or not (earlier or is_undecided):
+            return attempt
+        history = self._tried[nodeid] = (*earlier, tried(attempt))
+        serials = {one.device for one in history}
+        decision = classify(history, others=len(self._untried(serials)))
+        if decision.repeat:
+            numbers = [number for number, device in enumerate(self._plan.devices) if device.serial in serials]
+            self._sched.try_elsewhere(nodeid, numbers)
+        return settle(attempt, history, decision)
+
+    def _untried(self, serials: Collection[str]) -> list[int]:
+        """Return the numbers of the devices that may run tests, but for those with the given serials."""
+        left = devices_left(self._plan.folder)
+        return [one for one in sorted(self._usable - left.keys()) if self._plan.devices[one].serial not in serials]
+
+    def _ask_others(self) -> bool:
+        """Free a device without a worker for tests that wait for another one; return whether there is any."""
+        if self._sched is None or self._session is None:
+            return False
+        running = {self._workers.device_of(node) for node in self._session.nodes}
+        is_freed = False
+        for index, numbers in self._sched.open_tests().items():
+            untried = self._untried({self._plan.devices[number].serial for number in numbers})
+            if not untried:
+                self._sched.leave_open(index)
+            elif not running.intersection(untried):
+                self._workers.want_again(untried[0])
+                is_freed = True
+        return is_freed
 
     def _retire(self, number: int, reason: str) -> None:
         """Give up a device whose workers do not start."""

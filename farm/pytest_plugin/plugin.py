@@ -9,7 +9,7 @@ import pytest
 
 from farm.pytest_plugin.distribution import distribution_problem
 from farm.pytest_plugin.plan import GIVEN_UP, read_plan
-from farm.pytest_plugin.record import FACTS
+from farm.pytest_plugin.record import FACTS, OPEN
 from farm.pytest_plugin.rework import is_framework, stand_in_for_subtests
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def pytest_runtest_makereport(
     if report.failed and call.excinfo is not None and (why := worker.blame(call.excinfo.value)):
         setattr(report, INFRA, why)
         report.sections.append(("farm", f"the farm or the device is to blame, not the test: {why}"))
+    elif report.failed and (cause := worker.open_cause):
+        setattr(report, OPEN, str(cause))
     if report.when == "teardown":
         setattr(report, FACTS, worker.facts().packed())
         setattr(report, GIVEN_UP, bool(worker.given_up))
@@ -110,6 +112,8 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
     """Show what the farm or the device is to blame for by a letter of its own."""
     if getattr(report, INFRA, "") and report.failed:
         return "failed", "I", ("INFRA", {"purple": True})
+    if getattr(report, OPEN, "") and report.outcome == "rerun":  # type: ignore[comparison-overlap]
+        return "rerun", "R", ("ANOTHER DEVICE", {"yellow": True})
     return None
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SUITE = "pytest"
 """The suite that every test belongs to."""
 
+OPEN = "farm_open"
+"""Attribute of a report of a failure that may be the device's as well: its cause."""
+
 FACTS = "farm_facts"
 """Attribute of a test's last report: what its worker knows that pytest does not."""
 
@@ -131,7 +134,8 @@ def _failure(bad: Sequence[pytest.TestReport], facts: DeviceFacts) -> _Ending:
         return Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, reason, "", ()
     if facts.infra:
         return Verdict.INFRA, facts.stage, facts.cause, facts.infra, "", ()
-    notes = ("a plugin ran it again",) if bad[0].outcome == "rerun" else ()  # type: ignore[comparison-overlap]
+    by_plugin = bad[0].outcome == "rerun" and not getattr(bad[0], OPEN, "")  # type: ignore[comparison-overlap]
+    notes = ("a plugin ran it again",) if by_plugin else ()
     return Verdict.FAILED, facts.stage, facts.cause, reason, "", notes
 
 

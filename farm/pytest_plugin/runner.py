@@ -18,7 +18,7 @@ from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceErr
 from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
 from farm.program.layout import from_memory, to_memory
-from farm.pytest_plugin.worker import ExecutedProgram, UnfitDeviceError
+from farm.pytest_plugin.worker import ExecutedProgram, UnfitDeviceError, WrongNumbersError
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict
 from farm.results.blame import needs_health_check
@@ -88,10 +88,14 @@ class ProgramResult:
         if self._judge is None:
             raise UsageError("check() needs a case of a suite and its own inputs: compare the outputs yourself")
         attempt = self._judge()
+        if attempt.verdict is Verdict.INFRA and attempt.device:
+            raise UnfitDeviceError(attempt.device, attempt.reason, attempt.cause)
         if attempt.verdict is Verdict.INFRA:
             raise InfraError(attempt.reason)
         if attempt.verdict is not Verdict.PASSED:
-            raise AssertionError(attempt.reason)
+            raise (
+                WrongNumbersError(attempt.reason) if attempt.cause is Cause.NUMERICS else AssertionError(attempt.reason)
+            )
 
 
 class Runner:
@@ -166,8 +170,15 @@ class Runner:
             operators=cycles.operators,
             measurements=measured,
             notes=notes,
-            _judge=partial(worker.run.judge, job, bundle, raw) if job is not None and not own_inputs else None,
+            _judge=partial(self._judged, job, bundle, raw) if job is not None and not own_inputs else None,
         )
+
+    def _judged(self, job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
+        """Return what an execution says of its case; infra where the canary fails after wrong numbers."""
+        attempt = self._worker.run.judge(job, bundle, raw)
+        if needs_health_check(attempt, failed_before=False):
+            return self._worker.checked(attempt, self._canary)
+        return attempt
 
     def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
         """Return an execution that ended well, with notes; one that a live runner refused is made in a new session.

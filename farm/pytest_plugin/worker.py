@@ -21,7 +21,7 @@ from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.request.profiling import Profile
 from farm.results.attempt import Cause, Stage
-from farm.results.blame import unfit
+from farm.results.blame import is_open, unfit
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class UnfitDeviceError(DeviceError):
         super().__init__(serial, problem)
 
 
+class WrongNumbersError(AssertionError):
+    """Outputs of a program that are beyond the limits of its case."""
+
+    stage, cause = Stage.NUMERICS, Cause.NUMERICS
+
+
 class SuiteWorker:
     """The device of a worker process. Belongs to the thread that runs the tests."""
 
@@ -85,7 +91,7 @@ class SuiteWorker:
         self._is_handed_over = False
         self._trouble: InfraError | None = None
         self._blamed: list[BaseException] = []
-        self._failure: ProgramError | None = None
+        self._failure: ProgramError | WrongNumbersError | None = None
         self._executed: list[ExecutedProgram] = []
         self._notes: list[str] = []
 
@@ -127,7 +133,7 @@ class SuiteWorker:
     def blame(self, error: BaseException) -> str:
         """Return what the farm or the device did wrong where a test failed with `error`; empty where it did nothing."""
         for one in _chain(error):
-            if isinstance(one, ProgramError) and self._failure is None:
+            if isinstance(one, (ProgramError, WrongNumbersError)) and self._failure is None:
                 self._failure = one
             # A class that could not be set up fails all its tests with the same exception.
             if isinstance(one, InfraError) or any(one is other for other in self._blamed):
@@ -139,6 +145,12 @@ class SuiteWorker:
         except DeviceError as problem:
             return self._blame(error, problem)
         return ""
+
+    @property
+    def open_cause(self) -> Cause:
+        """Cause of the failure of the test where the device may be to blame; NONE of others."""
+        cause = Cause(self._failure.cause) if self._failure is not None else Cause.NONE
+        return cause if is_open(cause) else Cause.NONE
 
     def facts(self) -> DeviceFacts:
         """Return what is to be recorded of the test that ends."""

@@ -128,6 +128,11 @@ class Workers:
         self._forget(node)
         return self._device_of[node]
 
+    def want_again(self, device: int) -> None:
+        """Let a device whose worker has ended get another one."""
+        if device not in self._free:
+            self._free.append(device)
+
     def job_done(self, node: Any) -> None:
         """Note that a worker is of use."""
         self._deaths[self._device_of[node]] = 0

@@ -90,3 +90,33 @@ def test_tests_end_where_no_device_is_left(workers: tuple[FairScheduling, list[N
 
     assert sum(run_all(sched, node) for node in nodes) == 40
     assert not sched.pending
+
+
+def test_a_test_that_is_open_goes_to_another_device_alone(workers: tuple[FairScheduling, list[NodeStub]]) -> None:
+    sched, (first, second) = workers
+    sched._device_of = [first, second].index
+    test = sched.node2pending[first][0]
+    sched.mark_test_complete(first, test)
+    sched.try_elsewhere(f"test_{test}", [0])
+    assert not sched.tests_finished
+    run_all(sched, first)
+    assert test not in sched.node2pending[first]
+    run_all(sched, second)
+    assert sched.tests_finished
+    assert sched.open_tests() == {}
+
+
+def test_a_test_that_every_worker_has_tried_waits_and_can_be_let_go(
+    workers: tuple[FairScheduling, list[NodeStub]],
+) -> None:
+    sched, nodes = workers
+    sched._device_of = nodes.index
+    for node in nodes:
+        run_all(sched, node)
+    sched.try_elsewhere("test_3", [0, 1])
+    for node in nodes:
+        sched.check_schedule(node)
+    assert sched.open_tests() == {3: frozenset({0, 1})}
+    assert not sched.tests_finished
+    sched.leave_open(3)
+    assert sched.tests_finished

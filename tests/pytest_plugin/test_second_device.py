@@ -1,0 +1,84 @@
+"""A failure that may be the device's is tried on another device, as in a run: real workers, no program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.results.attempt import Cause, Verdict
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+SUITE = """
+from pathlib import Path
+
+import pytest
+
+from farm.errors import ProgramError
+
+REFUSED = ProgramError("load: refused", stage="load", cause="refused")
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_refused_by_one(device, n):
+    first = Path(f"first-{n}")
+    if not first.exists():
+        first.write_text(device.serial)
+    if first.read_text() == device.serial:
+        raise REFUSED
+
+
+def test_refused_by_all(device):
+    raise REFUSED
+
+
+def test_refused_and_caught(device):
+    with pytest.raises(ProgramError):
+        raise REFUSED
+    assert device.soc == "SM8650"
+"""
+
+
+def attempts(home: FarmHome, case: str) -> list[tuple[Verdict, Cause]]:
+    with open_store(f"sqlite:///{home.state}/farm.db") as store:
+        [job] = [job for job in store.runs.view(store.runs.resolve("latest")).jobs if job.case.endswith(case)]
+    assert len({attempt.device for attempt in job.attempts}) == len(job.attempts), "no device tries it twice"
+    return [(attempt.verdict, attempt.cause) for attempt in job.attempts]
+
+
+@pytest.mark.whole
+def test_another_device_decides_whether_a_refusal_is_the_code(home: FarmHome) -> None:
+    (home.cwd / "test_two.py").write_text(SUITE)
+    asked = ("pytest", "--soc", "SM8650", "--virtual", "2", "--", "-p", "no:cacheprovider", "test_two.py")
+    done = home.farm(*asked, timeout_s=300)
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-2000:]
+    for number in range(3):
+        assert attempts(home, f"test_refused_by_one[{number}]") == [
+            (Verdict.INFRA, Cause.REFUSED), (Verdict.PASSED, Cause.NONE),
+        ]  # fmt: skip
+    assert attempts(home, "test_refused_by_all") == [(Verdict.INFRA, Cause.REFUSED), (Verdict.FAILED, Cause.REFUSED)]
+    assert attempts(home, "test_refused_and_caught") == [(Verdict.PASSED, Cause.NONE)]
+    assert "1 failed, 4 passed, 4 rerun" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.whole
+def test_what_another_device_passed_is_no_failure(home: FarmHome) -> None:
+    (home.cwd / "test_two.py").write_text(SUITE)
+    asked = (
+        "pytest",
+        "--soc",
+        "SM8650",
+        "--virtual",
+        "2",
+        "--",
+        "-k",
+        "by_one",
+        "-p",
+        "no:cacheprovider",
+        "test_two.py",
+    )
+    done = home.farm(*asked, timeout_s=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
