@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
-import time
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 from attached import Attached, attach
 from small_disk import small_disk
+from waiting import until
 
 from farm.devices.connect import open_transport
 from farm.devices.recovery import TELL_BOOT
@@ -60,7 +61,7 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
         # A job has to push where there is no room, as a new one has.
         path.unlink()
     film = fill(small)
-    (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 3.0\n")
+    (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 1.0\n")
     done = small.farm(*RUN, timeout_s=300)
     assert done.returncode == 4, done.stderr
     assert "its storage is full, which is for whoever filled it to mend" in done.stderr
@@ -74,17 +75,22 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
     assert not any("reboot" in event["reason"] for event in small.json("device", "show", row["serial"])["events"])
 
 
+def has_begun_to_wait(small: Attached) -> bool:
+    """Return whether a step of recovery is recorded, after which room alone helps."""
+    with (
+        contextlib.suppress(sqlite3.Error),
+        sqlite3.connect(f"file:{small.home.state}/farm.db?mode=ro", uri=True) as db,
+    ):
+        return bool(db.execute("select count(*) from health_event where event = 'recovery'").fetchone()[0])
+    return False
+
+
 def test_it_goes_on_as_soon_as_there_is_room_again(small: Attached) -> None:
     film = fill(small)
-
-    def remove() -> None:
-        time.sleep(8)
+    with small.running(*RUN) as process:
+        until(lambda: has_begun_to_wait(small), "a wait for room")
         film.unlink()
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    done = small.farm(*RUN, timeout_s=300)
-    thread.join()
-    assert done.returncode == 0, done.stderr
+        said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
     [row] = small.json("devices")["devices"]
     assert row["health"] == "healthy"
