@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chaos_store import Cluster, postgres_cluster
+from forked_command import start
 from stub_evidence import Ran, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TTL_S = 3.0
 """What a living agent's heartbeat is good for; 10 s outside of tests."""
+QUICK_TO_NOTICE = "connect_timeout=2&keepalives_idle=2&keepalives_interval=1&keepalives_count=3&tcp_user_timeout=5000"
+"""Parameters of an address whose server is noticed to be cut off within 5 s, 15 s outside of tests."""
 _HBA = "local all all trust\nhost all all 127.0.0.1/32 trust\nhost all all 10.0.0.0/8 trust\n"
 _numbers = itertools.count()
 
@@ -105,7 +108,9 @@ def farm_server() -> Iterator[tuple[Cluster, int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    with postgres_cluster("listen_addresses='*'", f"port={port}", "max_connections=200", hba=_HBA) as cluster:
+    light = ("full_page_writes=off", "autovacuum=off", "checkpoint_timeout=1h")
+    settings = ("listen_addresses='*'", f"port={port}", "max_connections=200", *light)
+    with postgres_cluster(*settings, hba=_HBA) as cluster:
         if isinstance(cluster, str):
             pytest.skip(cluster)
         yield cluster, port
@@ -118,7 +123,7 @@ def farm_of_hosts(
     """Yield a farm without hosts, in a database of its own."""
     name = f"farm_{next(_numbers)}"
     with (
-        stub_hosts(cluster, folder, database=name, ttl_s=TTL_S, artifacts=artifacts, env=env) as hosts,
+        stub_hosts(cluster, folder, database=name, ttl_s=TTL_S, artifacts=artifacts, env=env, starting=start) as hosts,
         open_store(hosts.url) as store,
     ):
         yield Farm(hosts, store, cluster, port)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib
 import multiprocessing
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import warm_torch
@@ -21,9 +25,15 @@ from farm.system import processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOADED = (
     "alembic",
+    "farm.cluster.agent.host_agent",
+    "farm.cluster.client.submit",
+    "farm.cluster.delivery.app",
+    "farm.cluster.delivery.worker",
     "farm.cli.looking.history",
     "farm.cli.looking.report",
     "farm.cli.looking.sql",
@@ -53,6 +63,7 @@ FORKED = frozenset({
     "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",
     "show", "sign", "socs", "sql", "status", "store", "suites", "toolchain", "triage",
     "exec", "nightly", "repro", "run",
+    "agent list", "agent drain",
 })  # fmt: skip
 """Commands that read and write a store, files and the configuration, ask adb, or run programs on devices."""
 
@@ -61,9 +72,14 @@ _READ_AT_START = ("PYTHON", "LANG", "LC_", "TZ", "LD_", "_FARM_COMPLETE")
 
 def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return whether a fork answers as a new interpreter does: nothing in `env` that only the start of one reads."""
+    may_fork = bool(arguments) and (arguments[0] in FORKED or " ".join(arguments[:2]) in FORKED)
+    return may_fork and not _differs(env)
+
+
+def _differs(env: Mapping[str, str]) -> bool:
+    """Return whether a new interpreter would find another environment at its start than this process."""
     changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)}
-    may_fork = (arguments[:1] and arguments[0] in FORKED) or list(arguments[:2]) == ["agent", "list"]
-    return bool(may_fork) and not any(name.startswith(_READ_AT_START) for name in changed)
+    return any(name.startswith(_READ_AT_START) for name in changed)
 
 
 def command(
@@ -90,13 +106,8 @@ def call(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Return the output and the exit code of `farm.cli.main.main` in a fork. Raises TimeoutExpired."""
-    context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="farm-command-") as folder:
-        # The server outlives this test: leftover processes are found by the names of folders in their environment.
-        for name in [name for name in os.environ if name.startswith("FARM_")]:
-            patch.delenv(name)
-        context.set_forkserver_preload(list(PRELOADED))
-        forkserver.ensure_running()
+        context = _fork_server(patch)
         streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin, encoding="utf-8")
         process = context.Process(target=_answer, args=(list(arguments), dict(env), cwd, streams, warm_torch.session))
@@ -113,7 +124,110 @@ def call(
     return subprocess.CompletedProcess(["farm", *arguments], code or 0, output, errors)
 
 
+Program: TypeAlias = "ForkedProgram | subprocess.Popen[bytes]"
+
+
+class ForkedProgram:
+    """A program in a fork, as `subprocess.Popen` shows it."""
+
+    def __init__(self, process: ForkServerProcess, words: Sequence[str]) -> None:
+        self.args, self.returncode = list(words), process.exitcode
+        self._process = process
+        self.pid = process.pid or 0
+
+    def poll(self) -> int | None:
+        self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_anew(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own that appends to a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def start(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Program:
+    """Start a Python program as `start_anew` does, in a fork where that behaves the same."""
+    is_known = words[0] == sys.executable and (words[1] == "-m" or words[1].endswith(".py"))
+    if not is_known or _differs(env):
+        return start_anew(words, env=env, cwd=cwd, log=log)
+    with pytest.MonkeyPatch.context() as patch:
+        context = _fork_server(patch)
+        log.touch()
+        ready, started = context.Pipe(duplex=False)
+        arguments = (list(words), dict(env), cwd, log, started, warm_torch.session)
+        process = context.Process(target=_run, args=arguments, daemon=True)
+        process.start()
+        started.close()
+        with contextlib.suppress(EOFError):
+            ready.recv_bytes()
+        ready.close()
+    return ForkedProgram(process, words)
+
+
+def _fork_server(patch: pytest.MonkeyPatch) -> ForkServerContext:
+    """Return the context of a running server, which outlives this test and has no names of its folders."""
+    # Leftover processes are found by the names of folders in their environment.
+    for name in [name for name in os.environ if name.startswith("FARM_")]:
+        patch.delenv(name)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    forkserver.ensure_running()
+    return context
+
+
+def _run(
+    words: list[str], env: dict[str, str], cwd: Path, log: Path, started: Connection, torch: WarmTorch | None
+) -> None:
+    os.setsid()
+    _become(words[3:], env, cwd, (Path(os.devnull), log, log), torch)
+    started.send_bytes(b".")
+    started.close()
+    _, first, *rest = words
+    try:
+        if first == "-m":
+            importlib.import_module(rest[0]).main()
+        else:
+            sys.argv = [first, *rest]
+            sys.path.insert(0, str(Path(first).parent))
+            runpy.run_path(first, run_name="__main__")
+    finally:
+        # A fork of multiprocessing ends by os._exit.
+        atexit._run_exitfuncs()
+
+
 def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[Path], torch: WarmTorch | None) -> None:
+    _become(arguments, env, cwd, streams, torch)
+    try:
+        main()
+    finally:
+        # A fork of multiprocessing ends by os._exit.
+        atexit._run_exitfuncs()
+
+
+def _become(
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, streams: Sequence[Path], torch: WarmTorch | None
+) -> None:
+    """Take the environment, the folder, the streams and the arguments of a new `farm`."""
     os.environ.clear()
     os.environ.update(env)
     publish([], env)
@@ -121,7 +235,7 @@ def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[
         processes.subprocess = torch.subprocess()  # type: ignore[attr-defined]
     os.chdir(cwd)
     for number, path in enumerate(streams):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
         os.close(file)
     started: list[IO[str] | None] = [sys.__stdin__, sys.__stdout__, sys.__stderr__]
@@ -132,8 +246,3 @@ def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[
     # A new interpreter has the current folder there, and nothing of the tests.
     sys.path[:] = [str(cwd), *(entry for entry in sys.path if entry and Path(entry).name not in {"tests", "bench"})]
     sys.argv = [sys.modules["farm.cli.main"].__file__ or "", *arguments]
-    try:
-        main()
-    finally:
-        # A fork of multiprocessing ends by os._exit.
-        atexit._run_exitfuncs()

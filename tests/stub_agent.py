@@ -23,7 +23,8 @@ from stub_evidence import Evidence, now_s
 from stub_farm import words_of
 from stub_hosts import HostPlan
 
-from farm.cluster.agent.host_agent import HostAgent, Timing
+from farm.cluster.agent.host_agent import HostAgent
+from farm.cluster.agent.timing import Timing
 from farm.cluster.slots.slot_protocol import (
     LOOKED,
     Back,
@@ -156,7 +157,7 @@ def main() -> int:
         note=note,
         devices=lambda: devices,
         slots=partial(StubSlot, plan.evidence),
-        timing=Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3),
+        timing=Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3, rest_s=plan.rest_s, fetch_s=plan.fetch_s),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from forked_command import start_anew
 from stub_evidence import Ran, executions
-from stub_farm import FINE, SOC, make_bundle, stub_runtime
+from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.bundles.cache import BundleCache
 from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
@@ -30,12 +31,13 @@ from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.suites.suite import Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chaos_store import Cluster
+    from forked_command import Program
 
     from farm.cluster.terms import RemoteRuntime
     from farm.store.objects.objects import Objects
@@ -45,7 +47,6 @@ AGENT = Path(__file__).with_name("stub_agent.py")
 MESSAGES = 16
 """At most so many wake agents, as those of `farm run` do."""
 _LOOKS_S = 0.05
-_TOLERANCE = {"8a8w": Tolerance(fp32=Limits(sqnr_db=60.0), quantized=Limits(sqnr_db=60.0))}
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,8 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     socs: tuple[str, ...]
     """One entry a device."""
     ttl_s: float
-    build: bool = False
+    rest_s: float = 60.0
+    fetch_s: float = 15.0
 
 
 @dataclass
@@ -70,6 +72,9 @@ class StubHosts:
     """Of the store, as this process reaches it."""
     artifacts: str
     ttl_s: float = 10.0
+    rest_s: float = 60.0
+    fetch_s: float = 15.0
+    """Of agents, as `Timing` has them."""
     prefix: dict[str, list[str]] = field(default_factory=dict)
     """What the agent of a host is started with: `ip netns exec NAME`."""
     urls: dict[str, str] = field(default_factory=dict)
@@ -80,7 +85,9 @@ class StubHosts:
     """More variables of a host; of all under the empty name."""
     restarts: bool = False
     """Agents that end by themselves are started again, as by systemd, unless they say that it is of no use."""
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    starting: Callable[..., Program] = start_anew
+    """How an agent is started."""
+    processes: dict[str, Program] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
     canaries: tuple[ShardJob, ...] = ()
     key: str = ""
@@ -147,23 +154,16 @@ class StubHosts:
         socs = (SOC,) * devices if isinstance(devices, int) else tuple(devices)
         folder = self.home(name)
         plan = HostPlan(
-            name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=ttl_s or self.ttl_s
-        )
+            name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=ttl_s or self.ttl_s,
+            rest_s=self.rest_s, fetch_s=self.fetch_s,
+        )  # fmt: skip
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan, enc_hook=str))
         self._start(name)
 
     def _start(self, name: str) -> None:
         folder = self.home(name)
-        with (folder / "agent.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")],
-                cwd=folder,
-                env=self.env_of(name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        words = [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")]
+        self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
 
     def kill(self, name: str) -> None:
         """Kill the agent of a host as `kill -9` does: nobody is told."""
@@ -283,16 +283,7 @@ class StubHosts:
 
 def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:
     """Return a job that keeps its device for `latency_ms`."""
-    case = Case(
-        suite="stub",
-        name=f"{FINE}_{number:05}",
-        module="stub:Stub",
-        inputs=(InputSpec((16,)),),
-        precisions=("8a8w",),
-        tolerances=_TOLERANCE,
-        kwargs={"words": f"{FINE} {latency_ms}"},
-    )
-    return Job(case, Target(soc, "htp", "8a8w"))
+    return Job(stub_case(f"{FINE}_{number:05}", f"{FINE} {latency_ms}"), Target(soc, "htp", "8a8w"))
 
 
 def accepted(store: Store, run_id: str) -> dict[str, list[str]]:
@@ -312,6 +303,7 @@ def stub_hosts(
     ttl_s: float = 10.0,
     artifacts: str = "",
     env: Mapping[str, str] | None = None,
+    starting: Callable[..., Program] = start_anew,
 ) -> Iterator[StubHosts]:
     """Yield a farm without hosts in a new database of `cluster`; whatever was started is ended, and waited for.
 
@@ -321,7 +313,8 @@ def stub_hosts(
 
     (folder / "artifacts").mkdir(parents=True)
     where = artifacts or f"file://{folder}/artifacts"
-    hosts = StubHosts(folder, PostgresStore(cluster, database).url, where, ttl_s, env={"": dict(env or {})})
+    url = PostgresStore(cluster, database).url
+    hosts = StubHosts(folder, url, where, ttl_s, env={"": dict(env or {})}, starting=starting)
     try:
         hosts.prepare()
         yield hosts

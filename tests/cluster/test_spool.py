@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
+from farm.cluster.agent.ledger import Ledger
+from farm.cluster.agent.recorder import Recorder
 from farm.cluster.agent.spool import Spool
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
-from farm.store.cluster.records import ShardResult
+from farm.store.cluster.records import AgentId, ShardResult
 
 
 def result(number: int) -> ShardResult:
@@ -28,6 +32,37 @@ def test_what_was_not_recorded_is_there_at_the_next_start(tmp_path: Path) -> Non
     second = Spool(tmp_path / "spool")
     assert second.left() == [result(number) for number in range(3)]
     assert not second.left()
+
+
+def test_what_is_found_out_while_the_database_is_away_is_in_the_spool_at_once(tmp_path: Path) -> None:
+    is_asked, is_back = threading.Event(), threading.Event()
+
+    class AwayStore:
+        @property
+        def cluster(self) -> AwayStore:
+            return self
+
+        def record(self, *_: object, **__: object) -> dict[int, str]:
+            is_asked.set()
+            is_back.wait(60)
+            return {}
+
+    store: Any = AwayStore()
+    spool = Spool(tmp_path / "spool")
+    recorder = Recorder(store, spool, Ledger(), None, print, 10.0)
+    recorder.begin(AgentId("h1", "token"))
+    try:
+        recorder.result(result(0))
+        assert is_asked.wait(30)
+        recorder.result(result(1))
+        recorder.result(result(2))
+        # As the next life of an agent that was killed at this moment.
+        assert Spool(tmp_path / "spool").left() == [result(number) for number in range(3)]
+    finally:
+        is_back.set()
+        assert recorder.close(30)
+    spool.close()
+    assert not Spool(tmp_path / "spool").left()
 
 
 def test_what_was_recorded_is_not_offered_again(tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _MOST_DEATHS = 5
 """After so many deaths of its slot in a row, with no job done in between, a device rests."""
 
-_REST_SECONDS = 60.0
-
 
 class Phase(Enum):
     """What a device is used for now."""
@@ -54,10 +52,12 @@ class DeviceWork:
         office: Office,
         *,
         linger_s: float = 0.5,
+        rest_s: float = 60.0,
         times: SlotTimes = SlotTimes(),  # noqa: B008 - frozen
     ) -> None:
-        """Without work a device keeps its lease, and its session, for `linger_s`."""
-        self.device, self._office, self._linger_s, self._times = device, office, linger_s, times
+        """Without work a device keeps its lease, and its session, for `linger_s`; after trouble it rests `rest_s`."""
+        self.device, self._office, self._times = device, office, times
+        self._linger_s, self._rest_s = linger_s, rest_s
         self.phase = Phase.IDLE
         self.resting = ""
         """Why it gets no work for a while; empty when it may."""
@@ -328,7 +328,7 @@ class DeviceWork:
         self._unwant()
         self.resting = why
         self._office.changed()
-        self._office.later(_REST_SECONDS, self._rested)
+        self._office.later(self._rest_s, self._rested)
         if self.phase is not Phase.IDLE:
             self._leave(why)
 

@@ -16,7 +16,7 @@ import threading
 import time
 from functools import partial
 from queue import Empty
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from farm import __version__
 from farm.cluster.agent.claimer import Claimer
@@ -27,6 +27,7 @@ from farm.cluster.agent.life import Life, once_name_is_free
 from farm.cluster.agent.minder import Minder
 from farm.cluster.agent.recorder import Recorder
 from farm.cluster.agent.spool import Spool
+from farm.cluster.agent.timing import Timing
 from farm.cluster.agent.works import Works
 from farm.cluster.files.prepare import Preparer
 from farm.cluster.terms import PROTOCOL
@@ -48,22 +49,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _TICK_SECONDS = 1.0
-_FETCH_SECONDS = 15.0
-"""For the artifacts' store where that is away: then others, who may reach it, get the shard."""
 _LAST_SECONDS = 15.0
 """Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
-
-
-class Timing(NamedTuple):
-    """How often an agent does what it does again and again, in seconds."""
-
-    ttl_s: float = 10.0
-    """For how long it, and its leases, live without a heartbeat."""
-    heartbeat_s: float = 3.0
-    scan_s: float = 3.0
-    """Between two looks at what is attached."""
-    linger_s: float = 0.5
-    """How long a device without work keeps its lease, and its session."""
 
 
 class HostAgent:
@@ -90,7 +77,7 @@ class HostAgent:
         self._builds, self._has_devices = builds, has_devices
         self._find, self._note = devices, note
         self._desk = Desk(lambda device: self._works.get(device).device.soc, self._changed, note, slots)
-        self._works = Works(self._desk, lambda work: self._desk.aside(work.close), timing.linger_s)
+        self._works = Works(self._desk, lambda work: self._desk.aside(work.close), timing)
         self._is_draining = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
@@ -142,7 +129,7 @@ class HostAgent:
         from farm.store.objects.objects import open_objects
 
         ttl_s, folder = self._timing.ttl_s, self._life.folder
-        objects = open_objects(self._config, patience_s=_FETCH_SECONDS, note=self._note)
+        objects = open_objects(self._config, patience_s=self._timing.fetch_s, note=self._note)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )

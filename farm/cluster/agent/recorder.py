@@ -66,7 +66,7 @@ class _SpooledResult(NamedTuple):
 
     result: ShardResult
     is_uploaded: bool = False
-    """Its files are where all hosts find them; it is in the spool."""
+    """Files of the result are in the artifacts' store."""
 
 
 _Item = _SpooledResult | ShardBack | Release | HealthEvent
@@ -96,7 +96,7 @@ class Recorder:
         self._waiting: list[ShardBack | Release] = []
         """What waits for uploads of its device."""
         self._to_upload: SimpleQueue[_SpooledResult | None] = SimpleQueue()
-        self._ending = threading.Event()
+        self._ending, self._spooling = threading.Event(), threading.Lock()
         self._problem = ""
         self._threads = [
             threading.Thread(target=self._run, daemon=True, name="recorder"),
@@ -113,7 +113,11 @@ class Recorder:
             thread.start()
 
     def result(self, result: ShardResult) -> None:
-        """Record a result."""
+        """Record a result. It is in the spool at once: while the database is away, only the queue grows."""
+        with self._spooling:
+            is_kept = self._spool.append(result)
+        if not is_kept:
+            self._say("this disk is full: results are only in memory")
         self._queue.put(_SpooledResult(result))
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
@@ -145,10 +149,6 @@ class Recorder:
         is_last = False
         while not self._ending.is_set() and not (is_last and not self._waiting and not self._uploading.total()):
             items, is_last = self._next(is_last=is_last)
-            for item in items:
-                is_new = isinstance(item, _SpooledResult) and not item.is_uploaded
-                if isinstance(item, _SpooledResult) and is_new and not self._spool.append(item.result):
-                    self._say("this disk is full: results are only in memory")
             self._do(self._divert(items))
 
     def _next(self, *, is_last: bool) -> tuple[list[_Item], bool]:
@@ -245,7 +245,8 @@ class Recorder:
         if self._agent is None:
             return
         refused = self._store.cluster.record(self._agent, results, ttl_s=self._ttl_s)
-        self._spool.settle(len(results))
+        with self._spooling:
+            self._spool.settle(len(results))
         for index, reason in refused.items():
             result = results[index]
             self._note(f"{result.job_id} from {result.device} is not recorded: {reason}")

@@ -24,7 +24,7 @@ _decoder = msgspec.msgpack.Decoder(ShardResult)
 
 
 class Spool:
-    """A file to which results are appended. Belongs to one thread of one process at a time.
+    """A file to which results are appended. Belongs to one process, whose threads take turns.
 
     What is cut short at its end, by a full disk or with the power, is as if it had never been written. Where the disk
     is full, results wait in memory and are written as soon as there is room.

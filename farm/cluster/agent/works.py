@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
     from farm.cluster.agent.host_devices import Attachments, HostDevice
     from farm.cluster.agent.office import Office
+    from farm.cluster.agent.timing import Timing
     from farm.store.cluster.records import AgentDevice, HeldShard, Minded
 
 
 class Works:
     """What is done with each device. Other threads may ask for `facts`, `busy`, `socs` and `has`."""
 
-    def __init__(self, office: Office, closing: Callable[[DeviceWork], None], linger_s: float) -> None:
+    def __init__(self, office: Office, closing: Callable[[DeviceWork], None], timing: Timing) -> None:
         """`closing` ends the slot of a device that is gone, in another thread."""
-        self._office, self._closing, self._linger_s = office, closing, linger_s
+        self._office, self._closing, self._timing = office, closing, timing
         self._works: dict[str, DeviceWork] = {}
         self._facts: dict[str, AgentDevice] = {}
         self._others: tuple[AgentDevice, ...] = ()
@@ -125,7 +126,8 @@ class Works:
             self._forget(id_)
             self._facts[id_], work = one.facts, None
         if work is None:
-            self._works[id_] = DeviceWork(one.device, self._office, linger_s=self._linger_s)
+            timing = self._timing
+            self._works[id_] = DeviceWork(one.device, self._office, linger_s=timing.linger_s, rest_s=timing.rest_s)
         self._use(id_)
 
     def _use(self, id_: str) -> None:
