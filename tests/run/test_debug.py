@@ -6,7 +6,6 @@ import base64
 import csv
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import msgspec
 import pytest
 from attached import attach
 from farm_home import FarmHome, processes_of, wait_for_no_process
+from warm_torch import run_script
 
 from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
@@ -30,7 +30,6 @@ from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,7 +197,7 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
 
 @pytest.mark.whole
 def test_an_attached_device_is_a_third_way_to_compute_every_layer(
-    suite: Path, home: FarmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Path, home: FarmHome, farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a virtual device that is attached as a phone is: what it computes is what the simulator does."""
     with attach(home, tmp_path / "bench", ["SM8650"]) as attached:
@@ -213,7 +212,7 @@ def test_an_attached_device_is_a_third_way_to_compute_every_layer(
     assert {row.mse for row in outcome.attempt.layers if row.step == LayerStep.DEVICE} == {0.0}
     [marked] = [row for row in outcome.attempt.layers if row.diverges]
     assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
-    opened = opened_by_upstream(outcome)
+    opened = opened_by_upstream(outcome, farm_cache, tmp_path)
     assert opened["simulator"] == opened["device"]
     assert {"aten_convolution_default", "aten_relu_default", "aten_convolution_default_1"} <= set(opened["device"])
 
@@ -233,19 +232,14 @@ print(json.dumps(found))
 """
 
 
-def opened_by_upstream(outcome: DebugOutcome) -> dict[str, list[str]]:
+def opened_by_upstream(outcome: DebugOutcome, cache: Path, folder: Path) -> dict[str, list[str]]:
     """The layers that ExecuTorch's Inspector compares in what is kept, by part."""
-    config = load_config()
-    store = ArtifactStore(config.state_dir / "artifacts")
+    store = ArtifactStore(load_config().state_dir / "artifacts")
     paths = {kind: str(store.path(sha256)) for kind, sha256 in outcome.files.items()}
     parts = {part: (paths[f"{part}-etdump"], paths[f"{part}-outputs"]) for part in outcome.devices}
-    tools = prepare(config, note=lambda _line: None)
-    done = subprocess.run(
-        [sys.executable, "-c", OPENS, paths["etrecord"], json.dumps(parts)], env={**os.environ, **tools.compiler.env},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    (script := folder / "opens.py").write_text(OPENS)
+    told = run_script(script, paths["etrecord"], json.dumps(parts), cache=cache, folder=folder)
+    return dict(json.loads(told.splitlines()[-1]))
 
 
 @pytest.mark.whole
