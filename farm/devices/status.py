@@ -57,7 +57,7 @@ done
 """
 
 
-class DeviceStatus(msgspec.Struct, frozen=True):
+class DeviceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device at one moment. None: it does not tell, or tells what cannot be."""
 
     root: bool
@@ -73,6 +73,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     uptime_s: float | None
     clock_offset_ms: int | None
     """How far its clock is ahead of this machine's."""
+    addresses: tuple[str, ...] = ()
+    """Names of adb for it, that in use first; none for a device with one address."""
 
 
 def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> DeviceStatus:

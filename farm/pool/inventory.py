@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from farm.backends.registry import BACKENDS
 from farm.devices.adb.names import VIRTUAL_PREFIX
+from farm.devices.device import AdbAddress
 from farm.devices.discovery import ABSENT, OUT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError
@@ -159,13 +160,17 @@ def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
 
 
 def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Registered:
-    """Return the known device that is called `name`: its name, serial or id; or a forgotten one where asked for.
+    """Return the known device that is called `name`, also a forgotten one where asked for: name, serial, id or address.
 
     Raises UnknownNameError.
     """
     known = sorted(store.devices.all(forgotten=forgotten), key=lambda one: one.forgotten_ms)
     for one in known:
         if name in (one.id, one.serial) or (name and name == one.name):
+            return one
+    # An address of adb, where 'farm devices' saw it last.
+    for one in known:
+        if one.status is not None and name in one.status.addresses:
             return one
     names = [one.name or one.serial or one.id for one in known]
     hint = "('farm devices' looks for those that are attached)"
@@ -174,13 +179,21 @@ def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Regis
     raise UnknownNameError("device", name, names, hint)
 
 
+def addresses_of(device: Device) -> tuple[str, ...]:
+    """Return adb's names of a device with several addresses, that in use first. Pure."""
+    address = device.address
+    if not isinstance(address, AdbAddress) or not address.also:
+        return ()
+    return tuple(clean_text(one.attached_at or one.name or device.serial) for one in (address, *address.also))
+
+
 def _ask(device: Device) -> DeviceStatus | str:
     from farm.devices.connect import open_transport
     from farm.devices.status import read_status
 
     with contextlib.closing(open_transport(device)) as transport:
         try:
-            return read_status(transport, os=device.os)
+            return replace(read_status(transport, os=device.os), addresses=addresses_of(device))
         except DeviceError as error:
             return str(error).removeprefix(f"{device.serial}: ")
 
@@ -198,13 +211,14 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
     elif known is not None and known.health == "quarantined":
         state, reason = "quarantined", known.health_reason
     row = _row(known, lease) if known is not None else DeviceRow(id=device.id, serial=device.serial, **_held(lease))
+    addresses = addresses_of(device)
     return replace(
         row,
         **{name: getattr(device, name) for name in ("serial", "host", "soc", "kind", "os", "product", "build")},
         name=device.name or row.name,
         labels=tuple(dict.fromkeys((*device.labels, *row.labels))),
         backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
-        also_at=tuple(clean_text(one.attached_at or one.name) for one in getattr(device.address, "also", ())),
+        also_at=addresses[1:],
         state=state,
         reason=reason,
         **_status(status),
@@ -239,7 +253,9 @@ def _clean(row: DeviceRow) -> DeviceRow:
 
 
 def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:
-    """Return the rows that are called so: name, serial, id or SoC, of which there may be none; all for no names.
+    """Return the rows that are called so: name, serial, id, address or SoC, of which there may be none.
+
+    Without names it is all of them.
 
     Raises UnknownNameError.
     """
@@ -248,11 +264,15 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
     names = [profile_name(name) or name for name in names]
     socs = {soc.casefold() for soc in (*load_socs(), *(row.soc for row in found))}
     for name in names:
-        if name.casefold() not in socs and not any(name in (row.name, row.serial, row.id) for row in found):
+        if name.casefold() not in socs and not any(name in _names(row) for row in found):
             known = {known for row in found for known in (row.name or row.serial, row.soc) if known}
             raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
     wanted, folded = set(names), {name.casefold() for name in names}
-    return [row for row in found if row.soc.casefold() in folded or {row.name, row.serial, row.id} & wanted]
+    return [row for row in found if row.soc.casefold() in folded or _names(row) & wanted]
+
+
+def _names(row: DeviceRow) -> set[str]:
+    return {row.name, row.serial, row.id, *row.also_at}
 
 
 def wanted_of(one: Waiting, known: Mapping[str, DeviceRow]) -> str:

@@ -28,9 +28,10 @@ from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import AdbAddress, Device, Unusable
 from farm.devices.discovery import Scan
+from farm.devices.status import DeviceStatus
 from farm.errors import UnknownNameError
-from farm.pool.inventory import DeviceRow, find_rows, rows
-from farm.store.leases.registry import HealthEvent, Registered
+from farm.pool.inventory import DeviceRow, addresses_of, find_rows, rows
+from farm.store.leases.registry import HealthEvent, Registered, Seen
 from farm.store.leases.rules import Lease, Priority, Waiting
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
@@ -100,6 +101,21 @@ def test_a_phone_on_a_cable_and_on_wifi_shows_its_other_address() -> None:
     (row,) = rows(Scan((alone,), ()), {phone.id: "it does not answer"}, {}, {})
     assert row.also_at == ()
     assert "also at" not in str(_listing([row], [], 100))
+
+
+def test_both_addresses_of_a_phone_are_shown_and_name_it(tmp_path: Path) -> None:
+    wifi = AdbAddress(5037, attached_at="192.168.1.20:5555", name="192.168.1.20:5555")
+    cable = AdbAddress(5037, name="2233fd19", also=(wifi,))
+    phone = Device("2233fd19", "SM8650", "hardware", "build", cable, "phone")
+    (row,) = rows(Scan((phone,), ()), {phone.id: "it does not answer"}, {}, {})
+    assert find_rows([row], ["192.168.1.20:5555"]) == [row]
+    status = DeviceStatus(True, None, None, None, "", None, None, addresses_of(phone))
+    (tmp_path / "farm.toml").write_text(f'store = "sqlite:///{tmp_path / "farm.db"}"\n')
+    with open_store(f"sqlite:///{tmp_path / 'farm.db'}") as store:
+        store.devices.see([Seen(phone, "device", status)])
+    for name in ("2233fd19", "192.168.1.20:5555"):
+        shown = CliRunner().invoke(device_command, ["show", name, "--config", str(tmp_path / "farm.toml")])
+        assert "at 2233fd19, also at 192.168.1.20:5555" in shown.output, shown.exception
 
 
 def test_a_name_that_is_none_is_told_what_there_is() -> None:

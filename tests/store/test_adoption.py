@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import update
 
 from farm.devices.device import AdbAddress
 from farm.devices.status import DeviceStatus
+from farm.store import schema
 from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.rules import Priority
 
 if TYPE_CHECKING:
     from conftest import Make
 
     from farm.devices.device import Device
+    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 OLD = "192.168.1.20:5555"
@@ -139,3 +143,59 @@ def test_a_board_without_a_serial_stays_itself(known: Store, make: type[Make]) -
     board = phone(make, OLD, OLD, boot_id=BOOT)
     see(known, board, phone(make, "2233fd19", "2233fd19", boot_id=BOOT))
     assert_untouched(known, "2233fd19")
+
+
+def leased(store: Store, device: str, user: str = "bob") -> tuple[Lease, ...]:
+    token = store.leases.request(
+        [device], count=1, user=user, host="lab", pid=1, purpose="farm run", priority=Priority.PERSON, ttl_s=30
+    )
+    try:
+        return store.leases.poll(token, ttl_s=30)
+    finally:
+        store.leases.withdraw(token)
+
+
+def test_a_lease_of_an_earlier_version_that_still_runs_is_respected(store: Store, make: type[Make]) -> None:
+    see(store, phone(make, OLD, OLD))
+    [lease] = leased(store, OLD)
+    see(store, phone(make, "2233fd19", OLD))
+    assert leased(store, "2233fd19") == ()
+    [shown] = store.leases.all()
+    assert (shown.device, shown.user, shown.purpose) == ("2233fd19", "bob", "farm run")
+    # Its process goes on under the name that it knows.
+    [kept] = store.leases.renew([lease], ttl_s=60).kept
+    assert leased(store, "2233fd19") == ()
+    store.leases.release([kept])
+    [ours] = leased(store, "2233fd19")
+    store.leases.release([ours])
+    # A person ends it as every other lease.
+    see(store, phone(make, OLD, OLD))
+    assert leased(store, OLD) != ()
+    see(store, phone(make, "2233fd19", OLD))
+    store.leases.release(store.leases.all())
+    assert leased(store, "2233fd19") != ()
+
+
+def test_an_earlier_version_takes_no_device_that_is_known_by_its_serial(store: Store, make: type[Make]) -> None:
+    see(store, phone(make, OLD, OLD))
+    ours = phone(make, "2233fd19", OLD)
+    see(store, ours)
+    # As an earlier version sees it: state and times, and nothing that a person wrote.
+    row = schema.device_state
+    facts = {"state": "device", "forgotten_ms": 0, "serial": OLD}
+    store._database.write(lambda connection: connection.execute(update(row).where(row.c.id == OLD).values(facts)))
+    assert leased(store, OLD) == ()
+    assert leased(store, ours.id) != ()
+    see(store, ours)
+    assert next(one for one in store.devices.all() if one.id == ours.id).in_service
+
+
+def test_a_device_that_has_an_earlier_id_of_another_is_in_service(store: Store, make: type[Make]) -> None:
+    """A board without a serial may get the address of a phone that moved to a cable."""
+    see(store, phone(make, OLD, OLD))
+    see(store, phone(make, "2233fd19", OLD))
+    see(store, phone(make, OLD, OLD, product="board"))
+    board = next(one for one in store.devices.all() if one.id == OLD)
+    assert (board.in_service, board.service_note) == (True, "")
+    assert leased(store, OLD) != ()
+    assert leased(store, "2233fd19") != ()

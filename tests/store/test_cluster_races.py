@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
 from sqlalchemy import text
 from store_template import drop_database
 
+from farm.devices.device import AdbAddress, Device
 from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
@@ -21,6 +23,7 @@ from farm.store import schema
 from farm.store.cluster import mend
 from farm.store.cluster.records import Build, Claimed, Mended, NewBuild
 from farm.store.leases import rows as lease_rows
+from farm.store.leases.registry import Seen
 from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
@@ -420,6 +423,22 @@ def test_of_two_passes_at_once_one_repairs(store: Store, monkeypatch: pytest.Mon
         monkeypatch.setattr(mend.Mending, "_mend_rows", real)
         assert other.cluster.mend(ttl_s=0).messages == {f"soc:{SOC}": 1}
         assert store.cluster.mend(ttl_s=0).messages == {f"soc:{SOC}": 1}
+
+
+def test_a_device_that_an_earlier_version_holds_under_an_address_is_not_claimed(store: Store) -> None:
+    """A `farm run` that began before the phone was known by its serial renews its lease of the address."""
+    old, now = AdbAddress(5037, name="10.0.0.1:5555", attached_at="10.0.0.1:5555"), AdbAddress(5037, name="h1-0")
+    phone = Device("10.0.0.1:5555", SOC, "hardware", "b", old, "phone", host="lab")
+    store.devices.see([Seen(phone, "device", None)])
+    wish = {"count": 1, "user": "bob", "host": "lab", "pid": 1, "purpose": "farm run", "priority": Priority.PERSON}
+    held = store.leases.poll(store.leases.request([phone.id], **wish, ttl_s=TTL_S), ttl_s=TTL_S)
+    both = replace(phone, serial="h1-0", address=replace(old, also=(now,)))
+    store.devices.see([Seen(both, "device", None)])
+    submit(store, shards(1))
+    me = agent(store, "h1")
+    assert store.cluster.claim(me, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    store.leases.release(held)
+    assert len(store.cluster.claim(me, SOC, ["h1-0"], ttl_s=TTL_S)) == 1
 
 
 def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from farm.devices.device import AdbAddress
 from farm.devices.health import Health
 from farm.store import schema, values
-from farm.store.leases.rows import lease_row
+from farm.store.leases.rows import ADOPTED, lease_row
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.devices.device import Device
-
-ADOPTED = "adopted"
-"""State of a row whose device has another row by now; with the next sight of a device under its id it is over."""
 
 # Of the kernel. Other tellings of a start are numbers, which two devices may share.
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -71,7 +68,8 @@ def _names(device: Device) -> Collection[str]:
 def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms: int) -> None:
     """Give the device `key` what was said of it in `earlier` rows, and leave these out of every list.
 
-    Names, labels, service, health and reservations are taken over; runs and events of health stay where they are. A
+    Names, labels, service, health and reservations are taken over; runs and events of health stay where they are, and a
+    lease stays with the process of an earlier version that holds it: until it ends, nobody leases the device. A
     developer may not write all of that into a shared store: an agent or the owner does, who sees the device next.
     """
     try:
@@ -83,13 +81,30 @@ def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms:
             raise
 
 
+def revive(connection: Connection, keys: Sequence[str]) -> None:
+    """Put devices into service that are known by an id again which was an earlier one of another device."""
+    row = schema.device_state.c
+    theirs = (row.id.in_(keys), row.service_user == ADOPTED)
+    if connection.scalar(select(row.id).where(*theirs).limit(1)) is None:
+        return
+    try:
+        with connection.begin_nested():
+            facts = {"in_service": True, "service_user": "", "service_note": ""}
+            connection.execute(update(schema.device_state).where(*theirs).values(facts))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", "") != _NO_RIGHT:
+            raise
+
+
 def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> None:
     state = schema.device_state
     facts = _merged(connection.execute(select(state).where(state.c.id == key)).one(), earlier)
     if facts:
         connection.execute(update(state).where(state.c.id == key).values(facts))
-    # Health and service stay for an earlier version, which would use it under the old name again.
-    over = {"name": "", "labels": [], "state": ADOPTED, "forgotten_ms": now_ms}
+    # An earlier version that still runs gives no new lease of a device that is out of service; a lease that it has is
+    # found by the note. Health stays for it as well.
+    over: dict[str, Any] = {"name": "", "labels": [], "state": ADOPTED, "forgotten_ms": now_ms}
+    over |= {"in_service": False, "service_user": ADOPTED, "service_note": key}
     connection.execute(update(state).where(state.c.id == earlier.id).values(over))
     lease = schema.lease
     before = lease_row(connection, earlier.id)
@@ -108,7 +123,7 @@ def _merged(row: Row[Any], earlier: Row[Any]) -> Mapping[str, Any]:
         facts["name"] = earlier.name
     if more := [label for label in earlier.labels if label not in row.labels]:
         facts["labels"] = [*row.labels, *more]
-    if row.in_service and not earlier.in_service:
+    if row.in_service and not earlier.in_service and earlier.service_user != ADOPTED:
         facts |= {name: getattr(earlier, name) for name in ("in_service", "service_note", "service_user")}
     if _RANKS.get(earlier.health, 0) > _RANKS.get(row.health, 0):
         facts |= {"health": earlier.health, "health_reason": earlier.health_reason}

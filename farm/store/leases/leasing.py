@@ -230,6 +230,8 @@ class Leases:
             before = lease_rows.lease_row(connection, device)
             if before.token and not lease_rows.is_settled(connection, _ms(ttl_s)):
                 continue
+            if lease_rows.is_held_earlier(connection, device, now_ms):
+                continue
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
                 taken.append(lease_rows.take(connection, waiter, before, now_ms, _ms(ttl_s)))
         served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}

@@ -14,7 +14,7 @@ from farm.devices.text import clean_text
 from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
-from farm.store.leases.adoption import adopt, earlier_rows
+from farm.store.leases.adoption import adopt, earlier_rows, revive
 from farm.store.leases.rows import lease_row, lock
 from farm.suites.socs import is_soc
 from farm.system.ids import NAME
@@ -119,6 +119,7 @@ class Registry:
                 # Before any row of a device, as everywhere.
                 lock(connection)
             now_ms = self._clock(connection)
+            revive(connection, [_key(one.device.id) for one in seen])
             # In one order everywhere, so that two writers never wait for each other.
             for one in sorted(seen, key=lambda one: one.device.id):
                 _change(connection, one.device.id, _seen_row(one, now_ms))

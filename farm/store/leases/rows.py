@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement, Connection, Row
 
+ADOPTED = "adopted"
+"""User who takes rows of earlier ids of a device out of service, whose note is the id of now; and their state.
+
+With the next sight of a device under such an id it is over.
+"""
+
 # Any number, as long as every farm takes the same one, and not the one of migrations.
 _LEASE_LOCK = 0x6C656173
 
@@ -56,9 +62,22 @@ _TAKE = (
     .where(_lease_row.device == bindparam("of"))
     .values({**{name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS}, "wanted_by": ""})
 )
+# An earlier version of farm that still runs holds the device under its earlier id.
+_EARLIER = (
+    select(schema.lease, _state_row.service_note.label("now_id"))
+    .join(schema.device_state, _state_row.id == _lease_row.device)
+    .where(_state_row.service_user == ADOPTED, _lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
+)
+_EARLIER_IDS = select(_state_row.id).where(
+    _state_row.service_user == ADOPTED, _state_row.service_note == bindparam("of")
+)
 GIVE_BACK = (
     update(schema.lease)
-    .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
+    .where(
+        or_(_lease_row.device == bindparam("of"), _lease_row.device.in_(_EARLIER_IDS)),
+        _lease_row.fence == bindparam("was"),
+        _lease_row.token != "",
+    )
     .values(token="", expires_ms=0, wanted_by="")
 )
 KEEP_PLACE = update(schema.waiter).where(_waiter_row.id == bindparam("of")).values(expires_ms=bindparam("alive_ms"))
@@ -146,8 +165,22 @@ def lease_of(row: Row[Any]) -> Lease:
 
 
 def leases_now(connection: Connection, now_ms: int) -> list[Lease]:
-    """Return what is held or reserved."""
-    return [lease_of(row) for row in connection.execute(_LEASES, {"now_ms": now_ms})]
+    """Return what is held or reserved, by device; what is held under an earlier id is under the id of now."""
+    found = {row.device: lease_of(row) for row in connection.execute(_LEASES, {"now_ms": now_ms})}
+    for row in connection.execute(_EARLIER, {"now_ms": now_ms}).all():
+        held, own = found.pop(row.device, None), found.get(row.now_id)
+        if held is not None and (own is None or not own.is_held(now_ms)):
+            reserved = (own.reserved_for, own.reserved_until_ms) if own is not None else ("", 0)
+            found[row.now_id] = msgspec.structs.replace(
+                held, device=row.now_id, reserved_for=reserved[0], reserved_until_ms=reserved[1]
+            )
+    return [found[device] for device in sorted(found)]
+
+
+def is_held_earlier(connection: Connection, device: str, now_ms: int) -> bool:
+    """Return whether a process holds a device under an earlier id."""
+    query = _EARLIER.where(_state_row.service_note == device).limit(1)
+    return connection.execute(query, {"now_ms": now_ms}).first() is not None
 
 
 def is_lease(lease: Lease) -> ColumnElement[bool]:
