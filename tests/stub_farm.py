@@ -105,7 +105,7 @@ def make_stub_farm(
     words += [FINE] * (jobs - len(words))
     random.Random(fault_seed).shuffle(words)
     keys = {word: make_bundle(cache, f"{word} {latency_ms}") for word in set(words)}
-    named = [(Job(_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
+    named = [(Job(stub_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
     canary_key = make_bundle(cache, f"{FINE} {_CANARY_MS}")
     server = start_adb_server(supervisor, folder / "adb")
     booted = boot(
@@ -190,7 +190,8 @@ def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS) ->
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
 
-def _case(name: str) -> Case:
+def stub_case(name: str, words: str = "") -> Case:
+    """Return a case of the stub; `words` are the program of a bundle that is compiled of it."""
     return Case(
         suite=SUITE,
         name=name,
@@ -198,4 +199,5 @@ def _case(name: str) -> Case:
         inputs=(InputSpec((ELEMENTS,)),),
         precisions=(_TARGET.precision,),
         tolerances=_TOLERANCE,
+        kwargs={"words": words} if words else {},
     )
