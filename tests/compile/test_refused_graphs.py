@@ -71,6 +71,18 @@ class Up(torch.nn.Module):
     def forward(self, x):
         return self.up(x)  # line 47
 
+class Chosen(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(8, 8), Branch())
+
+    def forward(self, x):
+        return self.body(x)
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2.0, lambda y: y - 1.0, (x,))  # line 59
+
 class Own(torch.nn.Module):
     def forward(self, x):
         raise ValueError("Qnn is not to blame")
@@ -142,6 +154,7 @@ def refused(refuse: Callable[..., dict[str, Refused]]) -> dict[str, Refused]:
         ("Masked", (1, 8, 8), "8a8w", "SM8650"),
         ("Volume", (1, 3, 8, 8, 8), "16a16w", "SM8650"),
         ("Nan", (1, 8), "8a8w", "SM8650"),
+        ("Chosen", (1, 8), "8a8w", "SM8650"),
         ("Own", (1, 8), "8a8w", "SM8650"),
         (f"Dies {signal.SIGSEGV:d}", (1, 8), "8a8w", "SM8650"),
     )
@@ -170,6 +183,14 @@ def test_a_nan_that_calibration_meets_is_named(refused: dict[str, Refused]) -> N
     assert refused["Nan"].reason == (
         "AssertionError: min nan should be less than max nan; c is nan; mul is nan (suite/ops.py:23)"
     )
+
+
+def test_torch_cond_is_refused_with_its_line(refused: dict[str, Refused]) -> None:
+    reason = refused["Chosen"].reason
+    assert (
+        "case.Chosen.module: torch.cond (module body.1, suite/ops.py:59) is control flow, which htp does not" in reason
+    )
+    assert "compute both branches and choose one with torch.where" in reason
 
 
 def test_what_the_module_itself_raises_stays_the_reason(refused: dict[str, Refused]) -> None:

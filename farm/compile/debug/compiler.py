@@ -26,6 +26,7 @@ from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
 from farm.compile.flows.calls import call, copies, flat_outputs, returned_nodes
 from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
+from farm.compile.flows.control_flow import refuse_control_flow
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
@@ -89,6 +90,7 @@ def compile_debug(
             module = make_method(case, make_module(case), case.method)
         with watch.step("export"):
             exported = torch.export.export(module, samples[0], strict=True)
+            refuse_control_flow(exported, case, target.backend)
             graph: Any = exported.module()
         weights: dict[str, torch.Tensor] = {}
         quantized = None

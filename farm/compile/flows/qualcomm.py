@@ -32,6 +32,7 @@ from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows import qnn_features
 from farm.compile.flows.calls import copies, state_kept
+from farm.compile.flows.control_flow import refuse_control_flow
 from farm.compile.flows.delegation import misread_codes, refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.compile.flows.op_packages import annotation_of, packages_of, require_packaged
@@ -71,6 +72,8 @@ def _lower(lowering: Lowering) -> Lowered:
     target, watch = lowering.target, lowering.watch
     case, features = lowering.case, lowering.case.features
     exported = {name: one.export() for name, one in lowering.methods.items()}
+    for program in exported.values():
+        refuse_control_flow(program, case, target.backend)
     graphs: dict[str, torch.nn.Module] = {name: one.module() for name, one in exported.items()}
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:

@@ -1,0 +1,45 @@
+"""Refusal of control flow in an exported graph, with the line of the model. Imports torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch._ops import HigherOrderOperator
+
+from farm.compile.flows.node_origins import origin_of
+from farm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from farm.suites.suite import Case
+
+# Operators with graphs as arguments, by the names of torch 2.13, and the functions that make them.
+_FUNCTIONS = {
+    "cond": "torch.cond",
+    "while_loop": "torch.while_loop",
+    "map_impl": "torch's map",
+    "scan": "torch's scan",
+    "associative_scan": "torch's associative_scan",
+}
+_BRANCHES = "compute both branches and choose one with torch.where, or run the case on xnnpack"
+_LOOPS = "write the iterations out, or run the case on xnnpack"
+
+
+def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> None:
+    """Raise ConfigError for a graph with a branch or a loop that depends on values.
+
+    Qualcomm's quantizer and passes of ExecuTorch 1.5 take no graph inside a graph; on the CPU there are branches.
+    """
+    places = [Path(case.folder).parent, *(Path(entry) for entry in sys.path if entry)]
+    for node in exported.graph_module.graph.nodes:
+        name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
+        if name not in _FUNCTIONS:
+            continue
+        origin = origin_of(node.meta, places)
+        where = ", ".join(filter(None, [f"module {origin.module}" if origin.module else "", origin.source]))
+        remedy = _BRANCHES if name == "cond" else _LOOPS
+        problem = f"{_FUNCTIONS[name]}{f' ({where})' if where else ''} is control flow, which {backend} does not take"
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{problem}: {remedy}")
