@@ -74,13 +74,6 @@ def test_it_is_who_its_device_tree_says(board: Board, device: Device) -> None:
     assert 100 << 20 < status.free_bytes < 200 << 20
 
 
-def test_smoke_passes_on_it(board_home: FarmHome) -> None:
-    done = board_home.farm(*SMOKE, timeout_s=400)
-    assert done.returncode == 0, done.stderr[-4000:]
-    view = json.loads(done.stdout)
-    assert list(decided(view).values()) == [["passed"]] * SMOKE_JOBS
-
-
 def test_a_program_that_is_stopped_leaves_nothing_on_it(board: Board) -> None:
     transport = SshTransport("board", board.address)
     with contextlib.closing(transport), shell(board) as run:
@@ -173,7 +166,9 @@ def test_a_clock_that_is_years_off_changes_nothing(board: Board, board_home: Far
             run(f"date -s @{time.time():.0f} >/dev/null")
 
 
-def test_a_reboot_by_the_ladder_in_the_middle_of_a_run_costs_no_result(board: Board, board_home: FarmHome) -> None:
+def test_smoke_passes_on_it_and_a_reboot_by_the_ladder_in_the_middle_costs_no_result(
+    board: Board, board_home: FarmHome
+) -> None:
     before = boot_id(board)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(board_home.farm, *SMOKE, timeout_s=600)
