@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from warm_torch import run_script
 
 from farm.bundles.cache import BundleCache
 from farm.execution.raw import RawResult
@@ -38,7 +37,7 @@ def check_mutations(view: Mapping[str, Any], cache: Path, folder: Path) -> Count
     suites = sorted({job["suite"] for job in view["jobs"]})
     broken = folder / "broken"
     cases = sorted({f"{job['suite']}/{job['case']}" for job in view["jobs"]})
-    subprocess.run([sys.executable, str(Path(__file__).with_name("mutating.py")), str(broken), *cases], check=True)
+    run_script(Path(__file__).with_name("mutating.py"), str(broken), *cases, cache=cache, folder=folder)
     known = find_suites()
     jobs = {job.id: job for job in plan([resolve_suite(name, known) for name in suites], [find_soc("SM8650")], "htp")}
     tried, caught, missed = Counter[str](), Counter[str](), []
