@@ -219,3 +219,10 @@ def test_what_is_no_tensor_is_refused_in_one_line(outputs: Any, problem: str) ->
     with pytest.raises(ConfigError, match=rf"suite\.toml: case\.one\.module: {problem}") as caught:
         flat_outputs(outputs, CASE)
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_outputs_are_one_line_and_none_is_anothers() -> None:
+    outputs = {"a.b": X, "a": {"b": X}, "two\nlines": X, "[0]": X, "": X, "with blank": [X]}
+    names = output_names(outputs)
+    assert len(set(names)) == 6
+    assert names == ("['a.b']", "a.b", "['two\\nlines']", "['[0]']", "['']", "['with blank'].0")

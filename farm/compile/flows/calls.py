@@ -6,6 +6,7 @@ samples are the same memory, and what one call wrote is the input of the next.
 
 from __future__ import annotations
 
+import re
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,7 @@ Tensors = tuple[torch.Tensor, ...]
 _NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 # Positions in the arguments of both.
 _STATISTICS, _TRAINING = 3, 5
+_PLAIN_KEY = re.compile(r"[\w-]+")
 _INTERNALS = frozenset(vars(torch.nn.Module()))
 
 
@@ -96,7 +98,11 @@ def _path_name(path: Sequence[Any]) -> str:
             name += f".{key.idx}" if name else f"[{key.idx}]"
             continue
         part = str(key.name if isinstance(key, pytree.GetAttrKey) else getattr(key, "key", key))
-        name += f".{part}" if name else part
+        if _PLAIN_KEY.fullmatch(part) is None:
+            # Quoted, so that it is one line and no path of another output.
+            name += f"[{part!r}]"
+        else:
+            name += f".{part}" if name else part
     return name
 
 
