@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
+from farm_home import FarmHome
+from shared_rows import facts
 
+from farm.cli.setup.suites import socs_command
+from farm.cluster.agent.host_devices import described
+from farm.cluster.client.devices import Wanted
+from farm.cluster.client.devices import choose as choose_of_agents
 from farm.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import Scan
@@ -15,7 +23,10 @@ from farm.devices.identity import read_soc
 from farm.errors import ConfigError, UnknownNameError
 from farm.pool.fleet import Choice, choose
 from farm.pool.inventory import DeviceRow, find_rows
+from farm.store.store import open_store
+from farm.suites import socs
 from farm.suites.socs import find_soc, is_soc, load_socs, set_like
+from farm.system.resources import data_folder
 
 PHONE = Device(serial="a1", soc="", kind="hardware", build="", address=AdbAddress(5037), product="")
 
@@ -120,3 +131,62 @@ def test_profiles_have_other_names_that_no_second_profile_has(tmp_path: Path) ->
     load_socs.cache_clear()
     with pytest.raises(ConfigError, match="also: AA2 is a name of AA2 as well"):
         load_socs(tmp_path)
+
+
+@pytest.mark.parametrize("reported", ["SM8650-AC", "SM8650_AC", "sm8650-ac"])
+def test_a_bin_has_one_line_in_farm_toml_for_both_spellings(tmp_path: Path, reported: str) -> None:
+    configured(tmp_path, '[soc.SM8650_AC]\nlike = "SM8750"\n')
+    assert read_soc({"ro.soc.model": reported}) == "SM8750"
+    assert find_soc(reported).name == "SM8750"
+
+
+def test_a_bin_that_a_device_reports_can_be_asked_for() -> None:
+    """A name of a device, SM8650-1, is none."""
+    assert (find_soc("SM8650-AC").name, find_soc("sm8650-ab").name) == ("SM8650", "SM8650")
+    for name in ("SM8650-1", "SM8650-left", "SM8650_AC", "QCS6490-AA"):
+        with pytest.raises(UnknownNameError):
+            find_soc(name)
+    assert not is_soc("SM8650-AC")
+
+
+def test_other_names_of_a_profile_are_taken_by_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: FarmHome
+) -> None:
+    profiles = tmp_path / "device_profiles"
+    profiles.mkdir()
+    for path in data_folder("device_profiles").glob("*.toml"):
+        also = 'also = ["QCS6490"]\n' if path.stem == "QCM6490" else ""
+        (profiles / path.name).write_text(path.read_text() + also)
+    monkeypatch.setattr(socs, "data_folder", lambda _: profiles)
+    load_socs.cache_clear()
+    try:
+        assert chosen("QCS6490", "QCS6490")[0][0].soc == "QCM6490"
+        with pytest.raises(ConfigError, match=r"soc\.QCS6490: has a profile, QCM6490: leave it out"):
+            configured(tmp_path, '[soc.QCS6490]\nlike = "SM8650"\n')
+        listed = CliRunner().invoke(socs_command, ["--json"])
+        assert [one["name"] for one in json.loads(listed.stdout)["socs"] if one["also"] == ["QCS6490"]] == ["QCM6490"]
+    finally:
+        load_socs.cache_clear()
+    # The same by farm.toml, in a command of its own.
+    (home.cwd / "farm.toml").write_text('[soc.QCS6490]\nlike = "QCM6490"\n')
+    done = home.farm("run", "--soc", "QCS6490", "--suite", "smoke", "--collect-only", "--virtual", "1")
+    assert (done.returncode, "[QCM6490-htp-" in done.stdout) == (0, True), done.stderr
+
+
+def test_two_hosts_of_a_shared_farm_read_their_own_names(tmp_path: Path, new_store: Callable[[str], str]) -> None:
+    with open_store(new_store("soc_names")) as store:
+        for host, text in (("h1", '[soc.QCS6490]\nlike = "QCM6490"\n'), ("h2", "")):
+            configured(tmp_path, text)
+            soc = read_soc({"ro.soc.model": "QCS6490"})
+            device = msgspec.structs.replace(PHONE, serial=f"{host}-0", soc=soc, host=host)
+            told = described(device, None, load_socs()).facts
+            store.cluster.register(host, msgspec.structs.replace(facts(host), devices=(told,)), 60, user="farm")
+        # The client's farm.toml has the name, or the profile's is asked for.
+        configured(tmp_path, '[soc.QCS6490]\nlike = "QCM6490"\n')
+        for asked in ("QCS6490", "QCM6490"):
+            wanted = Wanted(store, [find_soc(asked).name], Choice(), print)
+            assert wanted.find(wait=False) == []
+            assert [one.id for one in wanted.devices] == ["h1-0"]
+        _, [refused] = choose_of_agents(store.cluster.agents(), {}, ["QCM6490"], Choice())
+        assert "h2-0 (QCS6490 of h2: farm has no profile for QCS6490: if the part is a QCM6490" in refused
+        assert "[soc.QCS6490] and below it like = " in refused

@@ -10,7 +10,7 @@ from farm.devices.connect import transport_to
 from farm.devices.device import Device, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
-from farm.suites.socs import SOC_NAME, profile_name
+from farm.suites.socs import SOC_NAME, profile_name, reported_profile
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def reported_soc(properties: dict[str, str]) -> tuple[str, str]:
     """Return the name in a device's answers as it stands there, and the SoC as `read_soc` returns it. Pure."""
     for text in (properties.get("ro.soc.model", ""), properties.get("machine", "")):
         if soc := _soc(text):
-            return text.strip(), profile_name(soc) or soc
+            return text.strip(), reported_profile(text.strip()) or profile_name(soc) or soc
     parts = [
         entry.removeprefix("qcom,").upper() for entry in properties.get("compatible", "").split() if "qcom," in entry
     ]

@@ -32,6 +32,9 @@ PRECISIONS = (*dict.fromkeys((*QUANTIZED_PRECISIONS, "fp16", "fp32", *_OF_BACKEN
 SOC_NAME = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
 """Names of SoCs as devices report them."""
 
+# A bin of a chip, as some builds report it: SM8650-AC. Longer names with a dash are of devices.
+_BIN = re.compile(r"(.+)-[A-Z]{2}", re.IGNORECASE)
+
 _like: Mapping[str, str] = MappingProxyType({})
 """`[soc.NAME] like` of the farm.toml that was loaded last: name to profile."""
 
@@ -123,6 +126,16 @@ def profile_name(name: str) -> str:
     return next((soc.name for soc in socs.values() if wanted in soc.also), "") or _like.get(wanted, "")
 
 
+def reported_profile(name: str) -> str:
+    """Return the profile of a name as a device reports it; empty without one.
+
+    `[soc.SM8650_AC]` of farm.toml has both spellings of a bin; without it `SM8650-AC` is the chip, SM8650.
+    """
+    whole = profile_name(name) or profile_name(name.replace("-", "_"))
+    found = None if whole else _BIN.fullmatch(name)
+    return profile_name(found[1]) if found else whole
+
+
 def is_soc(name: str) -> bool:
     """Return whether an SoC is called `name`, in any case."""
     return bool(profile_name(name))
@@ -131,7 +144,7 @@ def is_soc(name: str) -> bool:
 def find_soc(name: str) -> Soc:
     """Return the SoC called `name`, in any case. Raises UnknownNameError with the nearest name and farm.toml's line."""
     socs = load_socs()
-    if profile := profile_name(name):
+    if profile := reported_profile(name):
         return socs[profile]
     hint = like_hint(name)
     raise UnknownNameError("SoC", name, socs, f"(farm socs lists them{f'; {hint}' if hint else ''})")

@@ -257,3 +257,13 @@ def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> 
         shell.wait()
         os.close(master)
     assert store.leases.all() == []
+
+
+def test_a_name_of_farm_toml_for_an_soc_leases_one_more_device_each_time(
+    home: FarmHome, server: Mapping[str, str]
+) -> None:
+    (home.cwd / "farm.toml").write_text('[soc.QCS6490]\nlike = "SM8650"\n')
+    ada = User(home, server, "ada")
+    taken = [json.loads(ada.says("lease", name, "--json"))["id"] for name in ("QCS6490", "qcs6490")]
+    assert sorted(taken) == [FIRST, SECOND]
+    ada.says("release", "--all")

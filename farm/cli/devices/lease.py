@@ -51,12 +51,14 @@ def lease_command(
     is changed, and counts from now. farm release gives it back earlier.
     """
     from farm.pool.inventory import resolve_device
+    from farm.suites.socs import reported_profile
     from farm.system.processes import Supervisor
 
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
         mine = {lease.device for lease in reserved_by_me(store)}
-        if len(devices) == 1 and wanted.casefold() != devices[0].soc.casefold() and devices[0].id in mine:
+        is_soc = (reported_profile(wanted) or wanted).casefold() == devices[0].soc.casefold()
+        if len(devices) == 1 and not is_soc and devices[0].id in mine:
             device = devices[0]
             until_ms = store.leases.reserve(device.id, store.user, seconds).reserved_until_ms
         else:
@@ -171,7 +173,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     from farm.devices.discovery import scan_all
     from farm.pool.fleet import narrowed
     from farm.store.leases.registry import Seen
-    from farm.suites.socs import load_socs
+    from farm.suites.socs import load_socs, reported_profile
 
     scan = scan_all(config, supervisor)
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
@@ -186,9 +188,9 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     if not found:
         _refuse_unusable(scan, known.values(), wanted)
         socs = load_socs()
-        found = [device for device in devices if device.soc.casefold() == wanted.casefold()]
-        soc = next((name for name in socs if name.casefold() == wanted.casefold()), None)
-        if not found and soc is None:
+        soc = reported_profile(wanted)
+        found = [device for device in devices if device.soc.casefold() == (soc or wanted).casefold()]
+        if not found and not soc:
             every = {*socs, *(name for these in names.values() for name in these)}
             raise UnknownNameError("device or SoC", wanted, every, "(farm devices shows what is attached)")
         if not found:

@@ -13,7 +13,7 @@ from farm.errors import FarmError
 from farm.pool.fleet import out_of_use
 from farm.store.cluster.records import AgentDevice
 from farm.store.leases.registry import Seen
-from farm.suites.socs import load_socs
+from farm.suites.socs import load_socs, no_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -135,7 +135,7 @@ def described(device: Device, known: Registered | None, socs: Collection[str]) -
         device = msgspec.structs.replace(device, name=device.name or known.name)
         refused = out_of_use(device, known)
     if device.soc not in socs:
-        refused = f"farm has no profile for {device.soc}: 'farm socs' lists those it has"
+        refused = no_profile(device.soc)
     facts = AgentDevice(device.id, device.serial, device.soc, device.kind, device.os, labels, device.name, refused)
     return HostDevice(device, facts)
 

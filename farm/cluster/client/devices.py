@@ -16,7 +16,7 @@ from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import out_of_use
 from farm.report.model.format import duration
 from farm.request.choose import device_kind_of
-from farm.suites.socs import find_soc
+from farm.suites.socs import find_soc, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -51,6 +51,9 @@ def choose(
     for agent in agents:
         for device in agent.facts.devices:
             if device.soc not in socs:
+                if device.soc and device.soc not in load_socs():
+                    # What the run may be for, under a name that its host gives no profile.
+                    refused.append(f"{device.called} ({device.soc} of {agent.name}: {device.refused})")
                 continue
             reason = _refusal(agent, device, registered.get(device.id), choice)
             if reason:
