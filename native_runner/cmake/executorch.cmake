@@ -82,6 +82,21 @@ if(NOT prefix)
   list(APPEND FARM_EXECUTORCH_COMPONENTS farm_executorch_prefix)
 endif()
 
+# The runner frees its options before a method loads. ExecuTorch's accessor of the copy came with the copy: an older
+# Module keeps a pointer to what is gone by then.
+set(FARM_MODULE_HEADER extension/module/module.h)
+set(copies)
+foreach(folder IN LISTS EXECUTORCH_INCLUDE_DIRS)
+  if(EXISTS "${folder}/executorch/${FARM_MODULE_HEADER}")
+    file(STRINGS "${folder}/executorch/${FARM_MODULE_HEADER}" copies REGEX "LoadBackendOptionsMap& backend_options\\(\\) const")
+    break()
+  endif()
+endforeach()
+if(NOT copies)
+  message(FATAL_ERROR "${executorch_DIR}: Module::load of this ExecuTorch does not copy the options of backends "
+                      "(${FARM_MODULE_HEADER} has no backend_options()): use ExecuTorch 1.5 or newer")
+endif()
+
 set(FARM_EXECUTORCH_VERSION "${EXECUTORCH_BUILD_VERSION}")
 if(NOT FARM_EXECUTORCH_VERSION)
   set(FARM_EXECUTORCH_VERSION "${executorch_VERSION}")

@@ -21,6 +21,7 @@ from waiting import until
 from farm.runtime.packages import package_folder, package_version
 from farm.runtime.runtime import simulator_runtime
 from farm.system.publish import published
+from farm.system.resources import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,6 +198,30 @@ def preload(farm_cache: Path) -> Callable[[str], dict[str, str]]:
         return {"LD_PRELOAD": str(published(farm_cache / "runner-test-stubs" / key, compile_into) / f"{name}.so")}
 
     return build
+
+
+@pytest.fixture(scope="session")
+def load_options_probe(farm_cache: Path) -> Path:
+    """A program that loads with options, built of the runner's own source of them, once a cache."""
+    package = package_folder("executorch", "include", "build")
+    include, sources = package / "include", data_folder("native_runner") / "src"
+    parts = [HERE / "load_options_probe.cpp", sources / "backend_options.cpp", sources / "failure.cpp"]
+    libraries = ("executorch", "executorch_backend_xnnpack", "executorch_kernels_optimized", "executorch_threadpool")
+    argv = [
+        *("c++", "-std=c++17", "-O1", "-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED"),
+        *(f"-I{folder}" for folder in (include, include / "executorch/runtime/core/portable_type/c10", sources)),
+        *map(str, parts),
+        *(f"-L{package / 'lib'}", "-Wl,--no-as-needed", *(f"-l{name}" for name in libraries)),
+        f"-Wl,-rpath,{package / 'lib'}",
+    ]
+    headers = [sources / "backend_options.h", sources / "flags.h", sources / "failure.h"]
+    texts = [path.read_text() for path in (*parts, *headers)]
+    key = hashlib.sha256("\0".join((*texts, package_version("executorch"), *argv)).encode()).hexdigest()[:16]
+
+    def compile_into(folder: Path) -> None:
+        subprocess.run([*argv, "-o", str(folder / "probe")], check=True, timeout=300)
+
+    return published(farm_cache / "runner-test-stubs" / key, compile_into) / "probe"
 
 
 @pytest.fixture

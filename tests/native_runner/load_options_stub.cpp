@@ -1,5 +1,6 @@
 // Preloaded in front of the runner: a stub around XNNPACK that writes to standard error what it gets when it loads.
-// STUB_KNOWS=nothing: it has no options; STUB_KNOWS=numbers: its boolean options are numbers.
+// STUB_KNOWS=nothing: it has no options; STUB_KNOWS=numbers: its boolean options are numbers. A file `refuse_init` in
+// the current folder ends one load with an error, after the options were read, and is removed.
 #include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
 
@@ -30,6 +31,7 @@ class XnnpackStub final : public BackendInterface {
         std::fprintf(stderr, "stub: text %s=%s\n", option.key, *text);
       }
     }
+    if (std::remove("refuse_init") == 0) return Error::DelegateInvalidCompatibility;
     return real_->init(context, processed, specs);
   }
 

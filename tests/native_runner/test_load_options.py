@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +75,75 @@ def test_a_load_that_fails_keeps_the_options_of_the_session(linear: Any, reports
         refused = session.ask("--weight_cache_enabled=false")
         assert "needs a process of its own: this session has --weight_cache_enabled=true" in refused["error"]["message"]
         assert _arrived(session.stderr) == [_options(linear.folder)] * 2
+
+
+def test_a_load_that_fails_after_it_read_the_options_keeps_them_for_the_next(linear: Any, reports: Any) -> None:
+    with linear.serve(*_ALL, env=reports) as session:
+        for refuse, code in ((False, 0), (True, 4), (False, 0)):
+            if refuse:
+                (linear.folder / "refuse_init").touch()
+            answer = session.ask("--input_shape_path=shapes.txt")
+            assert answer["exit_code"] == code, answer
+        assert not (linear.folder / "refuse_init").exists()
+        assert _arrived(session.stderr) == [_options(linear.folder)] * 3
+
+
+@pytest.fixture
+def probe(linear: Any, reports: Any, load_options_probe: Path) -> Callable[[str], list[str]]:
+    """Load model.pte by Module itself; return the lines of the probe and of the stub in front of XNNPACK."""
+
+    def run(scenario: str) -> list[str]:
+        done = subprocess.run(
+            [load_options_probe, scenario, "model.pte"], cwd=linear.folder, env={**os.environ, **reports},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"^(?:probe|stub): (.*)$", done.stderr, re.MULTILINE)
+
+    return run
+
+
+def test_options_of_a_method_take_the_place_of_those_of_the_program(probe: Callable[[str], list[str]]) -> None:
+    of_program = ["2 options", "int workspace_sharing_mode=1", "bool weight_cache_enabled=false", "loaded"]
+    of_method = ["1 options", "int workspace_sharing_mode=2", "loaded"]
+    # Options for another backend alone are none for this one.
+    of_another = ["0 options", "loaded"]
+    assert probe("override") == [*of_program, *of_method, *of_another, *of_program]
+
+
+def test_a_refused_method_keeps_the_options_of_the_program(linear: Any, probe: Callable[[str], list[str]]) -> None:
+    (linear.folder / "refuse_init").touch()
+    of_program = ["2 options", "int workspace_sharing_mode=1", "bool weight_cache_enabled=false"]
+    assert probe("refused") == [*of_program, "refused", *of_program, "loaded"]
+
+
+def test_names_and_texts_at_their_limits_arrive_whole_and_longer_ones_are_refused(
+    probe: Callable[[str], list[str]],
+) -> None:
+    added, name, text = (
+        "added",
+        f"the option name '{'k' * 64}' has 64 characters",
+        "the option k has a text of 256 bytes",
+    )
+    said = probe("limits")
+    assert said[:4] == [
+        added, f"{name}, ExecuTorch takes 63", added, f"{text}, ExecuTorch takes 255: use a shorter path",
+    ]  # fmt: skip
+    assert said[4:] == ["1 options", f"text {'k' * 63}={'v' * 255}", "loaded"] * 2
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_path_of_255_bytes_is_the_longest(linear: Any, reports: Any, excess: int) -> None:
+    rest = 255 + excess - len(f"{linear.folder}/")
+    ran = linear.run(
+        "--input_shape_path=shapes.txt", "--weight_cache_enabled", f"--packed_cache_path={'x' * rest}", env=reports
+    )
+    if excess:
+        assert ran.code == 3, ran.stderr
+        assert "has a text of 256 bytes, ExecuTorch takes 255: use a shorter path" in ran.error["message"]
+    else:
+        assert ran.code == 0, ran.stderr
+        assert _arrived(ran.stderr)[0][-1] == f"text packed_cache_path={linear.folder}/{'x' * rest}"
 
 
 def test_xnnpack_keeps_packed_weights_in_the_file_of_each_job(linear: Any) -> None:
