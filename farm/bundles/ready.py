@@ -117,7 +117,7 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
 
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:
-    """Return what the program says of its outputs, inputs as it writes them among these."""
+    """Return the outputs by the program's file, written inputs among them."""
     written = dict(zip(method.written_outputs, method.written_inputs, strict=True))
     return tuple(
         TensorSpec(

@@ -1,4 +1,4 @@
-"""Second execution of a job on the same device: a new session tells the job from its company and from a dead DSP."""
+"""Second execution of a job on the same device: in a new session, which no other job and no dead DSP session spoils."""
 
 from __future__ import annotations
 

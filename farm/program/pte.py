@@ -121,7 +121,7 @@ class Method(msgspec.Struct, frozen=True):
     written_outputs: tuple[int, ...] = ()
     """Position of each written input among the outputs, in the order of `written_inputs`; -1 for none."""
     written_buffers: int = 0
-    """Buffers that its kernels write to and keep for the next execution; those of delegates are unknown."""
+    """Number of buffers that its kernels write to and keep for the next execution; buffers of delegates are unknown."""
 
     @property
     def partitions(self) -> dict[str, int]:

@@ -133,7 +133,7 @@ class SuiteSession(WorkerSession):
         self._retired += 1
 
     def worker_testreport(self, node: Any, rep: pytest.TestReport) -> None:
-        """Hand on how a test ended; one that another device has to try has not failed yet."""
+        """Hand on the report of a test; a failure that another device has to confirm is a rerun."""
         if rep.failed and self._may_repeat(node, rep):
             rep.outcome = "rerun"  # type: ignore[assignment]
         super().worker_testreport(node, rep)

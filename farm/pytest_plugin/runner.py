@@ -174,14 +174,14 @@ class Runner:
         )
 
     def _judged(self, job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
-        """Return what an execution says of its case; infra where the canary fails after wrong numbers."""
+        """Return the attempt of an execution; infra where the canary fails after wrong numbers."""
         attempt = self._worker.run.judge(job, bundle, raw)
         if needs_health_check(attempt, failed_before=False):
             return self._worker.checked(attempt, self._canary)
         return attempt
 
     def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
-        """Return an execution that ended well, with notes; one that a live runner refused is made in a new session.
+        """Return an execution that ended well, with notes; after a refusal or a crash a second one, in a new session.
 
         Raises ProgramError, and DeviceError where the device is to blame, as its canary fails as well.
         """

@@ -12,7 +12,7 @@ from farm.suites.suite import Job
 
 
 class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run, where and how."""
+    """Job of a command, with its device and its executions."""
 
     job: Job
     virtual: bool
@@ -28,13 +28,13 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile = Profile.AUTO
     command: str = ""
     facts: dict[str, str] = {}
-    """What else its numbers depend on."""
+    """Further facts that numbers depend on."""
     toolchain: RunToolchain | None = None
-    """Of the run whose program is run again; None where it is that of this command."""
+    """Toolchain of the run whose program runs again; None for the toolchain of this command."""
     name: str = ""
-    """What the run is called."""
+    """Name of the run."""
     purpose: Purpose = Purpose.TRIAL
     program: LlamaProgram | None = None
-    """What generates in place of farm's runner."""
+    """Program that generates in place of farm's runner."""
     failed_before: bool = False
     """Wrong numbers and refusals are no news, which a second device would confirm."""

@@ -102,7 +102,7 @@ def test_a_ready_program_without_the_write_fails(
 
 
 def test_a_written_input_is_no_passed_on_input(folder: Path, tmp_path: Path) -> None:
-    # As many outputs as the module has with its written input: only the file tells them apart.
+    # Both have two outputs, the written input among those of the module: the file alone shows the difference.
     assert taken(folder, tmp_path, "Passes", "Adds").lost_writes == ("input x",)
 
 

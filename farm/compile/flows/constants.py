@@ -39,7 +39,7 @@ _MOVES = frozenset(
         "stack", "to", "tril", "triu", "where", "zero_", "zeros", *_SHAPE_ALONE,
     }
 )  # fmt: skip
-# Operators of new memory without a value, and those that write to all of it.
+# Operators that give memory without a value, and operators that write to all of a tensor.
 _EMPTY = ("empty", "new_empty")
 _WHOLE = frozenset({"copy_", "fill_", "zero_"})
 

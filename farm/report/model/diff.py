@@ -54,7 +54,7 @@ class DiffGroup(StrEnum):
 
 
 class MetricChange(msgspec.Struct, frozen=True):
-    """One metric before and after in its unit: of a figure the value that decides, else the median."""
+    """Values of one metric before and after, in its unit: the deciding value of a figure, else the median."""
 
     metric: str
     unit: str

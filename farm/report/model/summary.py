@@ -68,7 +68,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     n: int
     value: float
-    """Of a figure of outputs what decides, the worst sample or the mean; else the median."""
+    """Deciding value of a figure of outputs, the worst sample or the mean; else the median."""
     least: float
     p50: float
     p90: float
