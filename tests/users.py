@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from farm_home import FarmHome
+from user_forks import UserForks
 
 import farm
 
@@ -40,6 +42,7 @@ class User(FarmHome):
     """Of the group that both users are in."""
     umask: int = 0o022
     home: Path = Path("/nonexistent")
+    forks: UserForks | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -71,9 +74,31 @@ class User(FarmHome):
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def farm(
+        self,
+        *arguments: str,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: str = "",
+        forked: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `farm` as this user, in a fork of a process of theirs where `forked` allows it."""
+        if forked and self.forks is not None:
+            words, every = ("-m", "farm.cli.main", *arguments), {**self.env, **(env or {})}
+            return self.forks.run(
+                words, env=every, cwd=cwd or self.cwd, umask=self.umask, stdin=stdin, timeout_s=timeout_s
+            )  # fmt: skip
+        return super().farm(*arguments, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin, forked=forked)
+
     def python(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
         """Run Python as this user and return what it printed."""
-        return self.run(self.interpreter, *argv, env=env)
+        if self.forks is None:
+            return self.run(self.interpreter, *argv, env=env)
+        every = {**self.env, **(env or {})}
+        done = self.forks.run(argv, env=every, cwd=self.cwd, umask=self.umask, stdin="", timeout_s=60)
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def begin(self) -> None:
         """Let the user have an empty home, but for a folder to work in."""
@@ -118,6 +143,11 @@ def two_users() -> Iterator[tuple[User, User]]:
         for user in users:
             user.begin()
             _require_python(user)
+        for number, user in enumerate(users):
+            start = {name: value for name, value in user.start.items() if name != "umask"}
+            forks = UserForks(user.interpreter, user.env, base / f"forks-{number}", **start)
+            stack.callback(forks.close)
+            users[number] = dataclasses.replace(user, forks=forks)
         yield users[0], users[1]
 
 

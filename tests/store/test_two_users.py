@@ -28,6 +28,10 @@ PLANT = Path(__file__).with_name("plant_runs.py")
 # It looks for bundles as confirm does.
 BISECT, SCRIPT_OUT = (pytest.param(command, marks=pytest.mark.soak) for command in ("bisect", "repro --script out"))
 CONFIRM, SCRIPT = (pytest.param(command, marks=pytest.mark.whole) for command in ("confirm", "repro --script=out"))
+# For commands whose statements differ. A value that a database returns is handled by the same code whichever it is.
+EACH_DATABASE = pytest.mark.parametrize(
+    "world", ["sqlite", pytest.param("postgresql", marks=pytest.mark.whole)], indirect=True
+)
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 
 EVIL = """\
@@ -87,16 +91,20 @@ class World:
             return store.pruning.run_ids()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.whole)])
+@pytest.fixture
 def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchain: Path) -> Iterator[World]:
     ada, bob = two_users
     common = ada.home.parent / "common"
     subprocess.run(["install", "-d", "-g", str(ada.shared_gid), "-m", "2770", str(common)], check=True)
+    # Hashes of what is installed, which is the same for all tests and users.
+    hashes = ada.home.parent / "hashes"
     for user in two_users:
         user.run("mkdir", "-p", str(user.cache))
+        if hashes.is_dir():
+            user.run("cp", "-r", str(hashes), str(user.cache))
         for part in toolchain.iterdir():
             (user.cache / part.name).symlink_to(part)
-    if request.param == "sqlite":
+    if getattr(request, "param", "sqlite") == "sqlite":
         # As docs/leases.md says.
         url = f"sqlite:///{common / 'farm.db'}"
         assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
@@ -109,6 +117,11 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
         url = new_database(f"two{abs(hash(request.node.nodeid))}")
         assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
     yield World(ada, bob, url, common)
+    for user in two_users:
+        if (user.cache / "hashes").is_dir():
+            shutil.copytree(user.cache / "hashes", hashes, dirs_exist_ok=True)
+    for file in hashes.glob("*"):
+        file.chmod(0o644)
     shutil.rmtree(common)
 
 
@@ -139,6 +152,7 @@ def relative(path: Path, start: Path) -> str:
 
 class TestWhatAUserCannotDo:
     @pytest.mark.whole
+    @EACH_DATABASE
     def test_make_prune_remove_a_folder_that_is_no_run_of_hers(self, world: World, precious: Path) -> None:
         runs = world.ada.state / "runs"
         own = world.ada.write(runs / "notes.txt", "mine").parent
@@ -159,6 +173,7 @@ class TestWhatAUserCannotDo:
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
         assert [path.name for path in own.iterdir()] == ["notes.txt"]
 
+    @EACH_DATABASE
     def test_make_prune_follow_a_link_out_of_her_runs(self, world: World, precious: Path) -> None:
         [old, _] = world.plant({"days": 300}, {})
         world.ada.run("mkdir", "-p", str(world.ada.state / "runs"))
@@ -241,6 +256,7 @@ class TestWhatAUserCannotDo:
         assert f"belongs to {world.bob.name}" in done.stderr
 
     @pytest.mark.whole
+    @EACH_DATABASE
     def test_keep_her_from_seeing_a_run_by_a_hash_that_is_none(self, world: World) -> None:
         [run_id] = world.plant({"artifacts": [["../../secret", "etdump"], ["x", "output:output_0_0.raw"]]})
         done = world.farm("report", run_id)
@@ -274,6 +290,7 @@ class TestWhatAUserCannotDo:
 
 
 class TestWhatAUserCanDo:
+    @EACH_DATABASE
     def test_see_all_runs_and_what_they_say(self, world: World) -> None:
         [run_id] = world.plant({}, user=world.ada)
         done = world.farm("history", JOB, user=world.bob)
@@ -286,6 +303,7 @@ class TestWhatAUserCanDo:
         [his] = world.plant({"level": 7.0})
         assert his[-6:] in world.farm("history", JOB).stdout
 
+    @EACH_DATABASE
     def test_delete_her_runs_but_not_her_files(self, world: World) -> None:
         [run_id, newer] = world.plant({"days": 300}, {"days": 299}, user=world.ada)
         world.age()
@@ -310,6 +328,7 @@ class TestWhatAUserCanDo:
         assert not report.parent.exists()
 
     @pytest.mark.whole
+    @EACH_DATABASE
     def test_lease_in_her_name_and_release_what_she_has(self, world: World, tmp_path: Path) -> None:
         with attach(world.ada, tmp_path, ["SM8650"]) as bench:
             ada, bob = ((user, bench.env) for user in (world.ada, world.bob))
