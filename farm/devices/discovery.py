@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from farm.devices.adb.host import AdbHost
+from farm.devices.adb.host import AdbHost, is_relayed
 from farm.devices.adb.names import SERIAL_VARIABLE, adb_target, named_device
 from farm.devices.adb.server import ordinary_server, outdated
 from farm.devices.connect import from_plain
@@ -150,6 +150,8 @@ def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
         here = (there for there in behind if (there.host, there.port) == (server.host, server.port))
         if any(found in (there.name, there.attached_at) for there in here) or (one.serial == found and behind):
             return PinnedDevice(shown, frozenset({one.id}))
+    if is_relayed(server.query("host:devices-l"), found):
+        return PinnedDevice(shown, problem="'farm connect' has the device leased under that name")
     reasons = (f"it is {one.state}: {one.reason}" for one in scanned.unusable if one.serial == found)
     return PinnedDevice(shown, problem=next(reasons, "it cannot be used: 'farm devices' shows why"))
 

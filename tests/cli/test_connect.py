@@ -277,10 +277,13 @@ def test_it_is_attached_again_after_a_reboot_root_and_a_disconnect(attic: FarmHo
 def test_a_command_has_the_device_and_hands_on_its_exit_code(
     attic: FarmHome, servers: TwoServers, store: Store
 ) -> None:
-    script = f'"{find_adb()}" shell getprop ro.soc.model; echo "$ANDROID_SERIAL"; exit 9'
+    lease = f'"{sys.executable}" -m farm.cli.main lease SM8650 --no-wait'
+    script = f'"{find_adb()}" shell getprop ro.soc.model; echo "$ANDROID_SERIAL"; {lease}; exit 9'
     done = attic.farm("connect", "SM8650", "--", "sh", "-c", script, env=servers.env)
     model, name = done.stdout.split()
     assert (done.returncode, model, name.split(":")[0]) == (9, "SM8650", "127.0.0.1"), done.stderr
+    # Without the variable it would be any other SM8650.
+    assert f"ANDROID_SERIAL names {name}, and 'farm connect' has the device leased under that name" in done.stderr
     done = attic.farm("connect", NAME, "--", "no-such-program", env=servers.env)
     assert (done.returncode, "there is no no-such-program" in done.stderr) == (2, True), done.stderr
     assert store.leases.all() == []

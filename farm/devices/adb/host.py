@@ -65,6 +65,8 @@ class Attached(NamedTuple):
     """Name in the server's listing: `HOST:PORT` after `adb connect`, a name of mDNS, else the serial."""
     has_twin: bool = False
     """True for one of several entries with the same product, which differ by adb's name alone."""
+    is_relayed: bool = False
+    """True for a device of another server that `farm connect` attached."""
 
     @property
     def target(self) -> str:
@@ -324,6 +326,15 @@ def parse_listing(listing: str) -> list[Attached]:
 
     What `farm connect` attached is left out: a second user would have the device by that name.
     """
+    return [one for one in _listed(listing) if not one.is_relayed]
+
+
+def is_relayed(listing: str, adb_name: str) -> bool:
+    """Return whether `farm connect` attached the device that the server calls `adb_name`. Pure."""
+    return any(one.is_relayed and one.adb_name == adb_name for one in _listed(listing))
+
+
+def _listed(listing: str) -> list[Attached]:
     attached = []
     for line in listing.splitlines()[:_MOST_DEVICES]:
         found = _LINE.fullmatch(line)
@@ -332,9 +343,8 @@ def parse_listing(listing: str) -> list[Attached]:
         rest = rest.strip()
         state = found[2] if found is not None else clean_text(rest.split(" ")[0])
         product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
-        if product == RELAYED_PRODUCT:
-            continue
         is_virtual = product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product)
-        attached.append(Attached(clean_text(product if is_virtual else name), state, clean_text(name)))
+        serial, there = clean_text(product if is_virtual else name), clean_text(name)
+        attached.append(Attached(serial, state, there, is_relayed=product == RELAYED_PRODUCT))
     count = Counter(one.serial for one in attached)
     return [one._replace(has_twin=count[one.serial] > 1) for one in attached]
