@@ -76,3 +76,12 @@ class Layer(msgspec.Struct, frozen=True):
     """The simulator against ExecuTorch's own reference, as its Inspector reports it: quantized weights, but
     activations in floating point."""
     tensor: LayerTensor = LayerTensor()
+    module: str = ""
+    """Path of its module in the model: `layers.3.conv`; empty for the model itself, and where that is not known."""
+    source: str = ""
+    """Line of the model's code: `models/text.py:42`; empty where it is not known."""
+    exported: tuple[str, ...] = ()
+    """Operators of the exported program that it comes from, ahead of time: `aten.conv2d.default`."""
+    ran: tuple[str, ...] = ()
+    """Names of what wrote it at run time: `aten_convolution_default@0`, `native_call_erf.out`; none where it is fused
+    into others."""

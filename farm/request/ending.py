@@ -39,6 +39,7 @@ def report_context(
     store: Store, run_id: str, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
 ) -> ReportContext:
     """Return what the store knows beyond a run; `links` says where a page finds its artifacts, by hash."""
+    from farm.report.formats.layers_csv import shown_places
     from farm.report.html.context import ReportContext
     from farm.report.html.layer_graph import shown_graphs
 
@@ -50,6 +51,7 @@ def report_context(
         background=background,
         links=links(background),
         graphs=shown_graphs(background.artifacts, artifacts),
+        places=shown_places(background.artifacts, artifacts),
     )
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from farm.compile.debug.protocol import UserMetric, parse_metric
 from farm.errors import UsageError
 from farm.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.replay.debug import DebugOutcome, describe
-from farm.report.formats.layers_csv import layers_csv
+from farm.report.formats.layers_csv import LayerPlace, layers_csv, read_places
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
 from farm.system.text import json_document
@@ -162,6 +162,49 @@ def test_a_metric_that_only_the_inspector_s_reference_has_is_a_column() -> None:
     layer = Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: Gap(0.5, 3.0, 0.9)}, other)
     [row] = csv.DictReader(io.StringIO(layers_csv([layer], diagnose([layer]))))
     assert (row["inspector_metric_far"], row["compiler_metric_far"]) == ("7.0", "")
+
+
+def placed() -> DebugOutcome:
+    """The same, with places in the model and operators."""
+    debugged = outcome(device=True)
+    places: dict[str, Any] = {
+        "module": "body.norm", "source": "net/ops.py:7", "exported": ("aten.batch_norm.default",), "ran": ("norm@0",),
+    }  # fmt: skip
+    layers = tuple(
+        msgspec.structs.replace(row, tensor=LayerTensor(handle), **(places if row.operator == "aten.norm" else {}))
+        for row, handle in zip(debugged.layers, (None, 1, 2, 3), strict=True)
+    )
+    return msgspec.structs.replace(debugged, layers=layers)
+
+
+def test_the_first_divergence_has_its_module_and_line() -> None:
+    lines = _text(placed(), 0)
+    assert lines[lines.index("likely cause: compiler (SQNR -3.2 dB, its inputs equal)") + 1] == (
+        "in module body.norm, net/ops.py:7"
+    )
+
+
+def test_operators_ahead_of_time_and_at_run_time_are_a_table() -> None:
+    lines = _text(placed(), 0, operators=True)
+    table = [line.split() for line in lines[lines.index(next(line for line in lines if line.startswith("#"))) :][:4]]
+    assert table == [
+        ["#", "ahead", "of", "time", "at", "run", "time", "device", "dB", "module", "line"],
+        ["1", "aten.view_copy.default", "-", "40.0", "-", "-"],
+        ["2", "aten.batch_norm.default", "norm@0", "40.0", "body.norm", "net/ops.py:7"],
+        ["3", "aten.relu.default", "-", "-", "-", "-"],
+    ]
+    assert not any(line.startswith("#") for line in _text(placed(), 0))
+
+
+def test_csv_json_and_page_have_places_and_operators() -> None:
+    debugged = placed()
+    text = layers_csv(debugged.layers, debugged.diagnosis)
+    places = read_places(text)
+    expected = LayerPlace("body.norm", "net/ops.py:7", "aten.batch_norm.default", "norm@0")
+    assert places[debugged.layers[2].name] == expected
+    assert places["x"] == LayerPlace("", "", "", "")
+    assert _data(debugged, 0)["layers"][2]["exported"] == ("aten.batch_norm.default",)  # type: ignore[index]
+    assert read_places("layer,module\na,b\n") == read_places("") == {}
 
 
 def test_csv_says_of_every_layer_what_its_tensor_is() -> None:

@@ -66,6 +66,17 @@ class Exits(torch.nn.Module):
     def forward(self, x):
         raise SystemExit("that was it")
 
+class Swapped(torch.nn.Module):
+    # Its inputs are used in another order than they are given in, and each by an operator of its own.
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(8, 8)
+        self.two = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+    def forward(self, a, b, c):
+        last = torch.sigmoid(c) * 4
+        later = self.two(b) + last
+        return later - torch.relu(self.one(a))
+
 class Between(torch.nn.Module):
     # QNN has no erf: it parts the program in two. Both outputs of topk are used.
     def __init__(self):
@@ -122,7 +133,8 @@ class Bench:
         (folder / "metrics.py").write_text(METRICS)
 
     def case(self, name: str, shape: tuple[int, ...] = SHAPE) -> Case:
-        return Case("s", name.lower(), f".models:{name}", (InputSpec(shape=shape),), folder=str(self.folder))
+        inputs = (InputSpec(shape=shape),) * (3 if name == "Swapped" else 1)
+        return Case("s", name.lower(), f".models:{name}", inputs, folder=str(self.folder))
 
     def request(self, name: str, shape: tuple[int, ...] = SHAPE, *metrics: str) -> CompileRequest:
         folder = self.folder / name.lower()
@@ -136,15 +148,18 @@ class Bench:
         folder = Path(asked.folder)
         return compile_debug(asked.job, asked.versions, asked.sample, folder, asked.metrics), folder
 
-    def run(self, folder: Path, name: str, *, scale: float = 1.0) -> Path:
-        """Run the bundle in `folder`; its inputs, times `scale`, are of one sample."""
+    def run(self, folder: Path, name: str, *, scale: float = 1.0, order: tuple[int, ...] | None = None) -> Path:
+        """Run the bundle in `folder`; its inputs, times `scale` and in another `order`, are of one sample."""
         ran = folder / name
         ran.mkdir()
         bundle = load_bundle(folder / "bundle")
-        [source] = bundle.input_files(0)
-        given = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.float32) * scale
-        (ran / "input.raw").write_bytes(given.numpy().tobytes())
-        (ran / "input_list.txt").write_text("input.raw\n")
+        names = []
+        for number, source in enumerate(bundle.input_files(0)):
+            given = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.float32) * scale
+            names.append(f"input_{number}.raw")
+            (ran / names[-1]).write_bytes(given.numpy().tobytes())
+        order = names if order is None else [names[place] for place in order]
+        (ran / "input_list.txt").write_text(f"{' '.join(order)}\n")
         flags = ["--output_folder_path=.", "--etdump_path=etdump.etdp", "--dump_intermediate_outputs=true"]
         subprocess.run(
             [self.runner, f"--model_path={bundle.model}", *flags, "--debug_output_path=debug_output.bin"],
@@ -236,6 +251,14 @@ def main() -> None:
     program, place = bench.compile("Outlier")
     rows = compare_layers(program, written(bench.run(place, "simulator")), None)
     told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
+    program, place = bench.compile("Swapped", (2, 8))
+    ran, wrong = bench.run(place, "simulator"), bench.run(place, "wrong", order=(1, 0, 2))
+    rows = compare_layers(program, written(ran), None)
+    told["swapped"] = {
+        "ours": plain(rows), "official": official(program, ran), "rows": msgspec.to_builtins(rows),
+        "graph": {node.name: node.inputs for node in program.nodes},
+        "wrong order": first(compare_layers(program, written(wrong), None)),
+    }  # fmt: skip
     program, place = bench.compile("Between", (2, 8))
     ran = bench.run(place, "simulator")
     rows = compare_layers(program, written(ran), None)

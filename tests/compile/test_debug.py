@@ -49,6 +49,45 @@ def test_every_delegated_node_has_the_figures_of_the_official_inspector(
         assert ours[name][:3] == pytest.approx(figures, rel=1e-6, abs=1e-12), name
 
 
+def test_several_inputs_in_another_order_keep_their_handles(told: dict[str, Any]) -> None:
+    swapped = told["swapped"]
+    # Inputs are layers in the order of the signature, and each layer reads its own.
+    assert list(swapped["graph"])[:3] == ["a", "b", "c"]
+    assert swapped["graph"]["aten_sigmoid_default"] == ["c"]
+    readers = {tuple(read): name for name, read in swapped["graph"].items() if read in (["a"], ["b"])}
+    assert len(readers) == 2
+    official = swapped["official"][EDGE]
+    assert {"aten_sigmoid_default", "aten_tanh_default", "aten_relu_default", *readers.values()} <= official.keys()
+    for name, figures in official.items():
+        assert swapped["ours"][name]["inspector"][:3] == pytest.approx(figures, rel=1e-6, abs=1e-12), name
+        assert swapped["ours"][name]["compiler"][1] > 30, name
+    handles = [row["tensor"]["handle"] for row in swapped["rows"] if row["tensor"]["handle"] is not None]
+    assert handles == sorted(set(handles))
+    # Inputs that reach the program in another order are noticed at the first layer that reads one.
+    assert swapped["wrong order"]["step"] == "compiler"
+    assert swapped["wrong order"]["operator"] == "aten.linear.default"
+
+
+def test_a_layer_has_its_module_its_line_and_operators_ahead_of_time_and_at_run_time(told: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in told["several"]["rows"]}
+    first, relu, last = (rows[f"aten_{name}"] for name in ("convolution_default", "relu_default", "linear_default"))
+    assert [row["module"] for row in (first, relu, last)] == ["one", "", "last"]
+    for row, ahead in ((first, "aten.conv2d.default"), (relu, "aten.relu.default"), (last, "aten.linear.default")):
+        assert row["exported"] == [ahead]
+        assert row["ran"] == [f"{row['name']}@0"]
+    lines = DEBUGGING.read_text().partition('MODELS = """')[2].split("\n")
+    for row, text in ((relu, "torch.relu(self.one(x))"), (last, "self.last((self.two(x) + x)")):
+        file, _, number = row["source"].rpartition(":")
+        assert file.endswith("models.py")
+        assert text in lines[int(number) - 1]
+    assert rows["x"]["exported"] == rows["x"]["ran"] == []
+    # What the CPU runs has the kernel beside its operator.
+    [erf] = [row for row in told["between"]["rows"] if row["name"] == "aten_erf_default"]
+    assert (erf["exported"], erf["ran"]) == (["aten.erf.default"], ["native_call_erf.out"])
+    topk = [row["exported"] for row in told["between"]["rows"] if row["name"].startswith("aten_topk_default")]
+    assert topk == [["aten.topk.default"]] * 2
+
+
 def test_a_program_that_is_in_order_diverges_nowhere(told: dict[str, Any]) -> None:
     several = told["several"]
     assert several["first"] is None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.program.layers import Gap, LayerStep
+    from farm.program.layers import Gap, Layer, LayerStep
     from farm.replay.debug import DebugOutcome
 
 _FIGURES = 21
@@ -46,6 +46,8 @@ _NAME = WIDTH - 2 * _FIGURES
     metavar="MODULE:CLASS[=THRESHOLD]",
     help="Comparator of yours that judges layers in place of farm's own limits; repeatable.",
 )
+@click.option("--operators", is_flag=True,
+              help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
 @click.option("--csv", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
 @click.option("--svg", "svg_file", type=OUTPUT_FILE, help="Write the graph, with layers coloured by error, here too.")
 @toolchain_option
@@ -61,6 +63,7 @@ def command(
     virtual: bool,
     sample: int,
     timeout_s: float,
+    operators: bool,
     as_json: bool,
     **target: Any,
 ) -> int:
@@ -100,7 +103,7 @@ def command(
     for file in files.values():
         check_writable(file)
     outcome = debug(use_toolchain(config, toolchain, notice), request, notice)
-    show(_data(outcome, sample), _text(outcome, sample), as_json=as_json)
+    show(_data(outcome, sample), _text(outcome, sample, operators=operators), as_json=as_json)
     for kind, file in files.items():
         write_file(file, _file(outcome, kind))
         echo(f"{kind}: {file}", err=True)
@@ -133,7 +136,7 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _text(outcome: DebugOutcome, sample: int) -> list[str]:
+def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> list[str]:
     from farm.program.layers import LayerStep
 
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
@@ -141,6 +144,7 @@ def _text(outcome: DebugOutcome, sample: int) -> list[str]:
     if outcome.layers:
         known = [step for step in LayerStep if any(step in row.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
+        lines += [*_operators(outcome.layers, known), ""] if operators else []
     # With ExecuTorch's files, which its own tools open.
     files = [f"files: {shlex.join(['farm', 'show', outcome.job_id])}"] if outcome.files else []
     return [*lines, *_verdict(outcome), *files, f"report: {outcome.report}"]
@@ -171,6 +175,25 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
         else:
             lines.append(f"{name:<{indent}}" + figures)
     return lines
+
+
+def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]:
+    """Return a row for each layer: operators ahead of time and at run time, the gap between these, module and line."""
+    from farm.program.layers import LayerStep
+    from farm.report.terminal.layout import columns
+
+    steps = [step for step in (LayerStep.DEVICE, LayerStep.COMPILER) if step in known]
+    rows = [("#", "ahead of time", "at run time", f"{steps[0]} dB" if steps else "dB", "module", "line")]
+    for number, layer in enumerate((one for one in layers if one.tensor.handle is not None), start=1):
+        gap = next((layer.gaps[step] for step in steps if step in layer.gaps), None)
+        shown = (
+            "-" if gap is None or gap.sqnr_db is None else "equal" if gap.sqnr_db == math.inf else f"{gap.sqnr_db:.1f}"
+        )
+        operators = " ".join(layer.exported) or layer.operator
+        rows.append(
+            (str(number), operators, " ".join(layer.ran) or "-", shown, layer.module or "-", layer.source or "-")
+        )
+    return columns(rows, right=(0, 3))
 
 
 def _figures(gap: Gap | None, metrics: Sequence[str]) -> str:
@@ -204,6 +227,10 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
     if diagnosis.first is not None:
         first = diagnosis.first
         lines += [f"first divergence: {first.layer} ({first.operator})", f"likely cause: {first.step} ({first.why})"]
+        layer = next((one for one in outcome.layers if one.name == first.layer), None)
+        if layer is not None and (layer.module or layer.source):
+            module = f"module {layer.module}" if layer.module else "the model itself"
+            lines.append(f"in {', '.join(filter(None, [module, layer.source]))}")
         for step, found in diagnosis.steps.items():
             if found is not first:
                 lines.append(f"{step} goes wrong at {found.layer} as well ({found.why})")

@@ -23,7 +23,7 @@ from farm.compile.debug.metrics import scores_of
 from farm.program.layers import INPUT, Gap, Layer, LayerStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.export import ExportedProgram
 
@@ -78,6 +78,8 @@ class _Ran(NamedTuple):
     values: dict[str, torch.Tensor]
     references: dict[str, torch.Tensor]
     """ExecuTorch's own, of the layers of which it has one."""
+    names: dict[str, tuple[str, ...]]
+    """Names of what wrote each layer."""
 
 
 def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
@@ -86,7 +88,7 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
     Raises UsageError where a comparator of the user's cannot compare.
     """
     simulated = _ran(program, simulator)
-    measured = _ran(program, device).values if device else {}
+    measured = _ran(program, device) if device else _Ran({}, {}, {})
     figures = _Comparators(program)
     rows = []
     for node in program.nodes:
@@ -97,9 +99,15 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
             _put(gaps, LayerStep.QUANTIZATION, figures.gap(node, fp32, reference, of_steps=False))
         ran = simulated.values.get(node.name)
         _put(gaps, LayerStep.COMPILER, figures.gap(node, reference, ran))
-        _put(gaps, LayerStep.DEVICE, figures.gap(node, ran, measured.get(node.name)))
+        _put(gaps, LayerStep.DEVICE, figures.gap(node, ran, measured.values.get(node.name)))
         inspector = figures.gap(node, simulated.references.get(node.name), ran)
-        rows.append(Layer(node.name, node.operator or INPUT, node.inputs, gaps, inspector, node.tensor))
+        names = measured.names.get(node.name) or simulated.names.get(node.name, ())
+        rows.append(
+            Layer(
+                node.name, node.operator or INPUT, node.inputs, gaps, inspector, node.tensor,
+                node.origin.module, node.origin.source, node.exported, names,
+            )
+        )  # fmt: skip
     return tuple(rows)
 
 
@@ -116,7 +124,12 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
         reference_graph_name=REFERENCE_GRAPH,
     )
     events = [event for block in inspector.event_blocks for event in block.events]
-    others = _values_by_name(program.nodes, events)
+    written_by = list(_written_by(program.nodes, events))
+    # Outputs of operators with several, and what the CPU runs, are not mapped by the Inspector.
+    others = {node.name: value for node, _, value in written_by if isinstance(value, torch.Tensor)}
+    names: dict[str, tuple[str, ...]] = {}
+    for node, name, _ in written_by:
+        names[node.name] = tuple(dict.fromkeys((*names.get(node.name, ()), name)))
     for block in inspector.event_blocks:
         # What the CPU runs is among `others`.
         block.events = [event for event in block.events if event.is_delegated_op]
@@ -131,11 +144,12 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
     return _Ran(
         {**others, **{name: value for name, (_, value) in known.items()}},
         {name: reference for name, (reference, _) in known.items()},
+        names,
     )
 
 
-def _values_by_name(nodes: Sequence[LayerNode], events: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Return what the Inspector does not map: outputs of operators with several, and what the CPU runs.
+def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[LayerNode, str, Any]]:
+    """Yield each layer that an event wrote, with the event's name and the value.
 
     ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN writes them all the
     same, as `aten_topk_default@1`, with `output_` before it where that is an output of the delegate.
@@ -145,20 +159,19 @@ def _values_by_name(nodes: Sequence[LayerNode], events: Sequence[Any]) -> dict[s
     for node in nodes:
         if node.tensor.handle is not None and node.tensor.partition is None:
             on_cpu.setdefault(node.tensor.handle, []).append(node)
-    found = {}
     for event in events:
         if event.is_delegated_op:
             match = _WRITTEN.fullmatch(str(event.delegate_debug_identifier))
             written = by_place.get((match["node"], int(match["output"]))) if match else None
             if written is not None and event.debug_data:
-                found[written.name] = _in_torch_layout(written, event.debug_data[-1])
+                identifier = str(event.delegate_debug_identifier)
+                yield written, identifier, _in_torch_layout(written, event.debug_data[-1])
         elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
             for node in on_cpu.get(event.debug_handles, ()):
                 # Of a kernel of another name the handle is one of ExecuTorch's later passes.
                 output = node.tensor.output or 0
                 if _is_kernel_of(event.name, node.operator) and output < len(event.debug_data):
-                    found[node.name] = event.debug_data[output]
-    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+                    yield node, event.name, event.debug_data[output]
 
 
 def _picked(node: LayerNode) -> bool:

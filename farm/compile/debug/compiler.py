@@ -30,6 +30,7 @@ from farm.compile.flows.control_flow import refuse_control_flow
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_method, make_module
 from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.node_origins import source_places
 from farm.compile.flows.outputs import named_outputs
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
 from farm.compile.flows.writes import compare_writes, program_outputs, run_reference
@@ -139,7 +140,7 @@ def compile_debug(
     return DebugProgram(
         edge=compared,
         etrecord=folder / ETRECORD,
-        nodes=layer_nodes(unlifted.graph, _partitions(program)),
+        nodes=layer_nodes(unlifted.graph, _partitions(program), source_places(case)),
         fp32=fp32,
         quantized=in_steps,
         metrics=bind_all(classes, compared),

@@ -12,6 +12,7 @@ in the nodes (AnnotateQuantAttrs), so that both can be had from it:
 from __future__ import annotations
 
 import operator
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,11 +30,18 @@ from executorch.backends.qualcomm.utils.constants import (
 )
 from torch.utils import _pytree as pytree
 
+from farm.bundles.origins import UNKNOWN, Origin
 from farm.compile.flows.calls import copies, state_kept
+from farm.compile.flows.node_origins import origin_of
 from farm.program.layers import LayerTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+# `aten.conv2d.default`, as torch prints an operator.
+_OPERATOR = re.compile(r"[a-z]\w*\.\w+(\.\w+)?")
 
 
 class Computed(NamedTuple):
@@ -59,12 +67,16 @@ class LayerNode(NamedTuple):
     axis_order: tuple[int, ...] | None
     """Of the layout that QNN keeps it in; None where that is torch's."""
     tensor: LayerTensor
+    origin: Origin = UNKNOWN
+    exported: tuple[str, ...] = ()
+    """Operators of the exported program that it comes from."""
 
 
-def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int]) -> list[LayerNode]:
+def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
     """Return the layers of an unlifted edge graph in the order of execution, its inputs first.
 
-    `partitions` are the numbers of the delegates, by the debug handles of what they compute.
+    `partitions` are the numbers of the delegates, by the debug handles of what they compute. Sources below a folder of
+    `places` are relative to it.
     """
     sources: dict[torch.fx.Node, list[str]] = {}
     found = []
@@ -84,8 +96,26 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int]) -> list[La
             tensor = _tensor(pick, handle, index, partitions.get(handle) if handle is not None else None)
             what = "" if node.op == "placeholder" else _operator(node)
             layout = pick.meta.get(QCOM_AXIS_ORDER)
-            found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor))
+            origin = origin_of(node.meta, places) if what else UNKNOWN
+            exported = exported_operators(node.meta) if what else ()
+            found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor, origin, exported))
     return found
+
+
+def exported_operators(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the operators of the exported program that a node comes from, by torch's record of its origins.
+
+    The record has each pass, the newest first. Before the exported program there are functions, not operators.
+    """
+    found: dict[str, None] = {}
+    for newest in meta.get("from_node") or ():
+        source, last = newest, ""
+        while source is not None:
+            last = str(source.target) if _OPERATOR.fullmatch(str(source.target)) else last
+            source = next(iter(source.from_node or ()), None)
+        if last:
+            found[last] = None
+    return tuple(found)
 
 
 def _only_quantizes(node: torch.fx.Node) -> bool:

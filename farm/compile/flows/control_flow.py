@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch._ops import HigherOrderOperator
 
-from farm.compile.flows.node_origins import origin_of
+from farm.compile.flows.node_origins import origin_of, source_places
 from farm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,12 +31,11 @@ def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> 
 
     Qualcomm's quantizer and passes of ExecuTorch 1.5 take no graph inside a graph; on the CPU there are branches.
     """
-    places = [Path(case.folder).parent, *(Path(entry) for entry in sys.path if entry)]
     for node in exported.graph_module.graph.nodes:
         name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
         if name not in _FUNCTIONS:
             continue
-        origin = origin_of(node.meta, places)
+        origin = origin_of(node.meta, source_places(case))
         where = ", ".join(filter(None, [f"module {origin.module}" if origin.module else "", origin.source]))
         remedy = _BRANCHES if name == "cond" else _LOOPS
         problem = f"{_FUNCTIONS[name]}{f' ({where})' if where else ''} is control flow, which {backend} does not take"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 
+    from farm.suites.suite import Case
+
 _CALL = "executorch_call_delegate"
 # torch.export calls a module that is called again `layers.3@1`.
 _AGAIN = re.compile(r"@\d+$")
@@ -47,6 +49,11 @@ class EdgeOrigins:
         }
         kernels = {at: self._by_handle.get(handle, UNKNOWN) for at, handle in handles.items() if type(handle) is int}
         return Origins(calls, {at: origin for at, origin in kernels.items() if origin != UNKNOWN})
+
+
+def source_places(case: Case) -> list[Path]:
+    """Return the folders that sources of a case are relative to."""
+    return [Path(case.folder).parent, *(Path(entry) for entry in sys.path if entry)]
 
 
 def _origins_of(nodes: Iterable[torch.fx.Node], places: Sequence[Path]) -> dict[str, Origin]:

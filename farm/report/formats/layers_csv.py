@@ -5,21 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.program.layers import LayerStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.program.layers import Gap, Layer
     from farm.results.layers import Diagnosis
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.records import ArtifactRecord
 
 CSV_KIND = "layers.csv"
 """What an artifact is that holds them."""
 
 _TENSOR = ("handle", "output", "partition", "shape", "dtype", "scale", "zero_point")
 _FIGURES = ("mse", "sqnr_db", "cosine", "steps", "problem")
+# Ten thousand layers.
+_SHOWN_BYTES = 8 << 20
 # As ExecuTorch's Inspector compares it.
 _INSPECTOR = "inspector"
 
@@ -30,6 +34,7 @@ def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, 
     for row in layers:
         tensor = {name: getattr(row.tensor, name) for name in _TENSOR}
         line: dict[str, Any] = {"layer": row.name, "operator": row.operator, "inputs": row.inputs, **tensor}
+        line |= {name: getattr(row, name) for name in LayerPlace._fields}
         for step in LayerStep:
             found = diagnosis.steps.get(step)
             line[step.value] = _gap(row.gaps.get(step), diverges=found is not None and found.layer == row.name)
@@ -49,12 +54,14 @@ def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
         for name in (*_FIGURES, *(("diverges",) if group != _INSPECTOR else ()), *own)
     ]
     text = io.StringIO()
-    heads = ["layer", "operator", "inputs", *_TENSOR, *columns]
+    heads = ["layer", "operator", "inputs", *_TENSOR, *LayerPlace._fields, *columns]
     writer = csv.DictWriter(text, heads, restval="", lineterminator="\n")
     writer.writeheader()
     for row in layer_rows(layers, diagnosis):
         line = {name: "" if row[name] is None else row[name] for name in ("layer", "operator", *_TENSOR)}
         line |= {"inputs": " ".join(row["inputs"]), "shape": "x".join(str(size) for size in row["shape"])}
+        line |= {"module": row["module"], "source": row["source"]}
+        line |= {name: " ".join(row[name]) for name in ("exported", "ran")}
         for group in groups:
             figures = dict(row[group] or {})
             for name, score in figures.pop("scores", {}).items():
@@ -62,6 +69,42 @@ def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
             line |= {f"{group}_{name}": "" if value is None else value for name, value in figures.items()}
         writer.writerow(line)
     return text.getvalue()
+
+
+class LayerPlace(NamedTuple):
+    """Where a layer is in the model, and its operators ahead of time and at run time."""
+
+    module: str
+    source: str
+    exported: str
+    ran: str
+
+
+def read_places(text: str) -> dict[str, LayerPlace]:
+    """Return the places of layers by name, of what `layers_csv` wrote; none of a file without these columns."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error:
+        return {}
+    columns = ("layer", *LayerPlace._fields)
+    return {
+        row["layer"]: LayerPlace(*(row[name] for name in LayerPlace._fields))
+        for row in rows
+        if all(isinstance(row.get(name), str) for name in columns)
+    }
+
+
+def shown_places(
+    artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore
+) -> dict[str, dict[str, LayerPlace]]:
+    """Return the places of layers by job id, of the files of layers that are here and not too large for a page."""
+    found = {}
+    for job_id, records in artifacts.items():
+        for record in records:
+            path = store.find(record.sha256) if record.kind == CSV_KIND and record.size <= _SHOWN_BYTES else None
+            if path is not None and path.stat().st_size <= _SHOWN_BYTES:
+                found[job_id] = read_places(path.read_text(encoding="utf-8", errors="replace"))
+    return found
 
 
 def _own(name: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from farm.report.formats.layers_csv import LayerPlace
 from farm.store.records import AlertRecord, Background, JobFile, RunStatus
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class ReportContext(msgspec.Struct, frozen=True):
     """Where the artifacts that are here lie, as the page links to them, by hash."""
     graphs: dict[str, str] = {}
     """Addresses of images, by job id: its layers as a graph."""
+    places: dict[str, dict[str, LayerPlace]] = {}
+    """Layers in the model and at run time by name, by job id."""
 
 
 class File(msgspec.Struct, frozen=True):

@@ -154,6 +154,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         shown_jobs=SHOWN_JOBS,
         chart_size=(WIDTH, HEIGHT),
         graphs=context.graphs,
+        layer_places=context.places,
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
         shown_open=SHOWN_OPEN,
