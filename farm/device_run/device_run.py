@@ -34,6 +34,7 @@ from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.blame import damaged
+from farm.results.heap import no_heap
 from farm.results.judge import judge
 from farm.suites.options import runtime_flags
 
@@ -164,6 +165,8 @@ class DeviceRun:
         """Of every inference of the canary, when it ran last."""
         self.canary_cause = Cause.NONE
         """Cause of its failure when it ran last."""
+        self.lacks_heap = ""
+        """Reason in one line why ExecuTorch measured no heap around the canary; empty for a heap that it measured."""
         self._executing = threading.Lock()
         # One thread: the cable is one, and what is staged first is needed first.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
@@ -213,10 +216,14 @@ class DeviceRun:
         if takeover:
             take_over(self.transport, f"{SESSION_PREFIX}{self._name}")
 
-    def set_canary(self, job: Job, bundle: Bundle, profile: Profile) -> None:
-        """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded."""
-        flags = self.flags(job.target, profile)
-        options = RunnerOptions(iterations=_CANARY_INFERENCES, timeout_s=_CANARY_SECONDS, flags=flags)
+    def set_canary(self, job: Job, bundle: Bundle, profile: Profile, *, heap: bool = False) -> None:
+        """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded.
+
+        `heap`: measure the DSP's heap around it, in a process of its own; no session keeps it loaded.
+        """
+        flags = self.flags(job.target, None if heap else profile)
+        inferences, warm_up = (1, 0) if heap else (_CANARY_INFERENCES, 1)
+        options = RunnerOptions(inferences, warm_up, _CANARY_SECONDS, flags, heap=heap)
         self._canary = job, bundle, options
         self._keep_canary_loaded()
 
@@ -232,7 +239,10 @@ class DeviceRun:
                 self.transport.run(["true"], timeout_s=_CANARY_SECONDS)
                 return ""
             job, bundle, options = self._canary
-            attempt = judge(job, bundle, self._execute(job.id, self.stage(bundle), folder, options))
+            raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
+            self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
+            # The DSP's heap says nothing about the health of a device.
+            attempt = judge(job, bundle, msgspec.structs.replace(raw, heap=False))
         except OSError as error:
             raise local_error(error) from None
         except LocalError:
@@ -241,8 +251,10 @@ class DeviceRun:
             self.canary_cause = Cause.SPACE if isinstance(error, DeviceSpaceError) else Cause.NONE
             return str(error)
         self.canary_cause = attempt.cause
-        self.canary_latency_ns = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
-        return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
+        timed = () if options.heap else attempt.measurements
+        self.canary_latency_ns = next((m.samples for m in timed if m.metric == "latency"), ())
+        passed = attempt.verdict is Verdict.PASSED or bool(self.lacks_heap)
+        return "" if passed else f"the canary did not pass: {attempt.reason}"
 
     def silence_cause(self) -> str:
         """Return the cause of a failing canary that is not the device's: adb server, runtime, or files of others."""
@@ -400,6 +412,8 @@ class DeviceRun:
         if (
             self._session is not None
             and self._canary is not None
+            # A program that stays loaded would be in every number of the heap.
+            and not self._canary[2].heap
             and find_backend(self._canary[1].manifest.backend).keeps_canary
         ):
             self._session.keep_loaded(self._canary[1])

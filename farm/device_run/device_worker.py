@@ -186,7 +186,7 @@ class DeviceWorker:
         self._canary = None
         with contextlib.suppress(FarmError):
             bundle = load_bundle(self._cache.folder(canary.key))
-            self.run.set_canary(canary.job, bundle, self._plan.profile)
+            self.run.set_canary(canary.job, bundle, self._plan.profile, heap=self._plan.heap)
 
     def _opened(self, session: DeviceSession) -> None:
         if self._canary is not None and self._is_built(self._canary):

@@ -15,6 +15,7 @@ from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.heap import unmeasured
 from farm.results.judge import build_failure, not_simulated
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Executor:
 
         Raises LocalError for trouble of this machine, which says nothing about the job or the device.
         """
+        if why := self._device_run.lacks_heap:
+            return (unmeasured(planned.job, planned.key, self._device_run.device.serial, why),), ()
         try:
             attempts, artifacts = self._run(planned, following, may_begin)
             folder = self._plan.folder / "raw" / f"crash-logs-{self._device_run.device.serial}"
@@ -174,7 +177,8 @@ class Executor:
         plan, target = self._plan, planned.job.target
         if plan.heap:
             flags = self._device_run.flags(target, profile=None)
-            return RunnerOptions(iterations=1, warm_up=0, timeout_s=plan.timeout_s, flags=flags, heap=True)
+            processes = 1 if plan.reducible else plan.iterations
+            return RunnerOptions(processes, 0, plan.timeout_s, flags, heap=True)
         return RunnerOptions(
             iterations=plan.iterations,
             warm_up=plan.warm_up,

@@ -41,7 +41,7 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
         exports = export_files(plan, cell.name)
         for name, path in exports.items():
             write_whole(path, b"".join(export_formats()[name].write(store, [view.id], view)))
-        context = report_context(store, cell.run_id, artifacts, lambda known: artifact_links(known, artifacts, page))
+        context = report_context(store, view, artifacts, lambda known: artifact_links(known, artifacts, page))
     write_whole(page, render_html(view, context).encode())
     summary = summarize(view)
     by_kind: dict[Standing, list[JobStatus]] = {kind: [] for kind in Standing}

@@ -170,7 +170,7 @@ def _cells(
             profile=table.profile,
             heap=table.heap,
             seconds=table.seconds,
-            choice=Choice(table.devices, table.labels),
+            choice=Choice(table.devices, table.labels, table.heap),
             most_devices=table.most_devices,
             purpose=Purpose.NIGHTLY,
             confirm=True,
@@ -188,8 +188,8 @@ def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
     chosen = [key for key in ("devices", "labels", "most_devices") if getattr(table, key)]
     if table.virtual and chosen:
         problems.append(f"{place}: {', '.join(chosen)}: for attached devices, not for virtual")
-    if table.heap and (table.iterations, table.warm_up) != (None, None):
-        problems.append(f"{place}: heap runs every job once and times nothing: leave iterations and warm_up out")
+    if table.heap and table.warm_up is not None:
+        problems.append(f"{place}: heap times nothing: leave warm_up out")
     if not math.isfinite(table.timeout_s):
         problems.append(f"{place}: timeout_s: expected a finite number")
 
@@ -304,7 +304,7 @@ def command_of(request: RunRequest) -> str:
     words += ["--virtual", str(request.virtual)] if request.virtual else []
     words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
     timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
-    words += ["--heap"] if request.heap else timed
+    words += ["--heap", *([] if request.reducible else timed[:2])] if request.heap else timed
     words += [] if request.seconds is None else ["--seconds", str(request.seconds)]
     words += ["--timeout", f"{request.timeout_s:g}"] if request.timeout_s != _TIMEOUT_S else []
     words += ["--profile", str(request.profile)] if request.profile is not Profile.AUTO else []

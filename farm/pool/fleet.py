@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from farm.devices.device import Device, common_kind
-from farm.errors import DeviceError, NoDeviceError, UnknownNameError
+from farm.errors import DeviceError, IllegalTargetError, NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
 from farm.suites.socs import load_socs, no_profile
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from farm.system.processes import Supervisor
 
 
+_NO_HEAP = "ExecuTorch measures the DSP's heap on Android and QNX, not on Linux"
+
+
 class Choice(msgspec.Struct, frozen=True):
     """Which attached devices a run may use; everything, when nothing is said."""
 
@@ -33,6 +36,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Names, serials or ids."""
     labels: tuple[str, ...] = ()
     """Every one of them."""
+    heap: bool = False
+    """Only devices whose DSP's heap ExecuTorch measures."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -191,17 +196,21 @@ def choose(
     """Return the devices that may be used, and of the others what they are and why not. Pure.
 
     Where an SoC has hardware, its virtual devices are left out unless they are named: their numbers are not compared.
+    Raises IllegalTargetError where the heap is wanted, and devices that cannot measure it are the only ones.
     """
-    usable, refused = [], []
+    usable, refused, without_heap = [], [], []
     for device in scan.devices:
         known = registered.get(device.id)
         if known is not None and known.name and not device.name:
             device = msgspec.structs.replace(device, name=known.name)  # noqa: PLW2901 - as people call it
         reason = _refusal(device, known, socs, choice)
+        without_heap += [device.called] if reason == _NO_HEAP else []
         if reason:
             refused.append(f"{device.called} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
         else:
             usable.append(device)
+    if without_heap and not usable:
+        raise IllegalTargetError(f"--heap: {', '.join(without_heap)}: {_NO_HEAP}: attach a device with Android")
     hardware = {device.soc for device in usable if device.kind == "hardware"}
     chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
     refused += [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
@@ -223,6 +232,8 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
         return "not among those that were asked for"
     if missing:
         return f"not labelled {' and '.join(missing)}"
+    if choice.heap and device.os == "linux":
+        return _NO_HEAP
     return out_of_use(device, known) if known is not None else ""
 
 

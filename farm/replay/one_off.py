@@ -174,7 +174,9 @@ def _begin(
     facts = here | facts_of(manifest.versions) | request.facts | (request.program.facts if request.program else {})
     if request.seconds is not None:
         facts["seconds"] = str(request.seconds)
-    if request.profile.flags(kind) != Profile.AUTO.flags(kind):
+    if request.heap:
+        facts["heap"] = "measured"
+    elif request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
     record = run_record(
         config, store, tools, command=request.command, facts=facts, purpose=request.purpose, name=request.name,

@@ -26,6 +26,8 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     seconds: int | None = None
     """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""
     profile: Profile = Profile.AUTO
+    heap: bool = False
+    """Measure the DSP's heap alone, in as many processes as there are iterations, in one where nobody named them."""
     command: str = ""
     facts: dict[str, str] = {}
     """Further facts that numbers depend on."""

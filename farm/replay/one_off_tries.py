@@ -122,7 +122,9 @@ class OneOffTries:
             gate=HeatGate(self._health, say=self._say),
             artifacts=AttemptArtifacts(self._artifact_root, request.profile, outputs=True),
         ) as run:
-            attempts = with_rerun(*self._execute(run), lambda: self._execute(run, alone=True))
+            attempt, raw = self._execute(run)
+            alone = not request.heap
+            attempts = with_rerun(attempt, raw, lambda: self._execute(run, alone=True)) if alone else (attempt,)
             last = attempts[-1]
             if needs_health_check(last, failed_before=request.failed_before):
                 last = self._checked(run, last)
@@ -137,7 +139,7 @@ class OneOffTries:
         request, bundle, job = self._request, self._bundle, self._request.job
         if alone:
             self._say(f"running again in a process of its own on {run.device.serial}")
-        options = RunnerOptions(
+        options = self._heap_options(run) if request.heap else RunnerOptions(
             iterations=request.iterations,
             warm_up=request.warm_up,
             reducible=request.reducible,
@@ -146,9 +148,9 @@ class OneOffTries:
             seconds=request.seconds,
             flags=run.flags(job.target, request.profile),
             etdump=request.profile.kept,
-        )
+        )  # fmt: skip
         self._executions += 1
-        raw = run.run(job.id, bundle, self._folder / f"job-{self._executions}", options, alone=alone)
+        raw = run.run(job.id, bundle, self._folder / f"job-{self._executions}", options, alone=alone or options.heap)
         executed = raw
         if request.program is None:
             attempt = run.judge(job, bundle, raw, operators=request.profile.kept)
@@ -157,6 +159,11 @@ class OneOffTries:
         attempt = self._look(raw, attempt)
         attempt, self.kept = run.keep(attempt, bundle, raw.folder)
         return attempt, executed
+
+    def _heap_options(self, run: DeviceRun) -> RunnerOptions:
+        request = self._request
+        processes = 1 if request.reducible else request.iterations
+        return RunnerOptions(processes, 0, request.timeout_s, run.flags(request.job.target, None), heap=True)
 
     def _checked(self, run: DeviceRun, attempt: Attempt) -> Attempt:
         """Return an attempt that failed; infra where the canary of its device fails as well."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tempfile
 from functools import cache, partial
 from pathlib import Path
@@ -66,9 +67,8 @@ def _check_direct(request: RunRequest) -> None:
 
 def _check_measurements(request: RunRequest) -> None:
     backend = find_backend(request.backend)
-    if request.heap and not backend.has_dsp_heap:
-        able = " and ".join(name for name, one in BACKENDS.items() if one.has_dsp_heap)
-        raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend.name}")
+    if request.heap:
+        require_heap(backend.name)
     if request.heap and request.profile is not Profile.AUTO:
         raise UsageError("--heap measures nothing else: leave --profile out")
     if request.heap and request.seconds is not None:
@@ -76,6 +76,13 @@ def _check_measurements(request: RunRequest) -> None:
     if request.profile is Profile.OPTRACE and "profile_level" not in backend.options:
         able = " and ".join(name for name, one in BACKENDS.items() if "profile_level" in one.options)
         raise IllegalTargetError(f"--profile optrace is for the {able} backend, not for {backend.name}")
+
+
+def require_heap(backend: str) -> None:
+    """Raise IllegalTargetError for a backend of whose programs ExecuTorch measures no DSP heap."""
+    if not find_backend(backend).has_dsp_heap:
+        able = " and ".join(name for name, one in BACKENDS.items() if one.has_dsp_heap)
+        raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend}")
 
 
 def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
@@ -95,9 +102,21 @@ def select(config: Config, request: RunRequest, jobs: Sequence[Job], *, judged: 
     selected = _select(config, request, jobs)
     if request.seconds is not None:
         _require_generation(selected)
+    if request.heap:
+        _require_compiled_contexts(selected)
     if judged:
         require_limits(selected)
     return selected
+
+
+def _require_compiled_contexts(jobs: Sequence[Job]) -> None:
+    """Raise UsageError for programs whose contexts are made on the device: ExecuTorch measures no heap around them."""
+    if online := [job.case.name for job in jobs if job.case.features.online_prepare]:
+        without = " and ".join(f"not {name}" for name in dict.fromkeys(online))
+        raise UsageError(
+            f"--heap measures contexts that were compiled ahead of time, and {online[0]} makes its own on the device "
+            f"(online_prepare): leave it out with -k {shlex.quote(without)}"
+        )
 
 
 def _require_generation(jobs: Sequence[Job]) -> None:
@@ -305,12 +324,26 @@ def collect(
 
 
 def check_machine(config: Config, request: RunRequest) -> None:
-    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
+    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it.
+
+    Raises IllegalTargetError for what no virtual device has.
+    """
     from farm.runtime.runtime import require_backend
 
     for name in dict.fromkeys(request.socs):
         require_backend(find_soc(name), request.backend, config.sdk_root)
+    if request.heap and request.virtual:
+        require_dsp(config)
     optrace_tools(config, request)
+
+
+def require_dsp(config: Config) -> None:
+    """Raise IllegalTargetError for the heap of a simulator: only a stub of QNN measures one on this machine."""
+    from farm.bundles.key import QNN_PRODUCT, stub_of
+    from farm.runtime.qnn_sdk import sdk_product
+
+    if not stub_of({QNN_PRODUCT: sdk_product(config.sdk_root)}):
+        raise IllegalTargetError("--heap measures the heap of a DSP, and the simulator has none: attach a device")
 
 
 def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:

@@ -31,25 +31,27 @@ def write_report(view: RunView, path: Path, store: Store, config: Config) -> Pat
         artifacts.share(record for records in known.artifacts.values() for record in records)
         return artifact_links(known, artifacts, path)
 
-    write_html(view, path, report_context(store, view.id, artifacts, links))
+    write_html(view, path, report_context(store, view, artifacts, links))
     return path
 
 
 def report_context(
-    store: Store, run_id: str, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
+    store: Store, view: RunView, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
 ) -> ReportContext:
     """Return what the store knows beyond a run; `links` says where a page finds its artifacts, by hash."""
     from farm.report.formats.layers_csv import shown_places
     from farm.report.html.context import ReportContext
     from farm.report.html.layer_graph import shown_graphs
+    from farm.report.model.heap import heap_rows
 
-    background = store.history.background(run_id)
+    background = store.history.background(view.id)
     return ReportContext(
-        status=store.status.of_run(run_id),
+        status=store.status.of_run(view.id),
         # None recorded may mean that nobody has looked, so that the page leaves them out.
-        alerts=tuple(store.alerts.of_run(run_id)) or None,
+        alerts=tuple(store.alerts.of_run(view.id)) or None,
         background=background,
         links=links(background),
+        heap=heap_rows(view, store.history.pasts_of_run(view.id)) if "heap" in view.fingerprint else (),
         graphs=shown_graphs(background.artifacts, artifacts),
         places=shown_places(background.artifacts, artifacts),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.execution.raw import HEAP_FILE, HEAP_LIMIT, heap_folders
-from farm.results.attempt import Cause, Ending, Measurement, Stage, Verdict, failed, infra
+from farm.results.attempt import Attempt, Cause, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import counted
 from farm.system.text import one_line, reason_line
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.execution.raw import RawResult
-    from farm.suites.suite import Expectation
+    from farm.suites.suite import Expectation, Job
 
 _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_freed": "after"}
 # The identifier may hold commas; what the number is stands behind the last one.
@@ -134,6 +134,18 @@ def heap_note(heaps: Sequence[DspHeap]) -> str:
     """Return in one line how much of the numbers is there."""
     worst = next((heap for heap in heaps if heap.problem), heaps[0])
     return _state_text(worst)
+
+
+def unmeasured(job: Job, bundle_key: str, device: str, reason: str) -> Attempt:
+    """Return the attempt of a job that was not executed, as `device` has no heap to measure for a `reason`."""
+    return Attempt(
+        job.id, Verdict.SKIPPED, Stage.EXECUTE, reason, device=device, bundle_key=bundle_key, cause=Cause.REQUEST
+    )
+
+
+def no_heap(attempt: Attempt) -> str:
+    """Return the reason of an attempt for which there was no heap to measure, "" for any other attempt."""
+    return attempt.reason if (attempt.verdict, attempt.cause) == (Verdict.SKIPPED, Cause.REQUEST) else ""
 
 
 def _limit_problem(heaps: Sequence[DspHeap], expected: Expectation | None) -> str:

@@ -81,7 +81,8 @@ def judge(
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(job, ending, raw)
-        measured = ending.measurements
+        contexts = [one for one in bundle_measurements(bundle.manifest) if one.metric == "partitions"]
+        measured = (*ending.measurements, *contexts) if ending.measurements else ()
     elif ending.verdict is not Verdict.INFRA:
         measured = (*measured, *bundle_measurements(bundle.manifest))
     return with_known_issue(

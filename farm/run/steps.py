@@ -173,11 +173,10 @@ class RunSteps:
         ]
 
     def _order_canaries(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
-        """Return what tells whether a device is fit; none where the heap is measured."""
+        """Return the programs that show whether a device is fit, and whether its heap can be measured."""
         from farm.device_run.canary import canary_jobs
 
-        # A program that stays loaded would be in every number of the heap.
-        return [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
+        return self._order(canary_jobs(tuple(jobs)), tools)
 
     def _cut(
         self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int

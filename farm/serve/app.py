@@ -132,7 +132,7 @@ class _App:
     def _run_page(self, run_id: str) -> Content:
         with self._store.opened() as store:
             view = store.runs.view(run_id)
-            context = report_context(store, run_id, self._artifacts, lambda known: self._links(_hashes(known)))
+            context = report_context(store, view, self._artifacts, lambda known: self._links(_hashes(known)))
         # What is remembered of a page does not keep all that is in it.
         hashes, links = _hashes(context.background), context.links
         return Content(

@@ -120,7 +120,7 @@ def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: C
         (HEAD + RUN + RUN, "another [[run]] is called smoke-SM8650-htp as well: give it a name"),
         (HEAD + '[[run]]\nname = "../x"\nsocs = ["SM8650"]\nsuites = ["smoke"]\n', "name '../x'"),
         (HEAD + RUN.replace("smoke", "./gone"), "No such file"),
-        (HEAD + RUN + "heap = true\niterations = 3\n", "leave iterations and warm_up out"),
+        (HEAD + RUN + "heap = true\nwarm_up = 1\n", "heap times nothing: leave warm_up out"),
         (HEAD + RUN.replace("SM8650", "SM8450") + 'backends = ["lpai"]\n', "has no lpai backend"),
         (HEAD + RUN + "[[notify.webhook]]\n", "expected url_env or url_file"),
         (HEAD + RUN + '[[notify.webhook]]\nurl_env = "A"\nurl_file = "b"\n', "expected url_env or url_file"),

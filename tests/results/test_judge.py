@@ -784,6 +784,7 @@ def test_a_run_for_the_heap_has_its_numbers_and_no_others(execution: Execution) 
         "dsp_heap_before": ((928212.0,), "bytes", False),
         "dsp_heap_after": ((930000.0,), "bytes", False),
         "dsp_heap_difference": ((1788.0,), "bytes", False),
+        "partitions": ((1.0,), "count", True),
     }
     assert "DSP heap: complete" in attempt.notes
 
@@ -793,7 +794,7 @@ def test_a_heap_that_a_crash_left_half_told_is_said_to_be(execution: Execution) 
     (execution.folder / "heap.txt").write_bytes(HEAP[:43])
     attempt = execution.judge(write_report=False)
     assert (attempt.verdict, attempt.stage) == ("failed", "execute")
-    assert [row.metric for row in attempt.measurements] == ["dsp_heap_before"]
+    assert [row.metric for row in attempt.measurements] == ["dsp_heap_before", "partitions"]
     assert "DSP heap: partial: after_context_freed is missing" in attempt.notes
 
 

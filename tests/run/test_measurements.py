@@ -1,4 +1,4 @@
-"""What a run measures besides latency, on the simulator: options, profiles, the heap that it does not have."""
+"""What a run measures besides latency, on the simulator: options, profiles."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ def test_each_option_set_is_a_target_and_a_series_of_its_own(home: FarmHome) -> 
     assert {point["job_id"] for point in history["points"]} == {one}
 
 
-def test_a_run_for_the_heap_is_skipped_by_the_simulator_in_one_line(home: FarmHome) -> None:
-    [job] = view_of(home, "--heap")["jobs"]
-    [attempt] = job["attempts"]
-    assert (attempt["verdict"], attempt["cause"], attempt["measurements"]) == ("skipped", "request", [])
-    shown = " ".join(home.farm("report", "latest").stdout.split())
-    assert shown.count("no DSP heap: the simulator has no DSP; 1 of 1 jobs skipped") == 1
-
-
 def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHome) -> None:
     [job] = view_of(home, "--profile", "detailed")["jobs"]
     [attempt] = job["attempts"]
@@ -67,7 +59,8 @@ def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHom
         (("--option", "lpai_fps=5"), "option lpai_fps is for lpai, not for the htp backend"),
         (("--heap", "--backend", "xnnpack"), "--heap is for the htp backend"),
         (("--heap", "--profile", "detailed"), "--heap measures nothing else"),
-        (("--heap", "--iterations", "5"), "--heap runs every job once"),
+        (("--heap",), "--heap measures the heap of a DSP, and the simulator has none: attach a device"),
+        (("--heap", "--warm-up", "5"), "--heap times nothing: leave --warm-up out"),
         (("--option", "profile_level=optrace"), "is set by --profile optrace"),
         (("--profile", "optrace", "--backend", "xnnpack"), "--profile optrace is for the htp backend"),
     ],

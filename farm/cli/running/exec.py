@@ -86,6 +86,7 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
               help="How closely to look inside; detailed shows every node.")  # fmt: skip
+@click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each iteration (1).")
 @limit_option("Most rows of a profile.")
 @program_options
 @one_off_options
@@ -111,6 +112,7 @@ def exec_command(
     toolchain: str,
     config_file: Path | None,
     *,
+    heap: bool,
     by: NamedProgram,
     as_json: bool,
     **program: Any,
@@ -134,6 +136,7 @@ def exec_command(
     from farm.replay.llama_program import job_of
     from farm.replay.one_off_request import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
+    from farm.request.choose import require_dsp, require_heap
     from farm.store.view import Purpose
     from farm.toolchains.select import use_toolchain
 
@@ -146,12 +149,17 @@ def exec_command(
         "choice": Choice((device,)) if device else Choice(),
         "timeout_s": timeout_s,
         "profile": asked.profile,
+        "heap": heap,
         "command": as_called(),
         "name": name,
         "purpose": Purpose(purpose or Purpose.TRIAL),
         **executions(iterations, warm_up),
     }
     other = by.found()
+    if heap:
+        refuse_together({"--prompt": prompt}, "--heap is for programs that take tensors: leave {} out")
+        refuse_together({"--warm-up": warm_up, **dict.fromkeys(typed(profile="--profile"), True)},
+                        "--heap times nothing: leave {} out")  # fmt: skip
     if prompt is not None:
         foreign = typed(**_FOR_TENSORS) or (["an input"] if asked.inputs else [])
         text = exec_text.plan(asked, prompt, new, stop, foreign)
@@ -167,11 +175,16 @@ def exec_command(
         "{} is for text: it goes with --prompt",
     )
     ready = plan_ready(asked)
+    if heap:
+        require_heap(ready.job.target.backend)
     if ready.is_random:
         notice(f"NO INPUTS WERE NAMED: they are random (seed {asked.seed}), and so the outputs mean little")
     request = OneOffRequest(job=ready.job, **asked_for)
     with opened(config_file) as (config, store):
-        outcome = run_ready(use_toolchain(config, toolchain, notice), store, ready, request, output, notice)
+        selected = use_toolchain(config, toolchain, notice)
+        if heap and asked.virtual:
+            require_dsp(selected)
+        outcome = run_ready(selected, store, ready, request, output, notice)
     show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
     return _saved(output, outcome.one.exit_code, there=bool(outcome.outputs))
 
@@ -235,8 +248,8 @@ def _comparison(one: Comparison) -> str:
 
 
 def _time_line(one: Measurement) -> str:
-    """Return the median of a time with its spread; empty for anything else."""
-    if one.unit not in ("ns", "cycles") or not one.samples:
+    """Return the median of a time, or of bytes of the heap, with its spread; empty for anything else."""
+    if not one.samples or (one.unit not in ("ns", "cycles") and not one.metric.startswith("dsp_heap_")):
         return ""
     spread = ""
     if len(one.samples) > 1:

@@ -80,7 +80,7 @@ class _RunCommand(click.Command):
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
               show_default=True, help="What is kept of every program's inside: see farm profile.")  # fmt: skip
-@click.option("--heap", is_flag=True, help="Measure the DSP's heap and nothing else, each job in a process of its own.")
+@click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each job and iteration (1).")
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
@@ -257,11 +257,10 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     if asked.collect_only or asked.compile_only:
         purpose = asked.purpose if asked.compile_only else None
         refuse_together({"--name": asked.name, "--purpose": purpose}, "no run is recorded that has it: leave {} out")
-    if asked.heap and (asked.iterations is not None or asked.warm_up is not None):
-        raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
+    if asked.heap and asked.warm_up is not None:
+        raise UsageError("--heap times nothing: leave --warm-up out")
     if asked.confirm:
-        because = "--confirm measures times again: leave {} out"
-        refuse_together({"--heap": asked.heap, "--collect-only": asked.collect_only}, because)
+        refuse_together({"--collect-only": asked.collect_only}, "--confirm measures again: leave {} out")
     if asked.collect_only and asked.budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
     if asked.rebuild:
@@ -320,7 +319,7 @@ def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRe
         "profile": Profile(asked.profile),
         "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
-        "choice": Choice(asked.devices, asked.labels),
+        "choice": Choice(asked.devices, asked.labels, asked.heap),
         "shard": None if asked.shard is None else parse_shard(asked.shard),
         "last_failed": asked.last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
         "failed_first": asked.failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from farm.report.formats.layers_csv import LayerPlace
+from farm.report.model.heap import HeapRow
 from farm.store.records import AlertRecord, Background, JobFile, RunStatus
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class ReportContext(msgspec.Struct, frozen=True):
     background: Background = Background()
     links: dict[str, str] = {}
     """Where the artifacts that are here lie, as the page links to them, by hash."""
+    heap: tuple[HeapRow, ...] = ()
+    """DSP heap of the jobs of a run with --heap, beside that of earlier runs."""
     graphs: dict[str, str] = {}
     """Addresses of images, by job id: its layers as a graph."""
     places: dict[str, dict[str, LayerPlace]] = {}

@@ -9,6 +9,7 @@ import json
 import math
 import shlex
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +48,7 @@ from farm.report.model.summary import (
     summarize,
 )
 from farm.report.model.trends import SHOWN_STEPS, trends_of
+from farm.results.heap import no_heap
 from farm.results.profile.event_names import is_whole_call
 from farm.system.atomic import write_atomically
 from farm.system.resources import data_folder
@@ -162,6 +164,8 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         shown_steps=SHOWN_STEPS,
         alerts=alerts,
         places={job.job.id: job.index for job in summary.jobs},
+        heap=context.heap,
+        no_heap=Counter(filter(None, (no_heap(job.attempt) for job in summary.jobs if job.attempt))).most_common(),
         trends=bool(trends),
         stepped=sorted(stepped, key=lambda one: (one[1].tone != "worse", -abs(one[1].size))),
         pages=packed(lean, lambda index: page(summary.jobs[index], LOG_LIMITS[0])),

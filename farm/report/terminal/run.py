@@ -15,7 +15,7 @@ from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.generation import nearness, rates
 from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
-from farm.results.attempt import Cause, Verdict
+from farm.results.heap import no_heap
 from farm.store.view import Purpose
 from farm.system.text import one_line, visible
 
@@ -118,8 +118,7 @@ def _heap(summary: RunSummary, width: int) -> list[Text]:
     lines = []
     if kept := [sample for row in rows for sample in row.samples]:
         lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(rows)} jobs", width, "")
-    refused = (attempt for attempt in attempts if attempt.verdict is Verdict.SKIPPED and attempt.cause is Cause.REQUEST)
-    for reason, jobs in Counter(attempt.reason for attempt in refused).most_common():
+    for reason, jobs in Counter(filter(None, map(no_heap, attempts))).most_common():
         lines += _wrapped(f"{reason}; {jobs} of {len(summary.jobs)} jobs skipped", width, "")
     return lines
 

@@ -1,0 +1,143 @@
+"""The DSP's heap from ExecuTorch's file to the report, over a stub of a DSP; and devices that measure none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attached import attach
+from farm_home import FarmHome
+from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
+from planted import JOB, Planted, write_suite
+
+from farm.store.store import open_store
+
+STUB = Path(__file__).parents[1] / "hardware_stub.py"
+SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or conv2d", "--heap")
+CASES = ("run", "--soc", "SM8650", "--suite", str(Path(__file__).parent / "heap_cases"), "--virtual", "1")
+PAGE = 4096
+
+
+@pytest.fixture
+def home(farm_cache: Path, tmp_path: Path) -> FarmHome:
+    (tmp_path / "cwd").mkdir()
+    return FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd")
+
+
+def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
+    with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
+        done = subprocess.run(
+            [sys.executable, str(STUB), *SMOKE, "--json"], env={**home.env, **attached.env}, cwd=home.cwd,
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        view = json.loads(done.stdout)
+        attempts = [attempt for job in view["jobs"] for attempt in job["attempts"]]
+        reason = "no DSP heap: ExecuTorch wrote no profile of it; it does on Android and QNX"
+        assert {one["verdict"] for one in attempts} == {"skipped"}
+        assert len(attempts) == len(view["jobs"]) == 2, "no other device was asked"
+        assert all(one["reason"].startswith(reason) for one in attempts)
+        assert {one["seconds"] for one in attempts} == {0.0}, "the probe has the answer for all of them"
+        with open_store(f"sqlite:///{home.state / 'farm.db'}") as store:
+            assert {one.health for one in store.devices.all()} == {"healthy"}
+    shown = " ".join(home.farm("report", "latest").stdout.split())
+    assert shown.count("no DSP heap") == 1
+
+
+@pytest.fixture(scope="module")
+def stub_home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    folder = tmp_path_factory.mktemp("heap")
+    (folder / "cwd").mkdir()
+    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+
+
+@pytest.fixture(scope="module")
+def measured(stub_home: FarmHome, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON of a run over a stub whose contexts keep 4,096 bytes each, in two processes a job."""
+    sdk = make_heap_sdk(tmp_path_factory.mktemp("sdk") / "heap", farm_cache, f"keep={PAGE}")
+    arguments = ("--heap", "--iterations", "2", "--confirm", "--json")
+    done = stub_home.farm(*CASES, *arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=580)
+    assert done.returncode == 0, done.stderr[-3000:]
+    view: dict[str, Any] = json.loads(done.stdout)
+    return view
+
+
+def attempts_of(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {job["case"]: job["attempts"][-1] for job in view["jobs"]}
+
+
+def samples_of(attempt: dict[str, Any]) -> dict[str, list[float]]:
+    return {row["metric"]: row["samples"] for row in attempt["measurements"]}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("case", "contexts"), [("one", 1), ("two", 2), ("four", 4)])
+def test_the_first_context_and_the_last_are_around_all_of_them(
+    measured: dict[str, Any], case: str, contexts: int
+) -> None:
+    attempt = attempts_of(measured)[case]
+    kept = contexts * PAGE
+    assert samples_of(attempt) == {
+        "dsp_heap_before": [IDLE_BYTES] * 2,
+        "dsp_heap_after": [IDLE_BYTES + kept] * 2,
+        "dsp_heap_difference": [kept] * 2,
+        "partitions": [contexts],
+    }
+    told = [line.removeprefix("heap stub: ") for line in attempt["log"].splitlines() if line.startswith("heap stub: ")]
+    assert told[0] == "1 contexts, creation profiled"
+    assert told[-1] == "0 contexts, free profiled"
+    assert len(told) == 2 * contexts
+    assert not any("profiled" in line for line in told[1:-1])
+
+
+@pytest.mark.whole
+def test_the_numbers_go_from_the_file_to_history_and_report_as_those_of_a_stub(
+    stub_home: FarmHome, measured: dict[str, Any]
+) -> None:
+    history = json.loads(
+        stub_home.farm("history", "heap_cases/four", "--metric", "dsp_heap_difference", "--json").stdout
+    )
+    assert [point["value"] for point in history["points"]] == [4 * PAGE]
+    shown = " ".join(stub_home.farm("report", measured["id"], "--html", "report.html").stdout.split())
+    assert "DSP heap: 4,096 to 16,384 bytes kept, of 3 jobs" in shown
+    page = (stub_home.cwd / "report.html").read_text()
+    section = page[page.index('<section id="heap"') :].partition("</section>")[0]
+    assert section.count("<tr>") == 1 + 3
+    assert "16,384, 16,384" in section
+    assert "-heap_stub" in section
+    assert "stub" in shown
+
+
+@pytest.mark.whole
+def test_a_program_that_keeps_more_is_confirmed_by_runs_for_the_heap(farm_cache: Path, tmp_path: Path) -> None:
+    home = FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd")
+    home.cwd.mkdir()
+    sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, "leak=100")
+    (home.cwd / "farm.toml").write_text(f"[qnn]\nsdk_root = {json.dumps(str(sdk))}\n")
+    planted = Planted(home, tmp_path, write_suite(tmp_path / "planted"))
+    before, after = (planted.run(layers, "--heap", nightly=False) for layers in (0, 12))
+    told = planted.json("confirm", JOB, "--good", before, "--bad", after, "--metric", "dsp_heap_difference", code=3)
+    [one] = told["metrics"]
+    assert (one["confirmation"]["answer"], one["confirmation"]["pairs"] >= 10) == ("confirmed", True)
+    assert {(len(was), len(now)) for was, now in one["pairs"]} == {(1, 1)}
+    measured = {row["metric"] for turn in told["turns"] for row in turn["measurements"]}
+    assert measured == {"dsp_heap_before", "dsp_heap_after", "dsp_heap_difference"}, "no time of such a run is measured"
+
+
+def test_a_program_by_itself_is_measured_for_the_heap(
+    home: FarmHome, models: Path, farm_cache: Path, tmp_path: Path
+) -> None:
+    sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, f"keep={PAGE}")
+    command = ("exec", str(models / "conv.pte"), "--inputs", str(models / "conv_input_0.raw"), "--virtual", "--heap")
+    done = home.farm(*command, "--json", env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    attempt = json.loads(done.stdout)["attempt"]
+    assert samples_of(attempt)["dsp_heap_difference"] == [PAGE]
+    assert "latency" not in samples_of(attempt)
+    refused = home.farm(*command)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "the simulator has none: attach a device" in refused.stderr

@@ -1,0 +1,62 @@
+"""Targets whose heap ExecuTorch does not measure are refused before a run begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.config.settings import load_config
+from farm.devices.device import AdbAddress, Device
+from farm.devices.discovery import Scan
+from farm.errors import IllegalTargetError, UsageError
+from farm.nightly.plan import command_of
+from farm.pool.fleet import Choice, choose
+from farm.request.choose import check_machine, jobs_of, select
+from farm.request.request import RunRequest
+from farm.suites.features import Features
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAP = RunRequest(socs=("SM8650",), suites=("smoke",), heap=True)
+PHONE = Device(serial="phone", soc="QCS9100", kind="hardware", build="", address=AdbAddress(5037), product="")
+BOARD = msgspec.structs.replace(PHONE, serial="board", os="linux")
+
+
+def test_a_linux_board_is_left_out_and_refused_where_it_is_alone() -> None:
+    wanted = Choice(heap=True)
+    devices, refused = choose(Scan([PHONE, BOARD], [], []), {}, ["QCS9100"], wanted)
+    assert [device.serial for device in devices] == ["phone"]
+    assert refused == ["board (QCS9100: ExecuTorch measures the DSP's heap on Android and QNX, not on Linux)"]
+    with pytest.raises(IllegalTargetError, match="--heap: board: ExecuTorch measures .* not on Linux: attach a device"):
+        choose(Scan([BOARD], [], []), {}, ["QCS9100"], wanted)
+    assert choose(Scan([BOARD], [], []), {}, ["QCS9100"], Choice())[0] == [BOARD]
+
+
+def test_programs_that_make_their_contexts_on_the_device_are_refused(tmp_path: Path) -> None:
+    config = load_config(folder=tmp_path)
+    one, other, *_ = jobs_of(config, HEAP)
+    online = msgspec.structs.replace(
+        one, case=msgspec.structs.replace(one.case, features=Features(online_prepare=True))
+    )
+    assert select(config, HEAP, [other], judged=False) == (other,)
+    with pytest.raises(UsageError, match=r"makes its own on the device \(online_prepare\): leave it out with -k 'not "):
+        select(config, HEAP, [online, other], judged=False)
+
+
+def test_the_simulator_is_refused_and_a_stub_in_its_place_is_not(tmp_path: Path) -> None:
+    virtual = msgspec.structs.replace(HEAP, virtual=1)
+    config = load_config(folder=tmp_path)
+    with pytest.raises(IllegalTargetError, match="the simulator has none: attach a device"):
+        check_machine(config, virtual)
+    stub = tmp_path / "sdk"
+    stub.mkdir()
+    (stub / "sdk.yaml").write_text("product: stub\n")
+    check_machine(msgspec.structs.replace(config, sdk_root=stub), virtual)
+
+
+def test_a_night_measures_the_heap_as_often_as_its_cell_states() -> None:
+    assert "--heap --iterations 5" in command_of(msgspec.structs.replace(HEAP, iterations=5))
+    assert "--iterations" not in command_of(msgspec.structs.replace(HEAP, reducible=True))
