@@ -19,9 +19,12 @@ from farm.replay.repro import rows
 from farm.report.formats.hud import render_hud
 from farm.report.html.page_of_run import render_html
 from farm.report.model.diff import diff_runs
+from farm.report.model.history import tables
 from farm.report.model.summary import spread_of, summarize
+from farm.report.terminal.history import history_lines
 from farm.report.terminal.job import job_lines
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.records import HistoryPoint
 from farm.store.view import RunView
 
 RunOf = Callable[..., RunView]
@@ -101,3 +104,18 @@ def test_a_search_looks_at_the_value_that_decides() -> None:
     worse = [msgspec.structs.replace(one, exact=True) for one in attempt(30.0, top1=(1.0, 1.0, 1.0)).measurements]
     # The medians of both are 1.
     assert set(commit_bisect._worse(worse, exact, "")) >= {"top1[0]"}
+
+
+def test_a_history_shows_the_digits_that_decide() -> None:
+    # Two decimals made 1.00 of a cosine that passed 0.9995 and of one that did not.
+    points = [
+        HistoryPoint(
+            job_id="s/c[SM8650-htp-8a8w]", run_id=f"run-{number}", time_ms=number, fingerprint="f", case_version="v",
+            device="d", device_kind="hardware", verdict="passed", known_issue="", metric="cosine_fp32[0]", unit="1",
+            direction="higher", exact=False, value=value, n=3,
+        )
+        for number, value in enumerate((0.99961, 0.99912))
+    ]  # fmt: skip
+    text = "\n".join(history_lines(tables(points, ["cosine_fp32[0]"], {}), {}, ()))
+    assert "0.99961" in text
+    assert "0.99912" in text

@@ -141,6 +141,9 @@ def _figure(point: HistoryPoint | None) -> str:
         return "-"
     if point.unit == "ns":
         return f"{point.value / 1e6:.3f}"
+    if point.unit == "1":
+        # The digits after the nines decide.
+        return f"{point.value:.6g}"
     return f"{point.value:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.value:.2f}"
 
 
