@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
-from sqlalchemy import text
+from sqlalchemy import select, text
 from store_template import drop_database
 
 from farm.devices.device import AdbAddress, Device
@@ -401,6 +401,24 @@ def test_a_row_that_cannot_be_repaired_stops_no_other(store: Store) -> None:
     assert "agent h1 is not repaired" in lines[0]
     assert "a bad row" in lines[0]
     assert "agent h2 is not heard of: 1 of its shards wait again" in lines
+
+
+def test_a_shard_that_cannot_be_put_back_keeps_no_other_of_its_agent(store: Store) -> None:
+    submit(store, shards(2))
+    held = store.cluster.claim(agent(store, "h1", 2), SOC, ["h1-0", "h1-1"], ttl_s=TTL_S)
+    assert len(held) == 2
+    store._database.write(let_leases_expire)
+    with store._database._writer() as connection, connection.begin():
+        refuse(connection, "shard", f"OLD.id = {held[0].id}")
+
+    lines = store.cluster.mend(ttl_s=0).lines
+
+    assert any(f"shard {held[0].id} of agent h1 is not repaired" in line for line in lines), lines
+    assert f"agent h1 is not heard of: shard {held[1].id} waits again" in lines
+    with store._database.reading() as connection:
+        states = dict(connection.execute(select(schema.shard.c.id, schema.shard.c.state)).all())
+        assert states == {held[0].id: "held", held[1].id: "waiting"}
+    assert store.leases.all() == [], "devices of a dead agent are free"
 
 
 def test_of_two_passes_at_once_one_repairs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from farm.errors import RowRefusedError, StoreError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
-from farm.store.cluster.agents import put_back_held
+from farm.store.cluster.agents import Held, put_back_held
 from farm.store.cluster.orders import end_order
 from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import Mended
@@ -76,7 +76,15 @@ _LOOK = text("""
 _STILL_DEAD = text("""
     SELECT name FROM agent WHERE name = :name AND token = :token AND NOT has_left AND expires_ms <= :now_ms FOR UPDATE
 """)
-_TRIED = text("UPDATE shard SET tries = tries + 1 WHERE token = :token AND state = 'held'")
+_TRIED = text("""
+    UPDATE shard SET tries = tries + 1
+    WHERE token = :token AND state = 'held' AND (:everything OR id = ANY(:shards))
+""")
+_HELD = text("""
+    SELECT ARRAY(SELECT device FROM lease WHERE token = :token ORDER BY device) AS devices,
+           ARRAY(SELECT id FROM shard WHERE token = :token AND state = 'held' ORDER BY id) AS shards,
+           ARRAY(SELECT key FROM build WHERE token = :token AND state = 'held' ORDER BY key) AS builds
+""")
 # Of what its agents die again and again, the job that they had come to is run no more.
 _DEADLY = text("""
     SELECT id, run_id, done, jobs FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
@@ -181,7 +189,11 @@ class Mending(ClusterPart):
         """
         lines: list[str] = []
         for name, token in sorted(row.dead or ()) if settled else ():
-            lines += self._one(f"agent {name}", partial(self._bury, name=name, token=token, now_ms=row.now_ms))
+            bury = partial(self._bury, name=name, token=token, now_ms=row.now_ms)
+            try:
+                lines += self._database.write(bury)
+            except RowRefusedError:
+                lines += self._bury_by_row(name, token, bury)
         for shard in sorted(row.orphans or ()):
             lines += self._one(f"shard {shard}", partial(_free_orphan, shard=shard))
         if row.deadly or lines:
@@ -201,12 +213,24 @@ class Mending(ClusterPart):
         except RowRefusedError as error:
             return [f"{subject} is not repaired: {error}"]
 
-    def _bury(self, connection: Connection, *, name: str, token: str, now_ms: int) -> list[str]:
+    def _bury(
+        self, connection: Connection, *, name: str, token: str, now_ms: int, only: Held | None = None
+    ) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:
             return []
-        connection.execute(_TRIED, {"token": token})
-        count = put_back_held(connection, token, f"agent {name} was not heard of")
-        return [f"agent {name} is not heard of: {count} of its shards wait again"]
+        connection.execute(_TRIED, {"token": token, "everything": only is None, "shards": only.shards if only else []})
+        count = put_back_held(connection, token, f"agent {name} was not heard of", only)
+        if only is None:
+            return [f"agent {name} is not heard of: {count} of its shards wait again"]
+        return [f"agent {name} is not heard of: shard {shard} waits again" for shard in only.shards if count]
+
+    def _bury_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
+        """Put back each row of a dead agent in a transaction of its own, as one of them is refused."""
+        held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
+        rows = [(f"shard {one}", Held([], [one], [])) for one in held.shards]
+        rows += [(f"device {one}", Held([one], [], [])) for one in held.devices]
+        rows += [(f"build {one}", Held([], [], [one])) for one in held.builds]
+        return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(bury, only=only))]
 
     def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
         """Mark what is to be handed over, and end what no device is left to try."""
