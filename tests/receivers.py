@@ -71,7 +71,8 @@ def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | N
         server.socket = _server_context(tls).wrap_socket(server.socket, server_side=True)
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
     hook.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # How often it looks for its end, in seconds: each server of a test would take half a second to stop.
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hook
