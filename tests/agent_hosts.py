@@ -125,6 +125,14 @@ class AgentHosts(ThreeHosts):
         ).stdout.splitlines()
         return [int(line.split()[0]) for line in children if "farm.cluster.slots.slot" in line]
 
+    def printed(self, name: str) -> str:
+        """Return everything that an agent printed."""
+        return (self.folder / name / "agent.log").read_text()
+
+    def sessions(self, name: str) -> list[Path]:
+        """Return the folders of sessions that runners have on the device of a host."""
+        return list((self.folder_on_device(name) / "data/local/tmp/farm").glob("run-*"))
+
     def folder_on_device(self, name: str) -> Path:
         return self.folder / name / "devices" / f"virtual-{name}-0"
 

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forked_command import command
+from forked_command import command, start
 from waiting import until
 
 from farm.devices.adb.server import start_adb_server
@@ -28,6 +28,8 @@ from farm.virtual.tree import BUILDS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from forked_command import Program
 
     from farm.devices.adb.server import AdbServer
 
@@ -43,7 +45,7 @@ class ThreeHosts:
     toolchain: Path
     """With the simulator and the native runner, which every host has; no bundle."""
     supervisor: Supervisor
-    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    agents: dict[str, Program] = field(default_factory=dict)
     servers: dict[str, AdbServer] = field(default_factory=dict)
 
     def home(self, name: str, *, shared: bool = True) -> Path:
@@ -85,16 +87,8 @@ class ThreeHosts:
     def start_agent(self, name: str, *options: str) -> None:
         """Start `farm agent` on a host."""
         folder = self.home(name)
-        with (folder / "agent.log").open("ab") as log:
-            self.agents[name] = subprocess.Popen(
-                [sys.executable, "-m", "farm.cli.main", "agent", "--name", name, *options],
-                cwd=folder,
-                env=self.env(name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        words = [sys.executable, "-m", "farm.cli.main", "agent", "--name", name, *options]
+        self.agents[name] = start(words, env=self.env(name), cwd=folder, log=folder / "agent.log")
 
     def await_agents(self, timeout_s: float = 90) -> None:
         """Wait until all agents that were started are registered. Raises AssertionError with what they printed."""

@@ -143,7 +143,7 @@ def main(listener: str, end: str) -> None:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if not os.fork():
-        # The pipe has no other end any more once the tests have ended, however they did.
+        # The read ends when the process of the tests does, killed or not.
         os.read(int(end), 1)
         os.killpg(0, signal.SIGKILL)
     _serve(socket.socket(fileno=int(listener)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_ALL = 8
-_LONG = ("--iterations", "800")
-"""Jobs that take about a second."""
+_ALL, _SOME = 8, 4
+_LONG = ("--iterations", "300")
+"""Jobs that take long enough to do something between the first and the last of them."""
+_FEW = "conv2d or gelu or softmax or matmul"
 
 
 @pytest.fixture(name="compiled", scope="module")
@@ -53,14 +53,34 @@ def _hosts(
         yield hosts
 
 
-def once_each(hosts: AgentHosts, run_id: str) -> None:
+@pytest.fixture(name="left", scope="module")
+def _left(
+    store: PostgresStore, compiled: Path, toolchain: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentHosts]:
+    """Yield one host for all tests that leave its agent running and its device free."""
+    url = PostgresStore(store._cluster, "agent_left").url
+    with agent_hosts(tmp_path_factory.mktemp("left"), url, toolchain, compiled) as hosts:
+        hosts.host("left")
+        hosts.registered("left")
+        yield hosts
+
+
+def begun(hosts: AgentHosts, *chosen: str) -> str:
+    """Submit a run of long jobs, and return its id once the first of them has a result."""
+    run_id = hosts.detached(*_LONG, *chosen)
+    first = "select 1 from attempt join run_job on run_job.id = run_job_id where run_id = %s limit 1"
+    hosts.until(lambda: hosts.rows(first, run_id), "the first result")
+    return run_id
+
+
+def once_each(hosts: AgentHosts, run_id: str, count: int) -> None:
     """Every job has exactly one verdict about the code."""
     rows = hosts.rows(
         "select run_job_id, count(*) from attempt join run_job on run_job.id = run_job_id "
         "where run_id = %s and verdict in ('passed', 'failed') group by run_job_id",
         run_id,
     )
-    assert len(rows) == _ALL
+    assert len(rows) == count
     assert {count for _, count in rows} == {1}
 
 
@@ -76,7 +96,7 @@ def test_an_agent_runs_what_is_submitted_and_ends_when_it_is_told_to(hosts: Agen
     assert "free" in listed
     assert hosts.stop_agents() == {"left": 0}
     # Nothing of ours is left on the device, nor in the farm.
-    assert not list((hosts.folder_on_device("left") / "data/local/tmp").glob("**/session-*"))
+    assert not hosts.sessions("left")
     assert hosts.rows("select 1 from lease where token <> ''") == []
     assert "no agent" in hosts.you("agent", "list").stdout
 
@@ -101,42 +121,35 @@ def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: A
 
 
 @pytest.mark.whole
-def test_an_agent_that_was_killed_comes_back_and_nothing_is_lost_or_run_twice(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
-    run_id = hosts.detached(*_LONG)
-    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
-    os.kill(hosts.agents["left"].pid, signal.SIGKILL)
-    hosts.agents["left"].wait()
-    hosts.start_agent("left")
-    view = hosts.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
-    once_each(hosts, run_id)
+def test_an_agent_that_was_killed_comes_back_and_nothing_is_lost_or_run_twice(left: AgentHosts) -> None:
+    run_id = begun(left, "-k", _FEW)
+    os.kill(left.agents["left"].pid, signal.SIGKILL)
+    left.agents["left"].wait()
+    left.start_agent("left")
+    view = left.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
+    once_each(left, run_id, _SOME)
 
 
 @pytest.mark.whole
-def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
-    run_id = hosts.detached(*_LONG)
-    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
-    [slot] = hosts.slots("left")
+def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(left: AgentHosts) -> None:
+    run_id = begun(left, "-k", _FEW)
+    [slot] = left.slots("left")
     os.kill(slot, signal.SIGKILL)
-    view = hosts.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
-    once_each(hosts, run_id)
-    [another] = hosts.slots("left")
+    view = left.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
+    once_each(left, run_id, _SOME)
+    [another] = left.slots("left")
     assert another != slot
-    assert "another takes its place" in hosts.logs()
+    assert "another takes its place" in left.printed("left")
 
 
 @pytest.mark.whole
 def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(hosts: AgentHosts) -> None:
     hosts.host("left")
     hosts.registered("left")
-    run_id = hosts.detached(*_LONG)
-    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
     assert hosts.you("agent", "drain", "nobody").returncode == 2
+    run_id = begun(hosts)
     assert hosts.you("agent", "drain", "left").returncode == 0
     assert hosts.agents["left"].wait(30) == 0
     assert hosts.rows("select 1 from lease where token <> ''") == []
@@ -145,71 +158,62 @@ def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(h
     hosts.host("right")
     view = hosts.finished(run_id)
     assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
-    once_each(hosts, run_id)
+    once_each(hosts, run_id, _ALL)
     assert {attempt.verdict for job in view.jobs for attempt in job.attempts} == {Verdict.PASSED}
 
 
 @pytest.mark.whole
-def test_a_cancelled_run_is_broken_off_and_the_device_is_free(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
+def test_a_cancelled_run_is_broken_off_and_the_device_is_free(left: AgentHosts) -> None:
     # Its jobs would take minutes.
-    run_id = hosts.detached("--iterations", "100000")
-    hosts.until(lambda: hosts.rows("select 1 from shard where state = 'held'"), "a shard is held")
-    time.sleep(1.0)
-    assert hosts.you("cancel", run_id).returncode == 0
-    hosts.until(lambda: not hosts.rows("select 1 from lease where token <> ''"), "the device is free", 10)
-    assert hosts.you(*SMOKE, "-k", "gelu").returncode == 0
-    once = hosts.rows("select count(*) from attempt join run_job on run_job.id = run_job_id where run_id = %s", run_id)
+    run_id = left.detached("--iterations", "100000")
+    left.until(lambda: left.rows("select 1 from shard where state = 'held'"), "a shard is held")
+    left.until(lambda: left.sessions("left"), "the job runs")
+    assert left.you("cancel", run_id).returncode == 0
+    left.until(lambda: not left.rows("select 1 from lease where token <> ''"), "the device is free", 10)
+    assert left.you(*SMOKE, "-k", "gelu").returncode == 0
+    once = left.rows("select count(*) from attempt join run_job on run_job.id = run_job_id where run_id = %s", run_id)
     assert once == [(0,)]
 
 
 @pytest.mark.whole
-def test_a_device_whose_lease_others_took_is_stopped_and_its_results_are_refused(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
-    run_id = hosts.detached(*_LONG)
-    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
-    hosts.rows(
+def test_a_device_whose_lease_others_took_is_stopped_and_its_results_are_refused(left: AgentHosts) -> None:
+    run_id = begun(left, "-k", _FEW)
+    left.rows(
         "update lease set fence = fence + 1, token = 'stolen', user_name = 'eve', "
         "expires_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint + 3000 returning device"
     )
-    hosts.until(lambda: "its lease was lost" in hosts.logs(), "the agent notices")
-    view = hosts.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _ALL
-    once_each(hosts, run_id)
+    left.until(lambda: "its lease was lost" in left.printed("left"), "the agent notices")
+    view = left.finished(run_id)
+    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
+    once_each(left, run_id, _SOME)
 
 
 @pytest.mark.whole
-def test_a_device_that_went_away_is_brought_back(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
-    run_id = hosts.detached(*_LONG)
-    hosts.until(lambda: hosts.rows("select 1 from attempt"), "the first result")
-    hosts.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
-    verdicts = [job.decisive.verdict for job in hosts.finished(run_id).jobs]
+def test_a_device_that_went_away_is_brought_back(left: AgentHosts) -> None:
+    run_id = begun(left, "-k", _FEW)
+    left.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
+    verdicts = [job.decisive.verdict for job in left.finished(run_id).jobs]
     # What ran then has no verdict about the code, as there is no other device to ask.
-    assert verdicts.count(Verdict.PASSED) >= _ALL - 2
+    assert verdicts.count(Verdict.PASSED) >= _SOME - 2
     assert set(verdicts) <= {Verdict.PASSED, Verdict.INFRA}
-    assert ("recovered",) in hosts.rows("select event from health_event")
+    assert ("recovered",) in left.rows("select event from health_event")
 
 
 @pytest.mark.whole
-def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(hosts: AgentHosts) -> None:
-    hosts.host("left")
-    hosts.registered("left")
+def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(left: AgentHosts) -> None:
     # On the same host, then on another.
-    again = hosts.farm("left", "agent", "--name", "left")
+    again = left.farm("left", "agent", "--name", "left")
     assert again.returncode == 2
     assert "runs on this host already" in again.stderr
-    hosts.attach("right", ["SM8650"])
-    elsewhere = hosts.farm("right", "agent", "--name", "left")
+    left.attach("right", ["SM8650"])
+    elsewhere = left.farm("right", "agent", "--name", "left")
     assert elsewhere.returncode == 2
     assert "--name" in elsewhere.stderr
     ours, theirs = f'"protocol":{PROTOCOL}', f'"protocol":{PROTOCOL + 1}'
     changed = "update agent set facts = replace(facts, %s, %s) where position(%s in facts) > 0 returning name"
-    newer_rows = hosts.rows(changed, ours, theirs, ours)
+    newer_rows = left.rows(changed, ours, theirs, ours)
     assert newer_rows == [("left",)]
-    newer = hosts.farm("right", "agent", "--name", "right")
+    newer = left.farm("right", "agent", "--name", "right")
+    assert left.rows(changed, theirs, ours, theirs) == [("left",)]
     assert newer.returncode == 2
     assert "update farm on this host" in newer.stderr

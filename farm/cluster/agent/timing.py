@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """How often an agent does what it does again and again, in seconds."""
+    """Intervals and lifetimes, in seconds."""
 
     ttl_s: float = 10.0
-    """For how long it, and its leases, live without a heartbeat."""
+    """Lifetime of an agent and its leases without a heartbeat."""
     heartbeat_s: float = 3.0
     scan_s: float = 3.0
-    """Between two looks at what is attached."""
+    """Interval between two scans of attached devices."""
     linger_s: float = 0.5
-    """How long a device without work keeps its lease, and its session."""
+    """Time for which a device without work keeps its lease and its session."""
     rest_s: float = 60.0
-    """How long a device gets no work after a shard could not begin on it."""
+    """Time without work for a device on which a shard could not begin."""
     fetch_s: float = 15.0
-    """How long a host waits for an artifacts' store that is away: then others, who may reach it, get the shard."""
+    """Patience with an artifacts' store that is away; then hosts that reach it get the shard."""
