@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # ExecuTorch raises these after QNN has failed; the exception itself has no reason.
 _EMPTY = re.compile(r"(?:AssertionError|RuntimeError): .{0,200}(?:Qnn|QNN)|(?:AssertionError|RuntimeError)\Z")
+_IN_REFUSAL = re.compile(r"\((?P<empty>Failed to generate Qnn context binary\.?)\)\Z")
 # torchao's, over what a module computed while it was calibrated.
 _OF_NUMBERS = re.compile(r"min \S{1,40} should be less than max \S{1,40}")
 # QNN's errors, as ExecuTorch's logger and QNN's own tools write them.
@@ -55,6 +56,10 @@ def explained(reason: str, log: str, origins: Mapping[str, Origin], values: Sequ
 
     `origins` are those of the nodes of its graphs. `values` describe numbers in them that are infinite or NaN.
     """
+    if inner := _IN_REFUSAL.search(reason):
+        # The refusal of a module quotes the error of its flow.
+        within = explained(f"AssertionError: {inner['empty']}", log, origins, values)
+        return f"{reason[: inner.start()]}({within})" if within.startswith("QNN: ") else reason
     if not _EMPTY.match(reason):
         return "; ".join((reason, *values)) if _OF_NUMBERS.search(reason) else reason
     failed, refused = _read(log.splitlines())

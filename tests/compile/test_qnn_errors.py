@@ -146,3 +146,23 @@ def test_a_full_disk_does_not_fail_a_job_over_a_note(tmp_path: Path, monkeypatch
     with NodeAtWork(tmp_path / "build.log") as at_work:
         monkeypatch.setattr("os.pwrite", full)
         at_work.note("aten_relu_default")
+
+
+def test_a_refused_write_has_the_line_of_qnn_as_well() -> None:
+    # The module writes to its only input, and the partition is left without inputs.
+    log = (
+        BUILD
+        + """\
+[ERROR] [Qnn ExecuTorch]:  <E> No graph inputs present for graph [0]
+[ERROR] [Qnn ExecuTorch]:  <E> Context binary size calculation failed
+[ERROR] [Qnn ExecuTorch]:  <E> Failed to get serialized binary
+[ERROR] [Qnn ExecuTorch]:  <E> Failed to get context binary size with err 0x7532
+[ERROR] [Qnn ExecuTorch]: Can't determine the size of graph binary to be saved to cache. Error 30002
+"""
+    )
+    refused = "ConfigError: mine/suite.toml: case.a.module: forward writes to its input x: return the new value instead"
+    empty = EMPTY.partition(": ")[2]
+    found = explained(f"{refused} ({empty})", log, ORIGINS)
+    assert found == f"{refused} (QNN: No graph inputs present for graph [0])"
+    assert explained(f"{refused} (an own reason)", log, ORIGINS) == f"{refused} (an own reason)"
+    assert explained(f"{refused} ({empty})", BUILD, ORIGINS) == f"{refused} ({empty})"
