@@ -47,6 +47,7 @@ ON_DEVICES = (
     "TestQNNQuantizedOperator::test_qnn_backend_relu",
     "TestQNNQuantizedOperator::test_qnn_backend_sin",
     "TestQNNQuantizedOperator::test_qnn_backend_stack",
+    "TestQNNQuantizedUtils::test_qnn_backend_dump_intermediate_outputs_simple_model",
     "TestQNNQuantizedUtils::test_qnn_backend_dump_intermediate_outputs_topk",
     "TestQNNQuantizedUtils::test_qnn_backend_runtime_option_profile",
 )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _expect(ran: Any, code: int, stage: str, message: str) -> None:
@@ -183,12 +187,15 @@ def test_a_shared_buffer_is_what_the_program_executes_on(conv: Any, models: Path
     assert [conv.output(line, 0).tobytes() for line in range(2)] == shared
 
 
-def test_runtime_options_of_lpai_reach_the_backend(conv: Any) -> None:
-    ran = conv.run(
-        *("--lpai_fps=30", "--lpai_ftrt_ratio=10", "--lpai_client_perf_type=1", "--lpai_affinity=2"),
-        "--lpai_core_selection=1",
-    )
+def test_runtime_options_of_lpai_reach_the_backend(conv: Any, preload: Callable[[str], dict[str, str]]) -> None:
+    # Each value is another one, and all of them are set before the first program loads.
+    options = {"fps": 30, "ftrt_ratio": 10, "client_perf_type": 1, "affinity": 2, "core_selection": 3}
+    stub = preload("process_options_stub")
+    ran = conv.run(*(f"--lpai_{name}={value}" for name, value in options.items()), env=stub)
     assert ran.code == 0, ran.stderr
+    said = re.findall(r"^stub: (.*)$", ran.stderr, re.MULTILINE)
+    assert said == [*(f"qnn_runtime_lpai_{name}={value}" for name, value in options.items()), "loads"]
+    assert re.findall(r"^stub: (.*)$", conv.run(env=stub).stderr, re.MULTILINE) == ["loads"]
 
 
 @pytest.mark.parametrize(
