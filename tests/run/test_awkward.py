@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,21 @@ SUITE = ROOT / "test_suites" / "awkward" / "suite.toml"
 CONSTANT = ("constant_beside", "empty")
 """Cases with outputs that only the graph marks as constant: files with expected values carry no mark."""
 WRITES = ("input_slice", "input_add", "input_returned", "input_through_view")
+_INPUT = r"(the program does not write|forward writes) to its input "
+REFUSALS = {
+    **dict.fromkeys((*WRITES, "second_input"), _INPUT),
+    "buffer_sum": "output 0 against fp32: sqnr -",
+    "buffer_returned": "forward writes to its buffer last, and the htp flow cannot compile it",
+    "buffer_replaced": "the program does not write to its buffer last",
+    "intermediate": "output 1 against fp32: sqnr ",
+    "parameter_write": "forward writes to its parameter weight: a program has no such write",
+    "with_none": r"forward returns None in output \[1\]",
+    "with_number": r"forward returns 8 in output \[1\]",
+    "constant_beside": "disagree on the delegate signature",
+    "channels_last": "XNNPACK takes weights of convolutions in C order",
+    "undefined": "sqrt is nan|the fp32 reference of output 0 has NaN",
+}
+"""Text in the reason of each case that does not pass everywhere: a known issue covers any failure at its stage."""
 
 
 def run(home: FarmHome, suite: str, backend: str, *more: str) -> dict[str, Any]:
@@ -50,8 +66,10 @@ def test_each_job_passes_or_is_refused_in_one_line(jobs: list[dict[str, Any]]) -
     assert len(jobs) == 96
     for job in jobs:
         attempt = job["attempts"][-1]
-        assert attempt["verdict"] == "passed" or attempt["known_issue"]
         assert "\n" not in attempt["reason"]
+        if attempt["verdict"] != "passed":
+            assert attempt["known_issue"], attempt["reason"]
+            assert re.search(REFUSALS[job["case"]], attempt["reason"]), (job["id"], attempt["reason"])
 
 
 @pytest.mark.parametrize("case", WRITES)
