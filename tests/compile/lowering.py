@@ -100,9 +100,10 @@ def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) ->
         soc_model=QcomChipset.SM8850, backend_options=generate_htp_compiler_spec(use_fp16=True)
     )
     passes, after = split_passes(shares) if shares else (None, None)
-    edge = to_edge_transform_and_lower_to_qnn(
-        module.eval(), INPUTS, specs, skip_node_op_set=set(left), passes_job=passes, dep_table=after
-    )
+    with graphs.less_work():
+        edge = to_edge_transform_and_lower_to_qnn(
+            module.eval(), INPUTS, specs, skip_node_op_set=set(left), passes_job=passes, dep_table=after
+        )
     delegation = read_delegation(edge.exported_program().graph_module)
     origins = EdgeOrigins(edge, Path(__file__).parent, "forward").of(edge.to_executorch())
     return {**delegation._asdict(), "origins": msgspec.to_builtins(origins)}

@@ -57,6 +57,8 @@ from executorch.exir.backend.test.backend_with_compiler_demo import BackendWithC
 from executorch.exir.passes import MemoryPlanningPass
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from farm.compile.flows.graphs import less_work
+
 
 class ConvRelu(torch.nn.Module):
     def __init__(self) -> None:
@@ -254,8 +256,7 @@ class Wrapper(torch.nn.Module):
         return self.lowered(x)
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
+def main(target: Path) -> None:
     pair = torch.randn(2)
     compile_conv(target)
     compile_add(target)
@@ -278,3 +279,8 @@ if __name__ == "__main__":
         for name, m in (("double", Double()), ("triple", Triple()))
     }
     (target / "methods.pte").write_bytes(to_edge(methods).to_executorch().buffer)
+
+
+if __name__ == "__main__":
+    with less_work():
+        main(Path(sys.argv[1]))
