@@ -24,7 +24,7 @@ from farm.cli.main import main
 from farm.system import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
@@ -103,14 +103,21 @@ def command(
 
 
 def call(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: str, timeout_s: float
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: str,
+    timeout_s: float,
+    program: Callable[[], None] = main,
 ) -> subprocess.CompletedProcess[str]:
-    """Return the output and the exit code of `farm.cli.main.main` in a fork. Raises TimeoutExpired."""
+    """Return the output and the exit code of `program` in a fork. Raises TimeoutExpired."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="farm-command-") as folder:
         context = _fork_server(patch)
         streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin, encoding="utf-8")
-        process = context.Process(target=_answer, args=(list(arguments), dict(env), cwd, streams, warm_torch.session))
+        given = (program, list(arguments), dict(env), cwd, streams, warm_torch.session)
+        process = context.Process(target=_answer, args=given)
         process.start()
         try:
             process.join(timeout_s)
@@ -215,10 +222,17 @@ def _run(
         atexit._run_exitfuncs()
 
 
-def _answer(arguments: list[str], env: dict[str, str], cwd: Path, streams: list[Path], torch: WarmTorch | None) -> None:
+def _answer(
+    program: Callable[[], None],
+    arguments: list[str],
+    env: dict[str, str],
+    cwd: Path,
+    streams: list[Path],
+    torch: WarmTorch | None,
+) -> None:
     _become(arguments, env, cwd, streams, torch)
     try:
-        main()
+        program()
     finally:
         # A fork of multiprocessing ends by os._exit.
         atexit._run_exitfuncs()

@@ -161,7 +161,7 @@ def words_of(case: Case) -> str:
     return str(case.kwargs.get("words", f"{FINE} {_CANARY_MS}"))
 
 
-def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS) -> None:
+def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS, soc: str = SOC) -> None:
     """Write what a bundle of `key` has into `folder`: the program is `words`, the references are its input."""
     tensor = struct.pack(f"<{elements}f", *range(1, elements + 1))
     contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
@@ -173,7 +173,7 @@ def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS) ->
     manifest = Manifest(
         key=key,
         job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
-        soc=SOC,
+        soc=soc,
         backend=_TARGET.backend,
         precision=_TARGET.precision,
         samples=1,

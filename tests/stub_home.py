@@ -6,7 +6,6 @@ The runner of virtual devices and the compiler of builders are stubs; all other 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ from farm_home import FarmHome
 sys.path.append(str(Path(__file__).with_name("chaos")))
 
 import chaos_farm
+import forked_command
 from stub_farm import FINE, stub_runtime
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
 _SUITE = """\
@@ -61,13 +62,13 @@ class StubHome(FarmHome):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: str = "",
-        forked: bool = False,
+        forked: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `farm` as a user does, without a terminal."""
-        assert not forked, "forks run the command without stubs"
-        return subprocess.run(
-            [*self.program, *arguments], env={**self.env, **(env or {})}, cwd=cwd or self.cwd, input=stdin,
-            capture_output=True, text=True, timeout=timeout_s, check=False,
+        """Run `farm` as a user does, without a terminal, in a fork that has imported it."""
+        assert forked, "no command with stubs starts by itself"
+        return forked_command.call(
+            arguments, env={**self.env, **(env or {})}, cwd=cwd or self.cwd, stdin=stdin, timeout_s=timeout_s,
+            program=chaos_farm.main,
         )  # fmt: skip
 
 

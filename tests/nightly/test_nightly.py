@@ -16,6 +16,7 @@ import pytest
 from attached import attach
 from farm_home import FarmHome, wait_for_no_process
 from receivers import Hook, Mailbox, mail_server, make_certificate, web_server
+from stub_home import StubHome, make_stub_home
 from waiting import until
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
 
 SECRETS = {"HOOK": "hooksecret", "TOKEN": "tokensecret", "MAIL_PASSWORD": "mailsecret"}
 
-OPS = """
-import torch
-class Zeros(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(-x * x)
-"""
 SUITE = """
 [suite]
 name = "mine"
@@ -38,11 +33,13 @@ sqnr_db = 20.0
 [suite.tolerance.fp32.fp32]
 sqnr_db = 20.0
 [case.good]
-module = "torch.nn:ReLU"
-inputs = [{ shape = [1, 3, 16, 16] }]
+module = "stub:Stub"
+kwargs = {{ words = "pass {latency_ms}" }}
+inputs = [{{ shape = [16] }}]
 [case.no_signal]
-module = ".ops:Zeros"
-inputs = [{ shape = [1, 3, 16, 16] }]
+module = "stub:Stub"
+kwargs = {{ words = "wrong {latency_ms}" }}
+inputs = [{{ shape = [16] }}]
 """
 NIGHT = """
 [nightly]
@@ -78,11 +75,16 @@ class Night:
         return night
 
 
-def write(home: FarmHome, *cells: str, more: str = "") -> None:
+@pytest.fixture
+def home(tmp_path: Path) -> StubHome:
+    """Home of nights whose programs are words for a stub of the runner."""
+    return make_stub_home(tmp_path / "stub")
+
+
+def write(home: FarmHome, *cells: str, more: str = "", latency_ms: int = 20) -> None:
     folder = home.cwd / "mine"
     folder.mkdir(exist_ok=True)
-    (folder / "suite.toml").write_text(SUITE)
-    (folder / "ops.py").write_text(OPS)
+    (folder / "suite.toml").write_text(SUITE.format(latency_ms=latency_ms))
     (home.cwd / "nightly.toml").write_text(NIGHT + "".join(cells) + more)
 
 
@@ -101,11 +103,10 @@ def attempts(home: FarmHome) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def night(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
     """Two cells, of which one has a failure; a webhook that fails at first, one that always fails, and mail."""
     folder = tmp_path_factory.mktemp("night")
-    (folder / "cwd").mkdir()
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    home = make_stub_home(folder / "stub")
     certificate = make_certificate(folder)
     summary = folder / "summary.md"
     with (
@@ -307,8 +308,7 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
 def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: FarmHome, number: int) -> None:
-    long = "virtual = 1\niterations = 50000"
-    write(home, CELL.format(name="long", more=long), CELL.format(name="good", more=SMALL))
+    write(home, CELL.format(name="long", more="virtual = 1"), CELL.format(name="good", more=SMALL), latency_ms=2000)
     with home.running("nightly", "nightly.toml") as process:
         until(lambda: list((home.state / "nightly" / "try").glob("*.json")), "a night")
         second = home.farm("nightly", "nightly.toml")
@@ -336,8 +336,7 @@ def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: Fa
 
 
 def test_a_night_that_was_killed_goes_on_with_what_is_missing(home: FarmHome) -> None:
-    long = 'virtual = 1\niterations = 100000\nkeyword = "good"'
-    write(home, CELL.format(name="good", more=SMALL), CELL.format(name="long", more=long.replace("100000", "2000")))
+    write(home, CELL.format(name="good", more=SMALL), CELL.format(name="long", more=SMALL), latency_ms=1500)
     with home.running("nightly", "nightly.toml") as process:
         until(lambda: attempts(home) and state_of(home)["cells"][1]["run_id"], "the second cell")
         os.kill(process.pid, signal.SIGKILL)

@@ -28,7 +28,8 @@ def _compile_job(job: Job, key: str, _versions: Mapping[str, str], folder: Path)
     from stub_farm import ELEMENTS, fill_bundle, words_of
 
     time.sleep(float(job.case.kwargs.get("seconds", 0.0)))
-    fill_bundle(folder, key, words_of(job.case), int(job.case.kwargs.get("elements", ELEMENTS)))
+    elements = int(job.case.kwargs.get("elements", ELEMENTS))
+    fill_bundle(folder, key, words_of(job.case), elements, job.target.soc)
 
 
 _compiler = types.ModuleType("farm.compile.flows.compiler")
