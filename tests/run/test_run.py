@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from farm_home import FarmHome, wait_for_no_process
 from mutations import check_mutations
+from stub_home import StubHome, make_stub_home, write_stub_suite
 from waiting import until
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ SOME = (
 )
 
 OPS = """
-import os, signal, torch
-class Slow(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        signal.pause()
+import torch
 class Zeros(torch.nn.Module):
     def forward(self, x):
         return torch.relu(-x * x)
@@ -288,17 +285,20 @@ def test_any_case_runs_on_the_cpu_as_a_baseline(home: FarmHome) -> None:
 
 
 @pytest.fixture
-def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[str]]:
+def stub_home(tmp_path: Path) -> StubHome:
+    """Home for how a run ends: its programs are words for a stub of the runner."""
+    home = make_stub_home(tmp_path / "stub")
+    write_stub_suite(home, "mine", {"good": 20, "slow": 20}, {"slow": 600.0})
+    return home
+
+
+@pytest.fixture
+def slow_run(stub_home: StubHome) -> Iterator[subprocess.Popen[str]]:
     """A run with a job that passed and one that compiles for ten minutes."""
-    folder = home.cwd / "mine"
-    folder.mkdir()
-    slow = SUITE[: SUITE.index("[case.does")] + '[case.slow]\nmodule = ".ops:Slow"\ninputs = [{ shape = [4] }]\n'
-    (folder / "suite.toml").write_text(slow)
-    (folder / "ops.py").write_text(OPS)
-    with home.running(*MAIN, "--suite", "./mine") as process:
+    with stub_home.running(*MAIN, "--suite", "./mine") as process:
 
         def has_attempt() -> bool:
-            with contextlib.suppress(sqlite3.Error), tables(home) as connection:
+            with contextlib.suppress(sqlite3.Error), tables(stub_home) as connection:
                 return bool(connection.execute("select count(*) from attempt").fetchone()[0] == 1)
             return False
 
@@ -306,52 +306,52 @@ def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_run: subprocess.Popen[str]) -> None:
+def test_ctrl_c_reports_what_there_is_and_leaves_nothing(stub_home: StubHome, slow_run: subprocess.Popen[str]) -> None:
     os.killpg(slow_run.pid, signal.SIGINT)
-    assert slow_run.wait(60) == 130
+    assert slow_run.wait(120) == 130
     assert slow_run.stdout is not None
     said = slow_run.stdout.read()
     assert "1 passed" in said
     assert "Traceback" not in said
     assert "farm: finishing the running jobs; Ctrl-C again stops at once" in said
     assert "does what is missing" in said.splitlines()[-1]
-    assert wait_for_no_process(home) == {}
-    with tables(home) as connection:
+    assert wait_for_no_process(stub_home) == {}
+    with tables(stub_home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(130,)]
 
 
-def test_a_run_whose_reader_leaves_goes_on_and_its_exit_code_is_about_the_run(home: FarmHome) -> None:
-    with home.running(*MAIN, "--suite", "smoke", "-k", "conv2d") as process:
+def test_a_run_whose_reader_leaves_goes_on_and_its_exit_code_is_about_the_run(stub_home: StubHome) -> None:
+    with stub_home.running(*MAIN, "--suite", "./mine", "-k", "good") as process:
         assert process.stdout is not None
         assert "1 job" in process.stdout.readline()
         process.stdout.close()
         assert process.wait(120) == 0
-    with tables(home) as connection:
+    with tables(stub_home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(0,)]
         assert connection.execute("select verdict from attempt").fetchall() == [("passed",)]
 
 
 def test_kill_9_loses_nothing_that_was_finished_and_leaves_nothing(
-    home: FarmHome, slow_run: subprocess.Popen[str]
+    stub_home: StubHome, slow_run: subprocess.Popen[str]
 ) -> None:
     slow_run.send_signal(signal.SIGKILL)
     slow_run.wait()
-    assert wait_for_no_process(home) == {}
-    with tables(home) as connection:
+    assert wait_for_no_process(stub_home) == {}
+    with tables(stub_home) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
         assert connection.execute("select verdict from attempt").fetchall() == [("passed",)]
         assert connection.execute("select exit_code from run").fetchall() == [(None,)]
-    shown = home.farm("report", "latest")
+    shown = stub_home.farm("report", "latest")
     assert shown.returncode == 0
     assert "1 passed" in shown.stdout
 
 
-def test_a_run_that_was_killed_when_all_was_done_is_finished_by_resuming_it(home: FarmHome) -> None:
-    done = home.farm(*MAIN, "--suite", "smoke", "-k", "gelu", timeout_s=300)
+def test_a_run_that_was_killed_when_all_was_done_is_finished_by_resuming_it(stub_home: StubHome) -> None:
+    done = stub_home.farm(*MAIN, "--suite", "./mine", "-k", "good", timeout_s=300)
     assert done.returncode == 0, done.stderr
-    with sqlite3.connect(home.state / "farm.db") as connection:
+    with sqlite3.connect(stub_home.state / "farm.db") as connection:
         connection.execute("update run set exit_code = null, finished_ms = null")
-    resumed = home.farm("run", "--resume", "latest")
+    resumed = stub_home.farm("run", "--resume", "latest")
     assert (resumed.returncode, "1 of 1 jobs are finished" in resumed.stderr) == (0, True), resumed.stderr
-    with tables(home) as connection:
+    with tables(stub_home) as connection:
         assert connection.execute("select exit_code, finished_ms is not null from run").fetchall() == [(0, 1)]
