@@ -241,7 +241,7 @@ class DeviceRun:
             job, bundle, options = self._canary
             raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
             self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
-            # The DSP's heap says nothing about the health of a device.
+            # A device is healthy whatever its DSP's heap is.
             attempt = judge(job, bundle, msgspec.structs.replace(raw, heap=False))
         except OSError as error:
             raise local_error(error) from None

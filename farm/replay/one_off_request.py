@@ -27,7 +27,7 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""
     profile: Profile = Profile.AUTO
     heap: bool = False
-    """Measure the DSP's heap alone, in as many processes as there are iterations, in one where nobody named them."""
+    """Measure the DSP's heap alone: in one process, or in as many as there are iterations that the command names."""
     command: str = ""
     facts: dict[str, str] = {}
     """Further facts that numbers depend on."""

@@ -84,9 +84,9 @@ class Expectation(_Frozen, frozen=True):
     """Of the buffer that the contexts of a program share; None does not decide, as in the following."""
     most_pte_bytes: _Count | None = None
     most_dsp_heap_bytes: _Count | None = None
-    """Of the DSP's heap in use after the last context, in a run with --heap, as the following."""
+    """Limit of the DSP's heap in use after the last context; in runs with --heap."""
     most_dsp_heap_kept_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
-    """Of the DSP's heap in use after the last context and not before the first."""
+    """Limit of the DSP's heap in use after the last context and not before the first; in runs with --heap."""
     intermediate_outputs: _Count | None = None
     """Layers whose outputs an inference writes."""
     least_decode_rate: _Rate | None = None

@@ -77,7 +77,7 @@ def test_every_job_of_a_session_has_a_file_of_its_own_from_the_first_context_to_
                 (folder / name).symlink_to(conv.folder / name)
             assert session.ask(f"--working_folder={folder}", "--heap_profiling_path=heap.txt")["ok"] is True
             assert _stated(folder) == (IDLE_BYTES + jobs * 4096, IDLE_BYTES + (jobs + 1) * 4096, "")
-        # Another path than the process was started with could not be told to ExecuTorch any more.
+        # ExecuTorch takes the path once a process.
         answer = session.ask("--heap_profiling_path=other.txt")
         assert answer["error"]["stage"] == "options"
         assert "needs a process of its own" in answer["error"]["message"]

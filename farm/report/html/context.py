@@ -29,7 +29,7 @@ class ReportContext(msgspec.Struct, frozen=True):
     links: dict[str, str] = {}
     """Where the artifacts that are here lie, as the page links to them, by hash."""
     heap: tuple[HeapRow, ...] = ()
-    """DSP heap of the jobs of a run with --heap, beside that of earlier runs."""
+    """DSP heap of the jobs of a run with --heap, and of their earlier runs."""
     graphs: dict[str, str] = {}
     """Addresses of images, by job id: its layers as a graph."""
     places: dict[str, dict[str, LayerPlace]] = {}
