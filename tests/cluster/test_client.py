@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from networks import Relay
-from postgresql_server import running_cluster
+from store_template import drop_database
 from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
 from waiting import all_the_time
 
@@ -34,7 +34,7 @@ from farm.store.store import open_store
 from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from farm_home import FarmHome
@@ -58,12 +58,6 @@ module = "torch.nn:ReLU"
 inputs = [{{ shape = [1, {size}] }}]
 """
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with running_cluster() as socket:
-        yield socket
 
 
 class Shared:
@@ -99,11 +93,10 @@ class Shared:
 
 
 @pytest.fixture
-def shared(home: FarmHome, server: str, tmp_path: Path) -> Iterator[Shared]:
-    name = f"farm_{time.time_ns()}"
-    subprocess.run(["createdb", "-h", server, "-U", "farm", name], check=True)
-    yield Shared(home, f"postgresql://farm@/{name}?host={server}", tmp_path)
-    subprocess.run(["dropdb", "-f", "-h", server, "-U", "farm", name], check=True)
+def shared(home: FarmHome, new_store: Callable[[str], str], tmp_path: Path) -> Iterator[Shared]:
+    address = new_store(f"farm_{time.time_ns()}")
+    yield Shared(home, address, tmp_path)
+    drop_database(address)
 
 
 def run_of(text: str) -> str:
@@ -178,10 +171,10 @@ def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Sh
 
 @pytest.mark.whole
 def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
-    shared: Shared, server: str, tmp_path: Path
+    shared: Shared, postgresql_cluster: str, tmp_path: Path
 ) -> None:
     name = shared.url.partition("@/")[2].partition("?")[0]
-    with contextlib.closing(Relay(f"{server}/.s.PGSQL.5432")) as line, shared.host(jobs=1) as host:
+    with contextlib.closing(Relay(f"{postgresql_cluster}/.s.PGSQL.5432")) as line, shared.host(jobs=1) as host:
         write_config(shared.home.cwd, f"postgresql://farm@127.0.0.1:{line.port}/{name}", tmp_path / "artifacts")
         with shared.home.running(*RUN) as process:
             waits_for(lambda: host.ran)

@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 import pytest
 from build_farm import await_true
-from postgresql_server import running_cluster
+from store_template import drop_database
 from waiting import ends
 
 from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
@@ -29,7 +29,7 @@ from farm.store.cluster.records import AgentFacts, NightStart
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from farm.config.settings import Config
     from farm.store.cluster.records import AgentId
@@ -112,9 +112,10 @@ def test_what_became_of_nights_is_a_line_each() -> None:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_cluster() as folder:
-        yield f"postgresql://farm@/postgres?host={folder}"
+def url(new_store: Callable[[str], str]) -> Iterator[str]:
+    address = new_store("nights")
+    yield address
+    drop_database(address)
 
 
 @pytest.fixture
