@@ -31,7 +31,7 @@ def put_sanitized_runner(cache: Path, folder: Path) -> None:
     if not SANITIZER:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXXFLAGS", f"-fsanitize={SANITIZER} -fno-sanitize-recover=all -fno-omit-frame-pointer -g")
+        patch.setenv("CXXFLAGS", f"-fsanitize={SANITIZER} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1")
         patch.setenv("LDFLAGS", f"-fsanitize={SANITIZER}")
         build = build_native(cache)
     for path in (build.runner, build.bridge):

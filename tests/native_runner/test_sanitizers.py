@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # It is about an environment with nothing in it, and a sanitizer has its options there.
 _LEFT_OUT = "test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment"
-_LEAST_TESTS = 170
+# Of these TSan has nothing to see: the second thread is the watchdog's, which has nothing to do in them.
+_OF_ONE_THREAD = ("test_bridge.py", "test_contract.py", "test_flags.py")
+_LEAST_TESTS = {"address,undefined": 170, "thread": 130}
 
 
 @pytest.mark.whole
@@ -30,11 +32,13 @@ def test_nothing_is_reported(sanitizer: str, models: Path, farm_cache: Path, tmp
     reports = tmp_path / "reports"
     reports.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
+    left_out = _OF_ONE_THREAD if sanitizer == "thread" else ()
     wanted = {"RUNNER_SANITIZER": sanitizer, "RUNNER_SANITIZER_REPORTS": str(reports)}
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"),
             *("-m", "not whole", "-k", f"not {_LEFT_OUT}", str(HERE)),
+            *(f"--ignore={HERE / name}" for name in left_out),
         ],
         env={**env, **wanted, "FARM_TEST_CACHE": str(farm_cache)},
         cwd=HERE.parents[1],
@@ -48,4 +52,4 @@ def test_nothing_is_reported(sanitizer: str, models: Path, farm_cache: Path, tmp
     assert done.returncode == 0, done.stdout[-8000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout[-2000:]
-    assert int(passed[1]) >= _LEAST_TESTS, done.stdout[-2000:]
+    assert int(passed[1]) >= _LEAST_TESTS[sanitizer], done.stdout[-2000:]
