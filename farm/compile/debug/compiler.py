@@ -24,8 +24,14 @@ from farm.bundles.key import bundle_key
 from farm.compile.debug.metrics import BoundMetric, MetricClass, bind_all
 from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
-from farm.compile.flows.calls import call, copies, flat_outputs, returned_nodes
-from farm.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
+from farm.compile.flows.calls import Tensors, call, copies, flat_outputs, returned_nodes
+from farm.compile.flows.compiler import (
+    CompiledProgram,
+    in_orders_of,
+    write_manifest,
+    write_tensors,
+    written_method,
+)
 from farm.compile.flows.control_flow import refuse_control_flow
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_method, make_module
@@ -44,7 +50,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from farm.compile.debug.protocol import UserMetric
-    from farm.suites.suite import Job, Target
+    from farm.program.pte import Method
+    from farm.suites.suite import Case, Job, Target
 
 REFERENCE_GRAPH = "edge_after_transform/forward"
 """What ExecuTorch's QNNIntermediateDebugger compares with, by its name in an ETRecord."""
@@ -108,9 +115,7 @@ def compile_debug(
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
-            write_tensors(bundle / INPUTS, "input", [inputs])
-            with (bundle / MODEL).open("wb") as file:
-                program.write_to_file(file)
+            method = _write_program(program, bundle, case, inputs)
             record = program.get_etrecord()
             record.update_representative_inputs(copies(inputs))
             record.save(folder / ETRECORD)
@@ -128,12 +133,15 @@ def compile_debug(
     steps, written = [None] * len(expected), writes.found.inputs
     program_facts = CompiledProgram(
         references={},
-        outputs=tuple(named_outputs(reference, program_outputs(reference.run, written)[sample], written, steps)),
+        outputs=in_orders_of(
+            named_outputs(reference, program_outputs(reference.run, written)[sample], written, steps), method
+        ),
         writes=writes.kept,
         lost_writes=writes.lost,
         delegates={"QnnBackend": delegation.partitions},
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+        input_orders=tuple(value.order for value in method.inputs),
     )
     key = hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest()
     write_manifest(job, key, versions, bundle, [inputs], program_facts, watch)
@@ -147,6 +155,16 @@ def compile_debug(
         seconds=watch.seconds,
         notes=(*notes, *(one.note for one in classes)),
     )
+
+
+def _write_program(program: ExecutorchProgramManager, bundle: Path, case: Case, inputs: Tensors) -> Method:
+    """Write the program and its inputs, in its memory orders, and return the method. Raises as `written_method`."""
+    bundle.mkdir()
+    with (bundle / MODEL).open("wb") as file:
+        program.write_to_file(file)
+    method = written_method(bundle / MODEL, case, ())
+    write_tensors(bundle / INPUTS, "input", [inputs], tuple(value.order for value in method.inputs))
+    return method
 
 
 def _quantize(

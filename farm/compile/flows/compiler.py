@@ -162,7 +162,7 @@ def _compile(
             program.write_to_file(file)
         write_origins(folder, origins.of(program))
     state = tuple(State(len(written) + one.output, one.input) for one in case.state)
-    method = _written_method(folder / MODEL, case, state)
+    method = written_method(folder / MODEL, case, state)
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
     named = named_outputs(reference, references["fp32"][0], written, steps)
@@ -170,7 +170,7 @@ def _compile(
     method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
         references=references,
-        outputs=_ordered(mark_constants(named, lowered.exported), method),
+        outputs=in_orders_of(mark_constants(named, lowered.exported), method),
         delegates=dict(Counter(delegate.id for delegate in plans[method_index].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -189,7 +189,7 @@ def _compile(
     )
 
 
-def _written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
+def written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
     """Return the method of `case` as the program has it.
 
     Raises ConfigError where no memory order of a tensor suits all that read and write it, or its state.
@@ -204,7 +204,7 @@ def _written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
     return method
 
 
-def _ordered(specs: Sequence[TensorSpec], method: Method) -> tuple[TensorSpec, ...]:
+def in_orders_of(specs: Sequence[TensorSpec], method: Method) -> tuple[TensorSpec, ...]:
     """Return `specs`, of the last outputs of `method`, in the memory orders of the program."""
     values = method.outputs[len(method.outputs) - len(specs) :]
     return tuple(msgspec.structs.replace(spec, order=one.order) for spec, one in zip(specs, values, strict=True))
@@ -259,7 +259,7 @@ def _take_ready(
             specs = named_outputs(reference, tensors, written, [None] * len(reference.run.names))
             specs = mark_ready_constants(specs, references["fp32"], partial(_export, case, samples[0]))
         # The judgement shows outputs that differ in number from the outputs of the program.
-        outputs = _ordered(specs, method) if len(specs) == len(outputs) else tuple(specs)
+        outputs = in_orders_of(specs, method) if len(specs) == len(outputs) else tuple(specs)
     kept, lost = write_names(method), tuple[str, ...]()
     if reference is not None:
         # Delegates may keep buffers that the file is silent on.
