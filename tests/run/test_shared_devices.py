@@ -14,6 +14,7 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome, wait_for_no_process
 from ordinary_server import kill_server
+from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import until
 
 from farm.virtual.faults import Fault, inject
@@ -22,31 +23,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("compiled")
-
-RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or gelu or softmax")
-LONG = (*RUN, "--iterations", "400")
-ALL = ("run", "--soc", "SM8650", "--suite", "smoke")
+RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
+LONG = ("run", "--soc", "SM8650", "--suite", "./long", "-k", "case0 or case1 or case2")
+ALL = ("run", "--soc", "SM8650", "--suite", "./long")
+ALL_JOBS = 8
 # A job takes longer than a command takes to start, and all of them far longer, also while this machine does other work.
-LONGER = "1500"
+LONG_MS = 1500
 
 
 @pytest.fixture(scope="module")
-def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The bundles are there, so that what follows is about devices."""
-    folder = tmp_path_factory.mktemp("compiled")
-    done = FarmHome(farm_cache, folder / "state", folder).farm(*ALL, "--virtual", "1", timeout_s=300)
-    assert done.returncode == 0, done.stderr
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> StubHome:
+    """Home with the bundles, so that what follows is about devices."""
+    home = make_stub_home(tmp_path_factory.mktemp("compiled") / "stub")
+    write_suites(home)
+    for words in ((*ALL, "--compile-only"), (*RUN, "--virtual", "1")):
+        done = home.farm(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return home
+
+
+def write_suites(home: StubHome) -> None:
+    write_stub_suite(home, "mine", {f"case{number}": 20 + number for number in range(3)})
+    write_stub_suite(home, "long", {f"case{number}": LONG_MS + number for number in range(ALL_JOBS)})
 
 
 @pytest.fixture
-def pair(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
+def home(compiled: StubHome, tmp_path: Path) -> StubHome:
+    made = next_stub_home(compiled, tmp_path / "stub")
+    write_suites(made)
+    return made
+
+
+@pytest.fixture
+def pair(home: StubHome, tmp_path: Path) -> Iterator[Attached]:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
         yield attached
 
 
 @pytest.fixture
-def single(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
+def single(home: StubHome, tmp_path: Path) -> Iterator[Attached]:
     with attach(home, tmp_path, ["SM8650"]) as attached:
         yield attached
 
@@ -67,6 +82,11 @@ def attempts_of(home: FarmHome, user: str) -> list[tuple[str, int]]:
     """
     with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
         return connection.execute(query, [user]).fetchall()
+
+
+def has_waiter(home: FarmHome) -> bool:
+    with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+        return bool(connection.execute("select count(*) from waiter").fetchone()[0])
 
 
 def leases(attached: Attached) -> dict[str, str]:
@@ -182,11 +202,12 @@ def test_two_runs_share_devices_and_never_hold_one_together(pair: Attached) -> N
 
 @pytest.mark.whole
 def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(single: Attached) -> None:
-    with single.running(*ALL, "--iterations", LONGER, "--nightly", user="night") as nightly:
+    with single.running(*ALL, "--nightly", user="night") as nightly:
         until(lambda: verdicts(single.home), "a first job of the nightly run")
-        before = len(verdicts(single.home))
-        lease = single.farm("lease", "SM8650", "--for", "10m", "--json", user="ann")
-        assert lease.returncode == 0, lease.stderr
+        with single.running("lease", "SM8650", "--for", "10m", user="ann") as lease:
+            until(lambda: has_waiter(single.home) or lease.poll() is not None, "ann's request")
+            before = len(verdicts(single.home))
+            assert lease.wait(timeout=120) == 0
         during = len(verdicts(single.home))
         assert during - before <= 2
         assert leases(single) == {"virtual-SM8650-0": "ann"}
@@ -199,7 +220,7 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
         assert nightly.returncode == 0, said
     assert "is given to somebody who waits for it" in said
     done = attempts_of(single.home, "night")
-    assert [verdict for verdict, _ in done] == ["passed"] * 8
+    assert [verdict for verdict, _ in done] == ["passed"] * ALL_JOBS
     assert [started_ms for _, started_ms in done if begin_ms <= started_ms <= end_ms] == []
 
 
@@ -243,7 +264,7 @@ def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> 
 
 def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     # Jobs enough that it is in the middle of one.
-    with pair.running(*ALL, "--iterations", "400", "--json") as process:
+    with pair.running(*ALL, "--json") as process:
         until(lambda: verdicts(pair.home), "a first job")
         inject(pair.root(0), Fault("offline", seconds=3600))
         out = process.communicate(timeout=300)[0]
@@ -262,10 +283,10 @@ def lost_jobs(home: FarmHome) -> set[str]:
 
 
 @pytest.mark.whole
-def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(home: FarmHome, tmp_path: Path) -> None:
+def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(home: StubHome, tmp_path: Path) -> None:
     moments = (1, 6)
     with attach(home, tmp_path, ["SM8650", "SM8650"], ordinary=True) as pair:
-        with pair.running(*ALL, "--suite", "fp_smoke", "--iterations", "400") as process:
+        with pair.running(*ALL, "--suite", "./mine") as process:
             for jobs in moments:
                 # Not a job twice: the second time is when all that was lost has been made up for.
                 until(lambda: verdicts(home).count("passed") >= jobs and not lost_jobs(home), "a job")  # noqa: B023
@@ -286,7 +307,8 @@ def test_an_adb_server_that_is_killed_costs_at_most_one_job_a_device_each_time(h
 
 @pytest.mark.whole
 def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(single: Attached) -> None:
-    with single.running(*RUN, "-k", "conv2d", "--iterations", "100000") as process:
+    write_stub_suite(single.home, "endless", {"case": 100_000})
+    with single.running(*RUN[:-1], "./endless") as process:
         folders = single.root(0) / "data/local/tmp/farm"
         # The first is the canary's.
         until(lambda: list(folders.glob("run-*/2/input_list.txt")), "a job on the device")
