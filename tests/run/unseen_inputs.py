@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Manifest
     from farm.suites.suite import Case, InputSpec
 
-LIMITS = {
-    "8a8w": "{ sqnr_db = 18.0, mismatch = 0.25 }",
-    "fp16": "{ sqnr_db = 40.0, mismatch = 0.0 }",
-    "fp32": "{ sqnr_db = 80.0, mismatch = 0.0 }",
-}
-"""Below those of the suite, as unseen inputs have half the range of the calibration."""
+SQNR_DB = {"8a8w": 24.0, "fp16": 61.0, "fp32": 100.0}
+"""Limits by precision: 2 dB below the least of QNN 2.51, 26.3 dB and 64.4 dB; farm's default in fp32.
+
+Unseen inputs have half the range of the calibration, which costs 8a8w 6 dB and more of what the suite has.
+"""
+SQNR_DB_OF = {("mean", "8a8w"): 18.0, ("mean", "fp16"): 45.0}
+"""Limits of means near zero, 0.006 to 0.018, of values up to 1: 20.2 dB and 47.7 dB were measured."""
+MISMATCH_OF = {("greatest", "8a8w"): 0.25}
+"""Limit of an argmax of four rows: in one the two greatest values are 0.0015 apart, and a step is 0.0157."""
 OTHER_SEEDS = 500_000
 SUITE = """[suite]
 name = "{name}"
@@ -44,7 +47,7 @@ precisions = ["{precision}"]
 samples = {samples}
 inputs = [{inputs}]
 expected = {expected}
-tolerance = {{ {precision} = {{ fp32 = {limits} }} }}
+tolerance = {{ {precision} = {{ fp32 = {{ sqnr_db = {sqnr_db}, mismatch = {mismatch} }} }} }}
 """
 
 
@@ -87,7 +90,8 @@ def write_case(case: Case, name: str, precision: str, bundle_folder: Path, folde
     columns = (f"{{ files = {json.dumps(list(column))} }}" for column in zip(*files["input"], strict=True))
     return CASE.format(
         name=name, precision=precision, samples=case.samples, inputs=", ".join(columns),
-        expected=json.dumps(files["expected"]), limits=LIMITS[precision],
+        expected=json.dumps(files["expected"]), mismatch=MISMATCH_OF.get((case.name, precision), 0.0),
+        sqnr_db=SQNR_DB_OF.get((case.name, precision), SQNR_DB[precision]),
     )  # fmt: skip
 
 
