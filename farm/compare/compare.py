@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import runs_on_cpu
+from farm.bundles.key import QNN_PRODUCT, stub_of
 from farm.compare.building import BuildingSide, BuiltJob, build_sides
 from farm.compare.measuring import JobToRun, MeasuringPool
 from farm.compare.pairing import JobOutcome, paired
 from farm.compare.request import SIDES, ComparisonRequest, config_of, jobs_of_side, own_options
 from farm.devices.device import common_kind
-from farm.errors import NoDeviceError, NothingSelectedError
+from farm.errors import NoDeviceError, NothingSelectedError, UsageError
 from farm.regressions.interleaved_ab import Side
 from farm.report.model.compare import (
     ComparedJob,
@@ -144,7 +146,20 @@ def _sides(
         check_ready(tuple(chosen.values()))
         tools = prepare(own, note, virtual=request.virtual > 0)
         found.append(BuildingSide(label=SIDES[number], config=own, tools=tools, jobs=chosen))
+    if request.execute and not runs_on_cpu(request.backend):
+        require_no_lone_stub([side.tools for side in found])
     return found[0], found[1]
+
+
+def require_no_lone_stub(tools: Sequence[Toolchain]) -> None:
+    """Raise UsageError where one side has a stub of QNN, and the other Qualcomm's libraries."""
+    stubs = [stub_of(one.fingerprint("")) for one in tools]
+    if any(stubs) and not all(stubs):
+        label, product = next((SIDES[number], stub) for number, stub in enumerate(stubs) if stub)
+        raise UsageError(
+            f"side {label} has a stub of QNN ({product}), and the other side Qualcomm's libraries, whose numbers are "
+            "not compared: give both sides one QNN SDK, or compare programs with --programs-only"
+        )
 
 
 class _KnownJobs:
@@ -302,6 +317,8 @@ def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int
     source = tools.source
     named = {"branch": source.branch, "subject": source.subject, "changed": ", ".join(source.changed)}
     facts |= {key: value for key, value in named.items() if value}
+    if runs_on_cpu(request.backend):
+        facts.pop(QNN_PRODUCT, None)
     options = own_options(request, asked)
     return CompareSide(label=side.label, name=asked.name, facts=facts, options=options, warnings=source.warnings)
 

@@ -6,15 +6,19 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from compare.made import HOSTILE, everything, job, moved, passed, report, side
 
+from farm.compare.compare import require_no_lone_stub
+from farm.errors import UsageError
 from farm.report.formats.compare import compare_commands, compare_json, compare_markdown
 from farm.report.formats.github import add_summary
 from farm.report.html.compare import change_chart, render_compare
 from farm.report.model.compare import CompareReport
 from farm.report.model.compare_totals import turns_text
 from farm.report.terminal.compare import compare_lines
+from farm.toolchains.toolchain import Compiler, Toolchain
 
 
 class Tags(HTMLParser):
@@ -84,6 +88,30 @@ def test_page_says_it_all_once_and_escapes_it() -> None:
 )
 def test_page_of_what_is_special(one: CompareReport, word: str) -> None:
     assert word in render_compare(one)
+
+
+def test_every_form_of_a_comparison_over_a_stub_has_the_label() -> None:
+    usual = report(job(passed(), passed("q"), moved()))
+    stub = msgspec.structs.replace(
+        usual,
+        sides=tuple(msgspec.structs.replace(one, facts={**one.facts, "qnn_product": "stub"}) for one in usual.sides),
+    )
+    assert "<strong>STUB.</strong>" in render_compare(stub)
+    assert "STUB: " in "\n".join(compare_lines(stub, 10))
+    assert "STUB: " in compare_markdown(stub)
+    for text in (render_compare(usual), "\n".join(compare_lines(usual, 10)), compare_markdown(usual)):
+        assert "stub" not in text.lower()
+
+
+@pytest.mark.parametrize(("products", "label"), [(("stub", ""), "A"), (("QAIRT", "stub"), "B")])
+def test_a_stub_is_not_compared_with_qualcomms_libraries(products: tuple[str, str], label: str) -> None:
+    def tools(product: str) -> Toolchain:
+        return Toolchain({"qnn": "2.51"}, Compiler("", {}), "runner", qnn_product=product)
+
+    with pytest.raises(UsageError, match=rf"side {label} has a stub of QNN \(stub\).*--programs-only"):
+        require_no_lone_stub([tools(product) for product in products])
+    for product in ("", "QAIRT", "stub"):
+        require_no_lone_stub([tools(product), tools(product)])
 
 
 def test_the_chart_has_a_bar_for_every_job_from_the_greatest_gain_to_the_greatest_loss() -> None:

@@ -10,6 +10,7 @@ from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import compile_cost, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
+from farm.report.terminal.layout import STUBBED
 from farm.system.text import json_document
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def compare_markdown(report: CompareReport) -> str:
     verdict = "B is worse" if report.is_worse else "interrupted" if report.interrupted else "B is not worse"
     parts = [f"### farm compare: {verdict}\n\n{escaped(sentence(report))}\n"]
     parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
-    if report.kind == "virtual":
+    if report.stub:
+        parts.append(f"**{STUBBED}**.\n")
+    elif report.kind == "virtual":
         parts.append("Virtual devices: times are those of a simulator.\n")
     for group, title in TITLES.items():
         if jobs := report.having(group):

@@ -10,6 +10,7 @@ import msgspec
 
 from farm.analysis.confirmation import Answer
 from farm.analysis.scale import Scale, change_text, scale_of
+from farm.bundles.key import stub_of
 from farm.bundles.same import data_hash, program_of
 from farm.bundles.trace import has_trace
 from farm.report.model import format as fmt
@@ -298,6 +299,11 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
     def having(self, group: CompareGroup) -> tuple[ComparedJob, ...]:
         """Return the jobs of one group."""
         return tuple(job for job in self.jobs if job.group is group)
+
+    @property
+    def stub(self) -> bool:
+        """Whether a stub took the place of QNN's libraries."""
+        return any(stub_of(side.facts) for side in self.sides)
 
     @property
     def is_worse(self) -> bool:

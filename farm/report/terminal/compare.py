@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import overview, sentence
-from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, columns, fitted, titled, wrapped
+from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, fitted, titled, wrapped
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[st
         lines += [fitted(line, max(width, LEAST_WIDTH)) for line in jobs]
     lines += ["", *_overview(report), ""]
     lines += [line for note in report.notes for line in wrapped(note, width)]
+    if report.stub:
+        return lines + wrapped(STUBBED, width)
     return lines + [SIMULATED] * (report.kind == "virtual")
 
 
