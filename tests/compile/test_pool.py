@@ -304,16 +304,14 @@ def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(bu
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("cold_builders")
 def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds) -> None:
-    builds.limits = MemoryLimits(8192, 1024)
+    builds.limits = MemoryLimits(8192, 800)
     first, second = builds.run(*_leaving(builds), width=1)
     assert "process" in first.reason
     assert first.reason != second.reason
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("cold_builders")
 def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Builds) -> None:
     builds.limits = MemoryLimits(1300, 4096)
     first, second = builds.run(*_leaving(builds), width=1)
@@ -363,7 +361,7 @@ def test_what_a_compile_wrote_goes_with_its_builder(
     temporary.mkdir()
     monkeypatch.chdir(stood)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    builds.timeout_s = 15.0 if how == "hang" else builds.timeout_s
+    builds.timeout_s = 5.0 if how == "hang" else builds.timeout_s
     seen: list[Path] = []
 
     def stop(_supervisor: Supervisor, pool: BuilderPool) -> None:
