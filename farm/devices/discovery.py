@@ -52,7 +52,7 @@ MISMATCH = "mismatch"
 OUT = "out"
 """State of a device that farm.toml puts out of service."""
 LEFT_OUT = "left out"
-"""State of a device beside the one that ANDROID_SERIAL names."""
+"""State of every other device where ANDROID_SERIAL names one."""
 
 
 class PinnedDevice(msgspec.Struct, frozen=True):
@@ -61,13 +61,13 @@ class PinnedDevice(msgspec.Struct, frozen=True):
     name: str
     """Value of the variable."""
     ids: frozenset[str] = frozenset()
-    """Its id; none where it is not attached or cannot be used, several for a serial of several hosts."""
+    """Ids of the devices: none for an absent or unusable device, several for a serial of several hosts."""
     problem: str = ""
-    """Why there is no such device, in adb's words."""
+    """Reason for a name without a device, in adb's words."""
 
     @property
     def refusal(self) -> str:
-        """Why no device can be used, and the next step."""
+        """Reason for the end of a command without a device, and the next step."""
         named = f"{SERIAL_VARIABLE} names {self.name}"
         return f"{named}, and {self.problem}: attach it, unset {SERIAL_VARIABLE}, or name another with --device"
 

@@ -128,7 +128,7 @@ def attached_kind(config: Config, socs: Sequence[str], choice: Choice, superviso
 
 
 def narrowed(scan: Scan, names: Collection[str]) -> Scan:
-    """Return what a command may use that names devices, or none: those of ANDROID_SERIAL then, where it is set.
+    """Return the devices for a command that names `names`: without names the one of ANDROID_SERIAL, where it is set.
 
     A name on the command line wins, as `adb -s` does. Raises NoDeviceError where ANDROID_SERIAL names no device.
     """

@@ -55,12 +55,12 @@ COMMAND = re.compile(rf"(?<![\w/.-])farm (?:(?:{'|'.join(NAMES)})(?![\w-])|\{{\}
 CASE = Case("s", "conv", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
 JOB = Job(CASE, Target("SM8650", "htp", "8a8w"))
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
-# Of a sentence, behind a command.
+# Punctuation of a sentence behind a command.
 _AFTER = ",;:.)'`"
-# Of the texts that a literal with alternatives can be.
+# Most texts of one literal with alternatives.
 _MOST_TEXTS = 64
 
-# Names of commands in other texts than hints -> why nobody types them as they stand.
+# Name of a command in another text than a hint -> kind of that text.
 NAMED = {
     "farm adb": "purpose of a lease",
     "farm bisect": "subject of an error",
@@ -180,7 +180,7 @@ def texts(node: ast.expr) -> list[str]:
 
 
 def literals(tree: ast.Module) -> Iterator[str]:
-    """Yield the texts in a module, without docstrings and without the parts of what was yielded."""
+    """Yield the texts in a module, whole, without docstrings."""
     parts: set[int] = set()
     for node in ast.walk(tree):
         is_part = id(node) in parts
@@ -268,7 +268,7 @@ def words_of(call: str, values: tuple[str, ...]) -> list[str]:
 
 
 def assert_parsed(words: list[str]) -> None:
-    """Let the command line read `words`, which raises what it does not take."""
+    """Parse `words` as the command line does. Raises click's errors."""
     command: click.Command = cli
     context, words = click.Context(cli, info_name="farm"), with_numbers(words)
     while isinstance(command, click.Group) and words:
@@ -366,7 +366,7 @@ def built() -> dict[str, list[str]]:
     }
 
 
-# Functions that build a command from what the command line or the store has -> the test below that runs it.
+# Function that builds a command from a command line or a store -> test below that runs the command.
 IN_SITUATIONS = {
     "cli/output.py:as_called": "show",
     "cli/setup/cache.py:prune": "prune",
@@ -481,7 +481,7 @@ def test_what_prune_prints_deletes_what_it_listed(planted: Planted) -> None:
     orphan = planted.state / "runs" / "20260101-000000-abcdef"
     for folder in (left, orphan):
         folder.mkdir(parents=True)
-    # What is new may be of a run that begins.
+    # A new folder may belong to a run that begins.
     os.utime(orphan, (0, 0))
     for words in (("prune", "--keep-runs", "1", "--orphans"), ("cache", "prune", "--older", "30d", "--dry-run")):
         [*_, command] = commands_in(planted.farm(*words).stdout)

@@ -262,7 +262,7 @@ def test_commands_use_the_device_of_android_serial(bench: Bench, home: FarmHome)
     assert (done.returncode, done.stdout.strip()) == (0, second.serial), done.stderr
     done = home.farm("lease", second.soc, "--json", env=pinned)
     assert json.loads(done.stdout)["device"]["serial"] == second.serial
-    # It is not another one, although that is free.
+    # The other device is free, and stays so.
     again = home.farm("lease", second.soc, "--no-wait", env=pinned)
     assert (again.returncode, "yours already" in again.stderr) == (4, True), again.stderr
     assert home.farm("lease", first.serial, env=pinned).returncode == 0

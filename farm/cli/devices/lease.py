@@ -166,7 +166,7 @@ def _names(store: Store) -> dict[str, str]:
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
     """Return the attached devices that a name, serial, id or SoC means and that may be used, best first.
 
-    Of an SoC, and of an empty `wanted`, it is the one that ANDROID_SERIAL names, where it is set.
+    ANDROID_SERIAL, where it is set, chooses among the devices of an SoC, and the device for an empty `wanted`.
 
     Raises UnknownNameError for what is none of these, NoDeviceError, with the reasons, where none can be used.
     """

@@ -52,7 +52,7 @@ def choose(
         for device in agent.facts.devices:
             if device.soc not in socs:
                 if device.soc and device.soc not in load_socs():
-                    # What the run may be for, under a name that its host gives no profile.
+                    # The run may be for this device: its host has no profile for the reported name.
                     refused.append(f"{device.called} ({device.soc} of {agent.name}: {device.refused})")
                 continue
             reason = _refusal(agent, device, registered.get(device.id), choice)

@@ -40,7 +40,7 @@ _MOST_DEATHS = 3
 # Who was not heard of for a day is not shown any more.
 _FORGOTTEN_MS = 86_400_000
 
-# Of the session, as a pass is many transactions; it ends with the connection of a process that is killed.
+# A lock of the session, as a pass has many transactions; PostgreSQL releases it when the connection ends.
 _LOCK = text("SELECT pg_try_advisory_lock(hashtext('farm mend'))")
 _UNLOCK = text("SELECT pg_advisory_unlock(hashtext('farm mend'))")
 _LOOK = text("""
@@ -225,7 +225,7 @@ class Mending(ClusterPart):
         return [f"agent {name} is not heard of: shard {shard} waits again" for shard in only.shards if count]
 
     def _bury_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
-        """Put back each row of a dead agent in a transaction of its own, as one of them is refused."""
+        """Put back each row of a dead agent in a transaction of its own, after the database refused one of them."""
         held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
         rows = [(f"shard {one}", Held([], [one], [])) for one in held.shards]
         rows += [(f"device {one}", Held([one], [], [])) for one in held.devices]

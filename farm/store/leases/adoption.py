@@ -69,7 +69,7 @@ def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms:
     """Give the device `key` what was said of it in `earlier` rows, and leave these out of every list.
 
     Names, labels, service, health and reservations are taken over; runs and events of health stay where they are, and a
-    lease stays with the process of an earlier version that holds it: until it ends, nobody leases the device. A
+    lease stays with its process of an earlier version: until the lease ends, the device is given to no other. A
     developer may not write all of that into a shared store: an agent or the owner does, who sees the device next.
     """
     try:
@@ -82,7 +82,7 @@ def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms:
 
 
 def revive(connection: Connection, keys: Sequence[str]) -> None:
-    """Put devices into service that are known by an id again which was an earlier one of another device."""
+    """Put devices into service whose id was an earlier id of another device."""
     row = schema.device_state.c
     theirs = (row.id.in_(keys), row.service_user == ADOPTED)
     if connection.scalar(select(row.id).where(*theirs).limit(1)) is None:

@@ -165,7 +165,7 @@ def lease_of(row: Row[Any]) -> Lease:
 
 
 def leases_now(connection: Connection, now_ms: int) -> list[Lease]:
-    """Return what is held or reserved, by device; what is held under an earlier id is under the id of now."""
+    """Return leases and reservations, sorted by device; a lease of an earlier id has the id of now."""
     found = {row.device: lease_of(row) for row in connection.execute(_LEASES, {"now_ms": now_ms})}
     for row in connection.execute(_EARLIER, {"now_ms": now_ms}).all():
         held, own = found.pop(row.device, None), found.get(row.now_id)
