@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chaos_store import Cluster, postgres_cluster
 from forked_command import start
+from store_template import drop_database
 from stub_evidence import Ran, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
@@ -127,6 +128,7 @@ def farm_of_hosts(
         open_store(hosts.url) as store,
     ):
         yield Farm(hosts, store, cluster, port)
+    drop_database(hosts.url)
 
 
 def sleep_ttl(times: float = 1.0) -> None:

@@ -57,8 +57,9 @@ def drop_database(address: str) -> None:
     """Remove a database and its sessions: its nine megabytes would be written to the disk."""
     import psycopg
 
-    name, cluster = re.fullmatch(r"postgresql://farm@/(\w+)\?host=(\S+)", address).groups()  # type: ignore[union-attr]
-    with psycopg.connect(f"host={cluster} user=farm dbname=postgres", autocommit=True) as connection:
+    found = re.fullmatch(r"postgresql://farm@/(\w+)\?host=([^\s&]+)(?:&port=(\d+))?", address)
+    name, cluster, port = found.groups("5432")  # type: ignore[union-attr]
+    with psycopg.connect(f"host={cluster} port={port} user=farm dbname=postgres", autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
 
 
