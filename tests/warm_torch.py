@@ -57,12 +57,18 @@ class WarmTorch(NamedTuple):
     """The cache whose QNN the process loads."""
     owner: int
 
-    def subprocess(self) -> SimpleNamespace:
-        """Return a stand-in for the module `subprocess` of farm.system.processes that forks compiler processes."""
+    def subprocess(self, *, traced: bool = False) -> SimpleNamespace:
+        """Return a stand-in for the module `subprocess` of farm.system.processes that forks compiler processes.
+
+        With `traced` a builder that traces is one as well: its folders have nothing that the process has imported.
+        """
 
         def start(words: Sequence[str], **options: Any) -> Any:
+            env = options["env"]
             is_known = list(words[:2]) == [sys.executable, "-m"] and _MODULES.get(words[2]) == len(words)
-            if is_known and (connection := self._connect(self._environment(options["env"]))):
+            if traced and list(words[1:3]) == ["-m", "farm.compile.builder"]:
+                is_known, env = True, {name: value for name, value in env.items() if name != "PYTHONPATH"}
+            if is_known and (connection := self._connect(self._environment(env))):
                 return ForkedProcess(connection, words, options)
             return subprocess.Popen(words, **options)
 
@@ -116,8 +122,8 @@ class WarmTorch(NamedTuple):
         with (self.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, __file__, str(self.folder / "socket"), str(self.owner), padding],
-                env={**ordinary, **env, "TMPDIR": str(self.folder), "PADDING": padding}, cwd="/", stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                env={**ordinary, **env, "TMPDIR": str(self.folder), "PADDING": padding}, cwd="/",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], _START_S)
@@ -267,6 +273,7 @@ def _become(message: dict[str, Any], descriptors: list[int]) -> None:
         tempfile.tempdir = None
         publish(message["words"], message["env"])
         os.chdir(message["cwd"])
+        sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
         _, first, *rest = message["words"]
         if first == "-m":
             sys.argv = rest

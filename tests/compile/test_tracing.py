@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import warm_torch
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.changes import edit_between
@@ -14,6 +16,7 @@ from farm.bundles.trace import DevelopedRoot, FileTrace, to_bits
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system import processes
 from farm.system.hashes import tree_files
 from farm.system.processes import Supervisor
 from farm.toolchains.toolchain import Toolchain
@@ -157,6 +160,18 @@ class Bench:
             pool.start()
             pool.join()
         return replies
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_builders() -> Iterator[None]:
+    """Let builders that trace be forks: what is developed is none of what these have imported.
+
+    bench/toolchains.py has builders that trace from their start on.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if warm_torch.session is not None:
+            patch.setattr(processes, "subprocess", warm_torch.session.subprocess(traced=True))
+        yield
 
 
 @pytest.fixture(scope="module")
