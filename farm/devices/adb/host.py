@@ -20,7 +20,7 @@ from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTime
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 # A server on this machine answers at once, unless the machine is very busy.
 SERVER_SECONDS = 10.0
@@ -65,8 +65,6 @@ class Attached(NamedTuple):
     """Name in the server's listing: `HOST:PORT` after `adb connect`, a name of mDNS, else the serial."""
     has_twin: bool = False
     """True for one of several entries with the same product, which differ by adb's name alone."""
-    is_relayed: bool = False
-    """True for a device of another server that `farm connect` attached."""
 
     @property
     def target(self) -> str:
@@ -326,16 +324,18 @@ def parse_listing(listing: str) -> list[Attached]:
 
     What `farm connect` attached is left out: a second user would have the device by that name.
     """
-    return [one for one in _listed(listing) if not one.is_relayed]
+    attached = [one for one, product in _listed(listing) if product != RELAYED_PRODUCT]
+    count = Counter(one.serial for one in attached)
+    return [one._replace(has_twin=count[one.serial] > 1) for one in attached]
 
 
 def is_relayed(listing: str, adb_name: str) -> bool:
     """Return whether `farm connect` attached the device that the server calls `adb_name`. Pure."""
-    return any(one.is_relayed and one.adb_name == adb_name for one in _listed(listing))
+    return any(one.adb_name == adb_name and product == RELAYED_PRODUCT for one, product in _listed(listing))
 
 
-def _listed(listing: str) -> list[Attached]:
-    attached = []
+def _listed(listing: str) -> Iterator[tuple[Attached, str]]:
+    """Yield every line as a device and its product."""
     for line in listing.splitlines()[:_MOST_DEVICES]:
         found = _LINE.fullmatch(line)
         # A state of a newer adb follows the first blank, as in every line without a blank in its name.
@@ -345,6 +345,4 @@ def _listed(listing: str) -> list[Attached]:
         product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
         is_virtual = product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product)
         serial, there = clean_text(product if is_virtual else name), clean_text(name)
-        attached.append(Attached(serial, state, there, is_relayed=product == RELAYED_PRODUCT))
-    count = Counter(one.serial for one in attached)
-    return [one._replace(has_twin=count[one.serial] > 1) for one in attached]
+        yield Attached(serial, state, there), product
