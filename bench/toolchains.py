@@ -255,7 +255,7 @@ def compile_jobs(jobs: Sequence[Job], tools: Toolchain, root: Path, folder: Path
             pool = BuilderPool(
                 requests, width=width, limits=MemoryLimits(8192, 4096), cache_root=root, compiler=tools.compiler,
                 supervisor=supervisor, log_folder=folder, timeout_s=600.0,
-                on_start=lambda _key: None, on_done=lambda _reply: None,
+                on_start=lambda _key: None, on_done=lambda reply: print(reply.reason) if reply.reason else None,
             )  # fmt: skip
             pool.start()
             pool.join()
