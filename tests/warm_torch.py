@@ -60,7 +60,7 @@ class WarmTorch(NamedTuple):
     def subprocess(self, *, traced: bool = False) -> SimpleNamespace:
         """Return a stand-in for the module `subprocess` of farm.system.processes that forks compiler processes.
 
-        With `traced` a builder that traces is one as well: its folders have nothing that the process has imported.
+        With `traced`, builders that trace are forks as well: the process has imported nothing of their folders.
         """
 
         def start(words: Sequence[str], **options: Any) -> Any:

@@ -198,7 +198,7 @@ def composite_operators() -> dict[str, object]:
 
 
 def late_code() -> dict[str, object]:
-    """Return what a graph module answers whose code torch generates late."""
+    """Return the answers of a graph module whose code is generated late."""
     counted = list[int]()
     plain = torch.fx.Graph.python_code
 

@@ -164,7 +164,7 @@ class Bench:
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_builders() -> Iterator[None]:
-    """Let builders that trace be forks: what is developed is none of what these have imported.
+    """Let builders that trace be forks: none of these has imported the developed package.
 
     bench/toolchains.py has builders that trace from their start on.
     """

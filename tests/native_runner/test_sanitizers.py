@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # It is about an environment with nothing in it, and a sanitizer has its options there.
 _LEFT_OUT = "test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment"
-# Of these TSan has nothing to see: the second thread is the watchdog's, which has nothing to do in them.
+# TSan reports races, and the watchdog, the only other thread, has nothing to do in these tests.
 _OF_ONE_THREAD = ("test_bridge.py", "test_contract.py", "test_flags.py")
 _LEAST_TESTS = {"address,undefined": 170, "thread": 130}
 
