@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
+from farm.devices.transport import SILENCE_SECONDS
+
 psycopg = pytest.importorskip("psycopg")
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ def allow(server: str, name: str, *, connections: bool) -> None:
 
 @pytest.mark.whole
 def test_a_run_outlasts_a_database_that_is_away(home: FarmHome, new_database: Callable[[str], str]) -> None:
-    _outlast(home, new_database("away_long"), away_s=50.0)
+    # Longer than a device may be silent, or a program stall.
+    _outlast(home, new_database("away_long"), away_s=SILENCE_SECONDS + 3)
 
 
 @pytest.mark.whole
