@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from ordinary_server import kill_server, ordinary_adb_server
 
+from farm.cluster.client.devices import pinned
 from farm.config.settings import load_config
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.names import environment_with
@@ -20,6 +22,7 @@ from farm.devices.device import LOOPBACK
 from farm.devices.discovery import Scan, scan_all
 from farm.errors import NoDeviceError, UsageError
 from farm.pool.fleet import Choice, choose, narrowed
+from farm.request.request import RunRequest
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
@@ -257,17 +260,27 @@ def test_commands_use_the_device_of_android_serial(bench: Bench, home: FarmHome)
     """Each of them would take another device, or ask for a name."""
     first, second = bench.devices[:2]
     adb = {"ANDROID_ADB_SERVER_PORT": str(bench.server.port)}
-    pinned = {**adb, "ANDROID_SERIAL": second.address.attached_at}
-    done = home.farm("shell", "--", "getprop", "ro.product.name", env=pinned)
+    chosen = {**adb, "ANDROID_SERIAL": second.address.attached_at}
+    done = home.farm("shell", "--", "getprop", "ro.product.name", env=chosen)
     assert (done.returncode, done.stdout.strip()) == (0, second.serial), done.stderr
-    done = home.farm("lease", second.soc, "--json", env=pinned)
+    done = home.farm("lease", second.soc, "--json", env=chosen)
     assert json.loads(done.stdout)["device"]["serial"] == second.serial
     # The other device is free, and stays so.
-    again = home.farm("lease", second.soc, "--no-wait", env=pinned)
+    again = home.farm("lease", second.soc, "--no-wait", env=chosen)
     assert (again.returncode, "yours already" in again.stderr) == (4, True), again.stderr
-    assert home.farm("lease", first.serial, env=pinned).returncode == 0
+    assert home.farm("lease", first.serial, env=chosen).returncode == 0
     for words in (("shell", "--", "true"), ("device", "check"), ("run", "--soc", "SM8650", "--suite", "smoke")):
         done = home.farm(*words, env={**adb, "ANDROID_SERIAL": "zz"})
         assert done.returncode == 4, done.stdout
         assert "ANDROID_SERIAL names zz, and device 'zz' not found" in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_submitted_run_is_for_the_device_of_android_serial(named: Callable[..., None]) -> None:
+    request = RunRequest(socs=("SM8650",), suites=("smoke",), choice=Choice(labels=("lab",)))
+    named(ANDROID_SERIAL="desk")
+    assert pinned(request).choice == Choice(("desk",), ("lab",))
+    chosen = replace(request, choice=Choice(("shelf",)))
+    assert pinned(chosen) == chosen
+    named(ANDROID_SERIAL="")
+    assert pinned(request) == request
