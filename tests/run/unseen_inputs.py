@@ -31,8 +31,11 @@ SQNR_DB = {"8a8w": 24.0, "fp16": 61.0, "fp32": 100.0}
 
 Unseen inputs have half the range of the calibration, which costs 8a8w 6 dB and more of what the suite has.
 """
-SQNR_DB_OF = {("mean", "8a8w"): 18.0, ("mean", "fp16"): 45.0}
-"""Limits of means near zero, 0.006 to 0.018, of values up to 1: 20.2 dB and 47.7 dB were measured."""
+SQNR_DB_OF = {("mean", "8a8w"): 18.0, ("mean", "fp16"): 45.0, ("mean", "fp32"): 90.0}
+"""Limits of means near zero, 0.006 to 0.018, of values up to 1: 20.2 dB and 47.7 dB were measured.
+
+In fp32 two units in the last place of every tanh are 97 dB of the least mean, computed and not measured.
+"""
 MISMATCH_OF = {("greatest", "8a8w"): 0.25}
 """Limit of an argmax of four rows: in one the two greatest values are 0.0015 apart, and a step is 0.0157."""
 OTHER_SEEDS = 500_000
