@@ -47,8 +47,11 @@ class Refuses(torch.nn.Module):
 class Slow(torch.nn.Module):
     def __init__(self, mark, seconds):
         super().__init__()
+        # As long, or until it may go on.
         pathlib.Path(mark).touch()
-        time.sleep(seconds)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and not pathlib.Path(mark + "-go").exists():
+            time.sleep(0.02)
     def forward(self, x):
         return torch.relu(x)
 class DiesOnce(torch.nn.Module):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from build_farm import BuildFarm, await_true, build_farm, made_job
 from chaos_store import Cluster
+from forked_command import start
 from postgresql_server import server_binaries
+from store_template import create_store, drop_database
 
 from farm.bundles.cache import leftovers
 from farm.cluster.client.upload import build_here, new_builds
@@ -25,6 +27,8 @@ from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forked_command import Program
 
     from farm.compile.protocol import BuildReply
 
@@ -42,17 +46,14 @@ def server() -> Iterator[Cluster]:
 
 @pytest.fixture
 def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BuildFarm]:
-    import psycopg
-
-    name = f"t{abs(hash(request.node.nodeid))}"
-    with psycopg.connect(f"host={server.folder} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    with build_farm(f"postgresql://farm@/{name}?host={server.folder}", tmp_path, farm_cache) as made:
+    address = create_store(str(server.folder), f"t{abs(hash(request.node.nodeid))}")
+    with build_farm(address, tmp_path, farm_cache) as made:
         yield made
+    drop_database(address)
 
 
 @contextmanager
-def agent(farm: BuildFarm, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def agent(farm: BuildFarm, name: str) -> Iterator[Program]:
     """Run `farm agent --build` of a host that has no devices, with a cache and a state of its own."""
     config = farm.config(name)
     env = {
@@ -61,8 +62,7 @@ def agent(farm: BuildFarm, name: str) -> Iterator[subprocess.Popen[bytes]]:
     }  # fmt: skip
     words = [sys.executable, "-m", "farm.cli.main", "agent", "--build", "--no-devices", "--name", name]
     log = farm.file.parent / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(words, env=env, stderr=output, stdout=output)
+    process = start(words, env=env, cwd=farm.file.parent, log=log)
     try:
         yield process
     finally:
@@ -73,6 +73,11 @@ def agent(farm: BuildFarm, name: str) -> Iterator[subprocess.Popen[bytes]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def may_go_on(mark: Path) -> None:
+    """Let the build that has left a mark come to its end."""
+    mark.with_name(f"{mark.name}-go").touch()
 
 
 def _processes_of(cache: Path) -> list[int]:
@@ -89,7 +94,7 @@ def _processes_of(cache: Path) -> list[int]:
 
 def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
     mark = tmp_path / "began"
-    run = farm.submit([made_job(".ops:Slow", (str(mark), 6.0), folder=farm.suite())])
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite())])
     with agent(farm, "build-1") as first:
         await_true(mark.exists, 300.0, lambda: (tmp_path / "build-1.log").read_text())
         with agent(farm, "build-2"):
@@ -97,6 +102,7 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
             first.kill()
             first.wait()
             await_true(lambda: not _processes_of(farm.config("build-1").cache_dir), 20.0)
+            may_go_on(mark)
             build = farm.await_builds(run.keys, timeout_s=180.0)[run.keys[0]]
             assert build.state == "built", build
             assert mark.exists(), "it was made anew"
@@ -159,14 +165,19 @@ def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_
     farm: BuildFarm, tmp_path: Path
 ) -> None:
     mark = tmp_path / "began"
-    run = farm.submit([made_job(".ops:Slow", (str(mark), 2.0), folder=farm.suite()), made_job()])
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite()), made_job()])
     with farm.host("build-1") as host:
         host.host.wake()
         await_true(mark.exists, 300.0)
-        host.host.drain()
+        drain = threading.Thread(target=host.host.drain)
+        drain.start()
+        await_true(lambda: host.host._draining)
+        assert drain.is_alive()
+        may_go_on(mark)
+        drain.join()
         states = [farm.store.cluster.build_of(run.keys)[key].state for key in run.keys]
         assert sorted(states) == ["built", "waiting"]
-    mark.unlink()
+    mark = tmp_path / "began-again"
     run = farm.submit([made_job(".ops:Slow", (str(mark), 600.0), folder=farm.suite())])
     with farm.host("build-2") as host:
         host.host.wake()
@@ -181,13 +192,14 @@ def test_what_is_made_while_the_database_is_away_is_told_when_it_is_back(
     farm: BuildFarm, server: Cluster, tmp_path: Path
 ) -> None:
     mark = tmp_path / "began"
-    run = farm.submit([made_job(".ops:Slow", (str(mark), 1.0), folder=farm.suite())])
+    run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite())])
     with farm.host("build-1") as host:
         host.host.wake()
         await_true(mark.exists, 300.0)
         server.stop()
         try:
-            await_true(lambda: host.notes or None, 60.0)
+            may_go_on(mark)
+            await_true(lambda: host.notes or None, 300.0)
             host.host.wake()
         finally:
             server.start()

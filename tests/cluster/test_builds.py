@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 import pytest
 from build_farm import BuildFarm, RunningHost, await_true, build_farm, made_job
-from postgresql_server import running_cluster
+from store_template import drop_database
 from waiting import all_the_time
 
 from farm.bundles.cache import BundleCache
@@ -26,7 +26,7 @@ from farm.suites.generate import Generate
 from farm.system.trust import weakness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from farm.suites.generate import Generate
@@ -34,11 +34,13 @@ from farm.suites.suite import Job
 
 
 @pytest.fixture(scope="module")
-def farm(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildFarm]:
-    with running_cluster() as folder:
-        url = f"postgresql://farm@/postgres?host={folder}"
-        with build_farm(url, tmp_path_factory.mktemp("farm"), farm_cache) as made:
-            yield made
+def farm(
+    farm_cache: Path, tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[str], str]
+) -> Iterator[BuildFarm]:
+    address = new_store("builds")
+    with build_farm(address, tmp_path_factory.mktemp("farm"), farm_cache) as made:
+        yield made
+    drop_database(address)
 
 
 @pytest.fixture(scope="module")
