@@ -30,6 +30,7 @@ class HeapRow(msgspec.Struct, frozen=True):
     after: float
     kept: float
     least_kept: float
+    """Of all runs, and of all processes of this one, as the following."""
     most_kept: float
     now: tuple[float, ...] = ()
     """Kept in this run, a sample a process; empty for a device or an SDK of earlier runs alone."""
@@ -66,9 +67,10 @@ def _row(
     now: tuple[float, ...],
 ) -> HeapRow:
     before, after, kept = ([values[name][place] for place in places] for name in (_BEFORE, _AFTER, _KEPT))
+    spread = [*kept, *now]
     contexts = values.get("partitions", ())
     known = contexts[places[-1]] if contexts else math.nan
     return HeapRow(
         job_id, int(known) if math.isfinite(known) else None, sdk, device, len(places),
-        statistics.median(before), statistics.median(after), statistics.median(kept), min(kept), max(kept), now,
+        statistics.median(before), statistics.median(after), statistics.median(kept), min(spread), max(spread), now,
     )  # fmt: skip
