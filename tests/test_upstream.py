@@ -180,6 +180,32 @@ def test_no_kind_of_option_is_overlooked() -> None:
     assert not made - set(known) - plain
 
 
+# Texts of rows without anything of farm's to test.
+_NOTHING = re.compile(
+    r"not here|not used|not needed|no\b|upstream's|ExecuTorch's defaults?\b|"
+    r".*(?:not tried|not compiled here|not to be had|not supported|not the decoders)"
+)
+
+
+def test_a_row_names_a_test_unless_farm_has_nothing_of_it() -> None:
+    table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    told = [[cell.strip() for cell in row] for row in table if len(row) == 3 and row[2].strip() != "test"]
+    assert len(told) > 100
+    assert [row[0] for row in told if "tests/" not in row[2] and not _NOTHING.match(row[1])] == []
+
+
+def test_mutations_are_of_tests_of_the_page_and_each_has_its_place_and_its_effect() -> None:
+    """`python tests/upstream_mutations.py` applies them: each takes a run of pytest."""
+    from upstream_mutations import MUTATIONS
+
+    assert len(MUTATIONS) >= 10
+    named = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", PAGE.read_text()))
+    for mutation in MUTATIONS:
+        assert mutation.test in named, mutation.test
+        assert mutation.applied() != (ROOT / mutation.file).read_text(), mutation.row
+        assert mutation.effect, mutation.row
+
+
 def test_places_and_tests_that_the_page_names_are_there() -> None:
     text = PAGE.read_text()
     places = set(re.findall(r"`((?:farm|tests|docs|native_runner|test_suites|bench)/[\w./*-]*)", text))
