@@ -75,6 +75,10 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
     if newer_than_known(versions["executorch"]):
         note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
+    product = sdk_product(config.sdk_root)
+    if stub_of({QNN_PRODUCT: product}):
+        # Commands with few numbers have no other place for it.
+        note(f"STUB: QNN's libraries are a stub ({product}); no number is a measurement of Qualcomm's products")
     return Toolchain(
         versions | found.content,
         compiler,
@@ -84,7 +88,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
         line=line_of(config),
         private=is_private(selected) or source.dirty,
         source=source,
-        qnn_product=sdk_product(config.sdk_root),
+        qnn_product=product,
     )
 
 

@@ -79,6 +79,12 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     assert wait_for_no_process(home) == {}
 
 
+def test_every_command_with_a_toolchain_names_the_stub(home: FarmHome, stub_sdk: StubSdk) -> None:
+    done = home.farm("toolchain", "show", "default", "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=300)
+    assert json.loads(done.stdout)["line"] == "stub"
+    assert "STUB: QNN's libraries are a stub (stub); no number is a measurement of Qualcomm's products" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("soc", "words", "said"),
     [

@@ -302,7 +302,7 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stub(self) -> bool:
-        """Whether a stub took the place of QNN's libraries."""
+        """True for a side with a stub in the place of QNN's libraries."""
         return any(stub_of(side.facts) for side in self.sides)
 
     @property
