@@ -5,7 +5,6 @@
 // Built by tests/heap_sdk_stub.py with STUB_HTP_LIBRARY (the library that does the work) and STUB_SETTINGS, which the
 // variable HEAP_STUB replaces. Settings are words:
 //   keep=BYTES   every context that is freed keeps so much of the heap
-//   leak=N       every context that is freed keeps N hundredths of the bytes of its binary as well
 //   refuse=N     the Nth creation of a context fails
 //   silent       no event, as from a library that measures no heap
 //   swapped      both events under the name of the other
@@ -116,7 +115,7 @@ uint64_t context_free(void* context, void* profile) {
   const auto error = original<decltype(&context_free)>(kContextFree)(context, profile);
   const auto found = contexts.find(context);
   if (error != 0 || found == contexts.end()) return error;
-  heap_bytes = heap_bytes - found->second + number("keep") + found->second * number("leak") / 100;
+  heap_bytes = heap_bytes - found->second + number("keep");
   contexts.erase(found);
   report(profile, false);
   std::fprintf(stderr, "heap stub: %zu contexts%s\n", contexts.size(), profile != nullptr ? ", free profiled" : "");
