@@ -35,7 +35,7 @@ def build_heap_stub(cache: Path, settings: str = "") -> Path:
 
 
 def make_heap_sdk(root: Path, cache: Path, settings: str = "") -> Path:
-    """Return an SDK in the new folder `root`: the libraries of this machine, with the stub in front of the simulator."""
+    """Return an SDK in the new folder `root`: libraries of this machine, with the stub in front of the simulator."""
     folder = root / "lib" / TARGET
     folder.mkdir(parents=True)
     for path in (path for source in package_libraries(None) for path in source.glob("*.so*")):
