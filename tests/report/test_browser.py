@@ -348,7 +348,7 @@ def test_the_page_of_a_job_that_passed_is_unpacked_with_all_that_is_known(open_p
     (link,) = page.find_elements(By.CSS_SELECTOR, ".files a")
     assert link.get_attribute("href").endswith("/artifacts/ab/ab/" + "ab" * 32)
     commands = [one.text for one in page.find_elements(By.CSS_SELECTOR, ".command code")]
-    assert [command.split()[1] for command in commands] == ["run", "repro", "repro", "history"]
+    assert [command.split()[1] for command in commands] == ["run", "repro", "repro", "history", "show"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 1280
 
 
