@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farm.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
+from farm.runtime.simulator import host_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +103,8 @@ class WarmTorch(NamedTuple):
         with (self.folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not known.exists():
-                if not Path(env.get("QNN_SDK_ROOT", os.devnull)).is_dir():
+                # A builder of a stub of QNN may be the first of a session.
+                if env.get("QNN_SDK_ROOT") != str(host_sdk(self.cache).root):
                     return None
                 self._start(env)
                 known.write_text(json.dumps(env))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Trouble of these parties decides however the runner ended.
 _BLAMED = {Party.RUNTIME: Cause.RUNTIME, Party.DEVICE: Cause.DEVICE}
 # Causes that a known line may replace: `gone` and others come from questions to the device itself.
-_OF_RUNNER = {Cause.NONE, Cause.REFUSED, Cause.CRASH, Cause.HANG}
+_OF_RUNNER = {Cause.NONE, Cause.REQUEST, Cause.REFUSED, Cause.CRASH, Cause.HANG}
 
 
 class Trouble(NamedTuple):
