@@ -24,12 +24,17 @@ sys.stdin.read()
 """
 
 CALLS = {
+    "agent drain": ["none"],
+    "agent list": [],
     "baseline": ["show", "*"],
     "bundle": ["smoke/add", "out"],
     "cache": ["show", "--help"],
+    "bisect": ["smoke/add"],
     "cancel": ["latest"],
     "completion": ["bash"],
+    "confirm": ["smoke/add"],
     "coverage": ["--soc", "SM8650", "--suite", "smoke"],
+    "debug": ["none/add"],
     "device": ["show", "R5CX1"],
     "devices": ["--json"],
     "diff": ["latest~1", "latest"],
@@ -66,7 +71,7 @@ CALLS = {
 @pytest.mark.parametrize("command", sorted(FORKED))
 def test_the_answers_of_a_fork_and_of_an_interpreter_are_equal(command: str, home: FarmHome) -> None:
     def answer(*, forked: bool) -> tuple[int, str, str]:
-        done: subprocess.CompletedProcess[str] = home.farm(command, *CALLS[command], forked=forked)
+        done: subprocess.CompletedProcess[str] = home.farm(*command.split(), *CALLS[command], forked=forked)
         return done.returncode, done.stdout, done.stderr
 
     assert answer(forked=True) == answer(forked=False)

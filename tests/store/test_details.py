@@ -106,7 +106,7 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
     assert (qhas.job_id, qhas.operators, [file.kind for file in qhas.artifacts]) == (other.id, (), ["qhas:x.json"])
     (older,) = store.profiles.newest("quantized_ops/relu", first)
     assert (older.operators, older.artifacts) == (OPERATORS[:1], (ETDUMP,))
-    with pytest.raises(UsageError, match=f"run {third} has no profile of quantized_ops/relu: 'farm run --profile"):
+    with pytest.raises(UsageError, match=f"run {third} has no profile of quantized_ops/relu: a run with --profile"):
         store.profiles.newest("quantized_ops/relu", third)
     with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops/relu'"):
         store.profiles.newest("quantized_ops/rellu")

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from farm.results.attempt import Direction, Measurement, Stage, Verdict
 from farm.store.messages.install import is_ours
-from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.records import ArtifactRecord, JobFile, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
 from farm.store.view import DeviceView
 
@@ -187,7 +187,7 @@ def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make
 
     # Without a time there is no telling that two are one.
     assert verdicts == ["passed", "infra", "infra"]
-    assert store.runs.artifacts(run_id) == [ArtifactRecord("a" * 64, 5, "etdump")]
+    assert store.runs.artifacts(run_id) == [JobFile("a" * 64, 5, "etdump", attempt=1)]
     assert store.runs.artifacts(run_id, job.id) == store.runs.artifacts(run_id)
     assert store.runs.artifacts(run_id, "another") == []
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event
 
 from farm.results.attempt import Direction, Measurement, Verdict
-from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.records import ArtifactRecord, JobFile, RunRecord
 from farm.store.rows import now_ms
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_files_are_told_by_job_and_a_run_that_is_not_there_has_nothing(store: St
     run_id = run(store, make, 5, (a, Verdict.PASSED, 1), (b, Verdict.PASSED, 1))
     kept = ArtifactRecord("ab" * 32, 12, "etdump")
     store.record_attempt(run_id, make.attempt(b, started_ms=7), artifacts=(kept,))
-    assert store.history.background(run_id).artifacts == {b.id: (kept,)}
+    assert store.history.background(run_id).artifacts == {b.id: (JobFile("ab" * 32, 12, "etdump", attempt=2),)}
     nothing = store.history.background("20200101-000000-000000")
     assert (nothing.trends, nothing.facts, nothing.artifacts) == ({}, {}, {})
 
