@@ -49,9 +49,10 @@ def built_in_bench(bench: Bench) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def adbd_bench(bench: Bench, tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> Iterator[Bench]:
-    """The same adb server, and a device with Android's own daemon and tools."""
+def adbd_bench(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> Iterator[Bench]:
+    """A device with Android's own daemon and tools, at an adb server of its own: other tests list their devices."""
     root = tmp_path_factory.mktemp("adbd")
     android = need_adbd(farm_cache)
     with Supervisor() as supervisor:
-        yield Bench(bench.server, boot(supervisor, bench.server, ["SM8550"], root, android=android), root)
+        server = start_adb_server(supervisor, root / "adb")
+        yield Bench(server, boot(supervisor, server, ["SM8550"], root, android=android), root)
