@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import torch
 from executorch.backends.qualcomm.utils.utils import (
     get_qnn_context_binary_alignment,
@@ -41,6 +42,7 @@ from farm.compile.flows.outputs import named_outputs
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
 from farm.compile.flows.writes import compare_writes, program_outputs, run_reference
 from farm.errors import UsageError
+from farm.suites.suite import FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,7 +164,8 @@ def _write_program(program: ExecutorchProgramManager, bundle: Path, case: Case, 
     bundle.mkdir()
     with (bundle / MODEL).open("wb") as file:
         program.write_to_file(file)
-    method = written_method(bundle / MODEL, case, ())
+    # A program for debugging has one method, whatever the name of the case's own.
+    method = written_method(bundle / MODEL, msgspec.structs.replace(case, method=FORWARD), ())
     write_tensors(bundle / INPUTS, "input", [inputs], tuple(value.order for value in method.inputs))
     return method
 
