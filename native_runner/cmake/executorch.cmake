@@ -86,7 +86,7 @@ endif()
 # Module keeps a pointer to what is gone by then.
 set(FARM_MODULE_HEADER extension/module/module.h)
 set(copies)
-foreach(folder IN LISTS EXECUTORCH_INCLUDE_DIRS)
+foreach(folder IN LISTS EXECUTORCH_INCLUDE_DIRS FARM_EXECUTORCH_HEADERS)
   if(EXISTS "${folder}/executorch/${FARM_MODULE_HEADER}")
     file(STRINGS "${folder}/executorch/${FARM_MODULE_HEADER}" copies REGEX "LoadBackendOptionsMap& backend_options\\(\\) const")
     break()
