@@ -17,7 +17,7 @@ from waiting import poll
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,14 @@ class FarmHome:
         forked: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as a user does, without a terminal; where `forked` allows it, in a fork that has imported farm."""
-        return command(
-            arguments, env={**self.env, **(env or {})}, cwd=cwd or self.cwd, stdin=stdin, timeout_s=timeout_s,
-            interpreter=self.interpreter, start=self.start, forked=forked,
-        )  # fmt: skip
+        options = {"cwd": cwd or self.cwd, "stdin": stdin, "timeout_s": timeout_s}
+        return self.answer(arguments, {**self.env, **(env or {})}, options, forked=forked)
+
+    def answer(
+        self, arguments: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any], *, forked: bool
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `farm` in an environment; `options` are the folder, the text of standard input and the timeout."""
+        return command(arguments, env=env, interpreter=self.interpreter, start=self.start, forked=forked, **options)
 
     @contextlib.contextmanager
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:

@@ -68,18 +68,25 @@ def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:
     return Device(serial, soc, "virtual", "build", AdbAddress(5037), "made up", host="attic")
 
 
-def made_terms(runtimes: Sequence[RemoteRuntime], canaries: Iterable[ShardJob] = (), protocol: int = PROTOCOL) -> bytes:
+def made_terms(
+    runtimes: Iterable[RemoteRuntime],
+    canaries: Iterable[ShardJob] = (),
+    *,
+    protocol: int = PROTOCOL,
+    toolchain: str = "t",
+    profile: Profile = Profile.AUTO,
+) -> bytes:
     return encode_terms(
         WorkTerms(
             protocol=protocol,
-            toolchain="t",
+            toolchain=toolchain,
             backend="htp",
             mode="traditional",
             iterations=1,
             warm_up=0,
             timeout_s=60.0,
             reducible=False,
-            profile=Profile.AUTO,
+            profile=profile,
             heap=False,
             runtimes=tuple(runtimes),
             canaries=tuple(canaries),

@@ -9,7 +9,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm_home import FarmHome
 
@@ -21,7 +21,7 @@ from stub_farm import FINE, stub_runtime
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _SUITE = """\
 [suite]
@@ -55,21 +55,12 @@ class StubHome(FarmHome):
         """Environment of `farm`."""
         return {**super().env, "CHAOS_RUNNER": str(self.runner)}
 
-    def farm(
-        self,
-        *arguments: str,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: str = "",
-        forked: bool = True,
+    def answer(
+        self, arguments: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any], *, forked: bool
     ) -> subprocess.CompletedProcess[str]:
-        """Run `farm` as a user does, without a terminal, in a fork that has imported it."""
+        """Run `farm` in a fork that has imported it."""
         assert forked, "no command with stubs starts by itself"
-        return forked_command.call(
-            arguments, env={**self.env, **(env or {})}, cwd=cwd or self.cwd, stdin=stdin, timeout_s=timeout_s,
-            program=chaos_farm.main,
-        )  # fmt: skip
+        return forked_command.call(arguments, env=env, program=chaos_farm.main, **options)
 
 
 def make_stub_home(folder: Path) -> StubHome:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from forked_command import start_anew
+from made_shards import made_terms
 from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.bundles.cache import BundleCache
-from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
+from farm.cluster.terms import PROTOCOL
 from farm.device_run.canary import canary_jobs
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
@@ -254,27 +255,13 @@ class StubHosts:
     ) -> None:
         assert self.remote_runtime is not None
         socs = dict.fromkeys(shard.soc for shard in shards)
-        runtimes = tuple(msgspec.structs.replace(self.remote_runtime, soc=soc) for soc in socs)
-        terms = WorkTerms(
-            protocol=PROTOCOL,
-            toolchain="",
-            backend="htp",
-            mode="traditional",
-            iterations=1,
-            warm_up=0,
-            timeout_s=60.0,
-            reducible=False,
-            profile=Profile.OFF,
-            heap=False,
-            runtimes=runtimes,
-            canaries=self.canaries,
-        )
+        runtimes = [msgspec.structs.replace(self.remote_runtime, soc=soc) for soc in socs]
         order = NewOrder(
             run_id=run_id,
             user=user,
             priority=priority,
             purpose="bench",
-            terms=encode_terms(terms),
+            terms=made_terms(runtimes, self.canaries, toolchain="", profile=Profile.OFF),
             protocol=PROTOCOL,
         )
         store.cluster.submit(order, shards, (), self.built, jobs=jobs)

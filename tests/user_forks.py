@@ -6,8 +6,8 @@ with the process that started it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from warm_torch import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +89,7 @@ def _serve(listener: socket.socket) -> None:
         pid = os.fork()
         if not pid:
             connection.close()
-            _become(json.loads(data), descriptors)
+            end_with(functools.partial(_become, json.loads(data), descriptors))
         connection.send(str(pid).encode())
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(OSError):
@@ -96,42 +98,29 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _become(message: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a module, a script or a program text in this fork as a new interpreter does, and end it."""
-    code = 1
-    try:
-        os.setsid()
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        os.closerange(3, 1024)
-        os.environ.clear()
-        os.environ.update(message["env"])
-        tempfile.tempdir = None
-        os.umask(message["umask"])
-        os.chdir(message["cwd"])
-        first, *rest = message["words"]
-        if first == "-m":
-            sys.argv = [sys.modules[rest[0]].__file__ or "", *rest[1:]]
-            sys.path.insert(0, message["cwd"])
-            importlib.import_module(rest[0]).main()
-        elif first == "-c":
-            sys.argv = ["-c", *rest[1:]]
-            sys.path.insert(0, "")
-            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - of the tests
-        else:
-            sys.argv = [first, *rest]
-            sys.path.insert(0, str(Path(first).parent))
-            runpy.run_path(first, run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):
-            sys.stderr.write(f"{end.code}\n")
-    except BaseException:  # noqa: BLE001 - the loop of the process it is a fork of must not go on here
-        sys.excepthook(*sys.exc_info())
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Run a module, a script or a program text in this fork as a new interpreter does."""
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(message["env"])
+    tempfile.tempdir = None
+    os.umask(message["umask"])
+    os.chdir(message["cwd"])
+    first, *rest = message["words"]
+    if first == "-m":
+        sys.argv = [sys.modules[rest[0]].__file__ or "", *rest[1:]]
+        sys.path.insert(0, message["cwd"])
+        importlib.import_module(rest[0]).main()
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.path.insert(0, "")
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - of the tests
+    else:
+        sys.argv = [first, *rest]
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
 
 
 def main(listener: str, end: str) -> None:

@@ -22,7 +22,7 @@ from user_forks import UserForks
 import farm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 _CHECKOUT = Path(farm.__file__).resolve().parents[1]
 _REQUIRED = os.environ.get("FARM_REQUIRE_USERS") == "1"
@@ -74,22 +74,13 @@ class User(FarmHome):
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def farm(
-        self,
-        *arguments: str,
-        timeout_s: float = 120,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: str = "",
-        forked: bool = True,
+    def answer(
+        self, arguments: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any], *, forked: bool
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as this user, in a fork of a process of theirs where `forked` allows it."""
         if forked and self.forks is not None:
-            words, every = ("-m", "farm.cli.main", *arguments), {**self.env, **(env or {})}
-            return self.forks.run(
-                words, env=every, cwd=cwd or self.cwd, umask=self.umask, stdin=stdin, timeout_s=timeout_s
-            )  # fmt: skip
-        return super().farm(*arguments, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin, forked=forked)
+            return self.forks.run(("-m", "farm.cli.main", *arguments), env=env, umask=self.umask, **options)
+        return super().answer(arguments, env, options, forked=forked)
 
     def python(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
         """Run Python as this user and return what it printed."""

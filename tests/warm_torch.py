@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -25,7 +26,7 @@ import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -33,7 +34,7 @@ from farm.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
 from farm.runtime.simulator import host_sdk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""
@@ -244,7 +245,7 @@ def _serve(path: str, owner: int) -> None:
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    _become(json.loads(data), descriptors)
+                    end_with(functools.partial(_become, json.loads(data), descriptors))
                 for descriptor in descriptors:
                     os.close(descriptor)
                 # The sender reads /proc next: the session of the fork has to be there.
@@ -255,44 +256,50 @@ def _serve(path: str, owner: int) -> None:
                 return
 
 
-def _become(message: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a module or a script in this fork as a new interpreter does, and end it."""
-    code = 1
+def _become(message: dict[str, Any], descriptors: list[int]) -> int:
+    """Run a module or a script in this fork as a new interpreter does, and return the exit code."""
+    os.setsid()
+    # Descriptors of other builders would keep the pipes of their callers open.
+    kept = set(descriptors)
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+        kept.discard(descriptor)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    os.environ.clear()
+    os.environ.update(message["env"])
+    # An import may have asked for the folder of temporary files, which this environment names anew.
+    tempfile.tempdir = None
+    publish(message["words"], message["env"])
+    os.chdir(message["cwd"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
+    _, first, *rest = message["words"]
+    if first == "-m":
+        sys.argv = rest
+        return int(importlib.import_module(rest[0]).main(rest[1:]))
+    sys.argv = [first, *rest]
+    sys.path.insert(0, str(Path(first).parent))
+    runpy.run_path(first, run_name="__main__")
+    return 0
+
+
+def end_with(program: Callable[[], int | None]) -> NoReturn:
+    """Run `program` and end this process as an interpreter ends: by its exit code, SystemExit or a traceback."""
+    code: int | None = 1
     try:
-        os.setsid()
-        # Descriptors of other builders would keep the pipes of their callers open.
-        kept = set(descriptors)
-        for number, descriptor in enumerate(descriptors[:3]):
-            os.dup2(descriptor, number)
-            kept.discard(descriptor)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in kept:
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
-        os.environ.clear()
-        os.environ.update(message["env"])
-        # An import may have asked for the folder of temporary files, which this environment names anew.
-        tempfile.tempdir = None
-        publish(message["words"], message["env"])
-        os.chdir(message["cwd"])
-        sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
-        _, first, *rest = message["words"]
-        if first == "-m":
-            sys.argv = rest
-            code = importlib.import_module(rest[0]).main(rest[1:])
-        else:
-            sys.argv = [first, *rest]
-            sys.path.insert(0, str(Path(first).parent))
-            runpy.run_path(first, run_name="__main__")
-            code = 0
+        code = program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
     except BaseException:  # noqa: BLE001 - the loop of the process it is a fork of must not go on here
         sys.excepthook(*sys.exc_info())
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code or 0)
 
 
 def main(path: str, owner: str, _padding: str) -> None:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.execution.raw import RawResult
     from farm.pool.acquire import AcquiredDevice
+    from farm.replay.llama_program import LlamaProgram
     from farm.replay.one_off_request import OneOffRequest
+    from farm.replay.one_off_tries import Canary
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.system.processes import Supervisor
@@ -84,8 +86,7 @@ def run_one(
             acquired = acquirer.acquire(None if request.virtual else request.choice)
             if request.program is not None:
                 require_bundle(bundle)
-                runtime = runtime_with(request.program, acquired.runtime, config.cache_dir)
-                acquired = acquired._replace(runtime=runtime)
+                acquired = _with_program(acquired, request.program, config)
             # Before anything is recorded.
             require_device(bundle, acquired.device)
             _require_executions(bundle, acquired, request)
@@ -97,20 +98,24 @@ def run_one(
                 other = None if request.virtual else acquirer.acquire_other(request.choice, used)
                 if other is not None:
                     if request.program is not None:
-                        runtime = runtime_with(request.program, other.runtime, config.cache_dir)
-                        other = other._replace(runtime=runtime)
+                        other = _with_program(other, request.program, config)
                     store.record_device(run_id, other.device, other.runtime.versions)
                 return other
+
+            def canary() -> Canary | None:
+                # A program in the place of farm's runner executes no canary: the device is asked for a sign of life.
+                if request.program is not None:
+                    return None
+                # A device of the simulator's own has no health that is worth a compilation.
+                may_compile = not request.virtual
+                target = request.job.target
+                return find_canary(config, target, tools, acquirer.supervisor, say, may_compile=may_compile)
 
             def execute() -> Attempt:
                 nonlocal kept
                 tries = OneOffTries(
                     store, request, bundle, run_id, folder / "raw", artifacts=config.state_dir / "artifacts",
-                    health=config.health, say=say, look=look, another=another,
-                    # A device of the simulator's own has no health that is worth a compilation.
-                    canary=lambda: find_canary(
-                        config, request.job.target, tools, acquirer.supervisor, say, may_compile=not request.virtual
-                    ),
+                    health=config.health, say=say, look=look, another=another, canary=canary,
                 )  # fmt: skip
                 attempt = tries.run(acquired)
                 kept = tries.kept
@@ -121,6 +126,11 @@ def run_one(
             finally:
                 shutil.rmtree(folder / "raw", ignore_errors=True)
             return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(kept), report)
+
+
+def _with_program(acquired: AcquiredDevice, program: LlamaProgram, config: Config) -> AcquiredDevice:
+    """Return the device with `program` in the place of farm's runner."""
+    return acquired._replace(runtime=runtime_with(program, acquired.runtime, config.cache_dir))
 
 
 def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:

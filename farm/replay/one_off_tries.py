@@ -126,8 +126,7 @@ class OneOffTries:
             alone = not request.heap
             attempts = with_rerun(attempt, raw, lambda: self._execute(run, alone=True)) if alone else (attempt,)
             last = attempts[-1]
-            # A program in the place of farm's runner executes no canary.
-            if request.program is None and needs_health_check(last, failed_before=request.failed_before):
+            if needs_health_check(last, failed_before=request.failed_before):
                 last = self._checked(run, last)
             last, other = self._settled(last)
             last, logs = run.keep_crash_logs(last, self._folder / "crash-logs")

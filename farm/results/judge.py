@@ -275,16 +275,11 @@ def _shown(partitions: int, fallback_ops: Mapping[str, int]) -> str:
 
 def _heap_alone(job: Job, ending: Ending, raw: RawResult) -> Ending:
     """Return the ending with the heap's numbers and no others: looking at the heap changes times."""
-    heaps = read_heaps(raw)
+    heaps, found = read_heaps(raw), None
     if ending.verdict is Verdict.PASSED:
         found = judge_heap(heaps, job.case.expectation(job.target), simulated=raw.simulated)
-    else:
-        refused = ending.cause is Cause.REQUEST
-        found = (
-            Ending(Verdict.SKIPPED, ending.stage, f"no DSP heap: {ending.reason}", cause=ending.cause)
-            if refused
-            else None
-        )
+    elif ending.cause is Cause.REQUEST:
+        found = Ending(Verdict.SKIPPED, ending.stage, f"no DSP heap: {ending.reason}", cause=ending.cause)
     ending, notes = (ending, (heap_note(heaps),)) if found is None else (ending.ended_as(found), ())
     measured = heap_measurements(heaps) if ending.verdict in (Verdict.PASSED, Verdict.FAILED) else ()
     return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
