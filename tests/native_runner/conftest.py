@@ -189,7 +189,8 @@ def preload(farm_cache: Path) -> Callable[[str], dict[str, str]]:
             f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
             str(source),
         ]
-        parts = (source.read_text(), package_version("executorch"), *argv)
+        texts = (source.read_text(), (HERE / "backend_stub.h").read_text())
+        parts = (*texts, package_version("executorch"), *argv)
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
         def compile_into(folder: Path) -> None:

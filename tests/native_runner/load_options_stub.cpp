@@ -1,23 +1,18 @@
 // Preloaded in front of the runner: a stub around XNNPACK that writes to standard error what it gets when it loads.
 // STUB_KNOWS=nothing: it has no options; STUB_KNOWS=numbers: its boolean options are numbers. A file `refuse_init` in
 // the current folder ends one load with an error, after the options were read, and is removed.
-#include <dlfcn.h>
-#include <executorch/runtime/backend/interface.h>
+#include "backend_stub.h"
 
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 namespace {
 
 using namespace executorch::runtime;
 
-class XnnpackStub final : public BackendInterface {
+class XnnpackStub final : public BackendStub {
  public:
-  explicit XnnpackStub(BackendInterface* real) : real_(real) {}
-
-  bool is_available() const override { return real_->is_available(); }
+  using BackendStub::BackendStub;
 
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
@@ -35,12 +30,6 @@ class XnnpackStub final : public BackendInterface {
     return real_->init(context, processed, specs);
   }
 
-  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
-    return real_->execute(context, handle, args);
-  }
-
-  void destroy(DelegateHandle* handle) const override { real_->destroy(handle); }
-
   Error get_option(BackendOptionContext& context, Span<BackendOption>& options) override {
     const char* knows = std::getenv("STUB_KNOWS");
     if (knows == nullptr) return real_->get_option(context, options);
@@ -49,9 +38,6 @@ class XnnpackStub final : public BackendInterface {
     }
     return Error::Ok;
   }
-
- private:
-  BackendInterface* real_;
 };
 
 }  // namespace
@@ -59,10 +45,7 @@ class XnnpackStub final : public BackendInterface {
 namespace executorch::runtime {
 
 __attribute__((visibility("default"))) Error register_backend(const Backend& backend) {
-  void* found = dlsym(RTLD_NEXT, "_ZN10executorch7runtime16register_backendERKNS0_7BackendE");
-  const auto real = reinterpret_cast<Error (*)(const Backend&)>(found);
-  if (std::strcmp(backend.name, "XnnpackBackend") != 0) return real(backend);
-  return real({backend.name, new XnnpackStub(backend.backend)});
+  return register_with_stub<XnnpackStub>(backend, "XnnpackBackend");
 }
 
 }  // namespace executorch::runtime

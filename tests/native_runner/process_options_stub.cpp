@@ -1,32 +1,20 @@
 // Preloaded in front of the runner: a stub around QNN that writes to standard error which options are set for the
 // process, and hands them on.
-#include <dlfcn.h>
-#include <executorch/runtime/backend/interface.h>
-
-#include <cstdio>
-#include <cstring>
+#include "backend_stub.h"
 
 namespace {
 
 using namespace executorch::runtime;
 
-class QnnStub final : public BackendInterface {
+class QnnStub final : public BackendStub {
  public:
-  explicit QnnStub(BackendInterface* real) : real_(real) {}
-
-  bool is_available() const override { return real_->is_available(); }
+  using BackendStub::BackendStub;
 
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
     std::fprintf(stderr, "stub: loads\n");
     return real_->init(context, processed, specs);
   }
-
-  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
-    return real_->execute(context, handle, args);
-  }
-
-  void destroy(DelegateHandle* handle) const override { real_->destroy(handle); }
 
   Error set_option(BackendOptionContext& context, const Span<BackendOption>& options) override {
     for (const BackendOption& option : options) {
@@ -36,13 +24,6 @@ class QnnStub final : public BackendInterface {
     }
     return real_->set_option(context, options);
   }
-
-  Error get_option(BackendOptionContext& context, Span<BackendOption>& options) override {
-    return real_->get_option(context, options);
-  }
-
- private:
-  BackendInterface* real_;
 };
 
 }  // namespace
@@ -50,10 +31,7 @@ class QnnStub final : public BackendInterface {
 namespace executorch::runtime {
 
 __attribute__((visibility("default"))) Error register_backend(const Backend& backend) {
-  void* found = dlsym(RTLD_NEXT, "_ZN10executorch7runtime16register_backendERKNS0_7BackendE");
-  const auto real = reinterpret_cast<Error (*)(const Backend&)>(found);
-  if (std::strcmp(backend.name, "QnnBackend") != 0) return real(backend);
-  return real({backend.name, new QnnStub(backend.backend)});
+  return register_with_stub<QnnStub>(backend, "QnnBackend");
 }
 
 }  // namespace executorch::runtime
