@@ -26,7 +26,8 @@ def build_heap_stub(cache: Path, settings: str = "") -> Path:
         *("c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete"),
         *(f'-DSTUB_HTP_LIBRARY="{library}"', f'-DSTUB_SETTINGS="{settings}"', str(STUB), "-ldl"),
     ]
-    key = hashlib.sha256("\0".join((STUB.read_text(), *argv)).encode()).hexdigest()[:16]
+    texts = [path.read_text() for path in (STUB, STUB.with_name("qnn_library_stub.h"))]
+    key = hashlib.sha256("\0".join((*texts, *argv)).encode()).hexdigest()[:16]
 
     def compile_into(folder: Path) -> None:
         subprocess.run([*argv, "-o", str(folder / "libheap_stub.so")], check=True, timeout=120)

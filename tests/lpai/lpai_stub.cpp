@@ -18,10 +18,16 @@
 #include <set>
 
 namespace {
+// As ExecuTorch opens it, so that HTP's own libraries find their symbols in the global scope.
+constexpr int kOpenFlags = RTLD_NOW | RTLD_GLOBAL;
+}  // namespace
+
+#include "../native_runner/qnn_library_stub.h"
+
+namespace {
 
 constexpr uint32_t kBackendId = 12;
 constexpr uint32_t kBackendVersion[3] = {2, 20, 0};
-constexpr uint64_t kErrorSystem = 1000;
 
 // Positions in QnnInterface_t's table of functions, which is part of QNN's ABI.
 enum Entry : size_t {
@@ -35,17 +41,7 @@ enum Entry : size_t {
   kGraphFinalize = 19,
   kGraphRetrieve = 20,
   kDeviceCreate = 40,
-  kEntries = 72,
 };
-
-struct Interface {
-  uint32_t backend_id;
-  const char* provider;
-  uint32_t core_version[3];
-  uint32_t backend_version[3];
-  void* entries[kEntries];
-};
-static_assert(offsetof(Interface, entries) == 40, "QnnInterface_t has a 40-byte header");
 
 // Qnn{Backend,Context,Graph,Device}_Config_t begin alike: which option, and for option 0 a pointer.
 struct Config {
@@ -79,14 +75,8 @@ static_assert(sizeof(OpConfig) == 80, "it travels on the stack, whole");
 constexpr const char* kUnknownTypes[] = {STUB_UNKNOWN_TYPES};
 constexpr uint64_t kErrorOpNotSupported = 3110;
 
-const Interface* real = nullptr;
 std::mutex mutex;
 std::set<void*> retrieved;
-
-template <typename Function>
-Function original(Entry entry) {
-  return reinterpret_cast<Function>(real->entries[entry]);
-}
 
 void note(const char* format, ...) {
   char line[512];
@@ -225,20 +215,7 @@ uint64_t device_create(void*, const Config** configs, void** handle) {
   return *handle == nullptr ? kErrorSystem : 0;
 }
 
-uint64_t load(const Interface*** list) {
-  // As ExecuTorch opens it, so that what HTP's own libraries look for in the global scope is there.
-  void* library = dlopen(STUB_HTP_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
-  if (library == nullptr) {
-    std::fprintf(stderr, "lpai stub: %s\n", dlerror());
-    return kErrorSystem;
-  }
-  using GetProviders = uint64_t (*)(const Interface***, uint32_t*);
-  const auto get_providers = reinterpret_cast<GetProviders>(dlsym(library, "QnnInterface_getProviders"));
-  const Interface** providers = nullptr;
-  uint32_t count = 0;
-  if (get_providers == nullptr || get_providers(&providers, &count) != 0 || count != 1) return kErrorSystem;
-  real = providers[0];
-  static Interface own = *real;
+void replace_functions(Interface& own) {
   own.backend_id = kBackendId;
   own.provider = "STUB_LPAI";
   for (int i = 0; i < 3; ++i) own.backend_version[i] = kBackendVersion[i];
@@ -252,19 +229,6 @@ uint64_t load(const Interface*** list) {
   own.entries[kGraphRetrieve] = reinterpret_cast<void*>(&graph_retrieve);
   own.entries[kGraphFinalize] = reinterpret_cast<void*>(&graph_finalize);
   own.entries[kDeviceCreate] = reinterpret_cast<void*>(&device_create);
-  static const Interface* pointers[] = {&own};
-  *list = pointers;
-  return 0;
 }
 
 }  // namespace
-
-extern "C" __attribute__((visibility("default"))) uint64_t QnnInterface_getProviders(
-    const Interface*** list, uint32_t* count) {
-  static const Interface** own = nullptr;
-  static const uint64_t error = load(&own);
-  if (error != 0) return error;
-  *list = own;
-  *count = 1;
-  return 0;
-}

@@ -22,8 +22,13 @@
 #include <vector>
 
 namespace {
+constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
+}  // namespace
 
-constexpr uint64_t kErrorSystem = 1000;
+#include "qnn_library_stub.h"
+
+namespace {
+
 constexpr uint64_t kErrorRefused = 1002;
 constexpr uint64_t kIdleBytes = 928212;  // in use without any context
 
@@ -34,17 +39,7 @@ enum Entry : size_t {
   kContextFree = 14,
   kProfileGetEvents = 30,
   kProfileGetEventData = 32,
-  kEntries = 72,
 };
-
-struct Interface {
-  uint32_t backend_id;
-  const char* provider;
-  uint32_t core_version[3];
-  uint32_t backend_version[3];
-  void* entries[kEntries];
-};
-static_assert(offsetof(Interface, entries) == 40, "QnnInterface_t has a 40-byte header");
 
 struct EventData {  // QnnProfile_EventData_t
   uint32_t type;
@@ -57,7 +52,6 @@ constexpr uint32_t kTypeHeap = 0x48454150;  // none of QNN's
 constexpr uint32_t kUnitBytes = 2;
 constexpr uint64_t kFirstId = uint64_t{kTypeHeap} << 32;  // no address, as QNN's ids are
 
-const Interface* real = nullptr;
 std::mutex mutex;
 std::map<void*, uint64_t> contexts;  // bytes of each binary
 uint64_t heap_bytes = kIdleBytes;
@@ -65,11 +59,6 @@ uint64_t creations = 0;
 std::vector<EventData> events;                    // all of the process
 std::map<void*, std::vector<uint64_t>> unread;    // ids by profile
 std::map<void*, std::vector<uint64_t>> answered;  // what a profile was last asked for, which its caller reads
-
-template <typename Function>
-Function original(Entry entry) {
-  return reinterpret_cast<Function>(real->entries[entry]);
-}
 
 const std::string& settings() {
   static const std::string words = [] {
@@ -156,37 +145,12 @@ uint64_t backend_get_build_id(const char** id) {
   return 0;
 }
 
-uint64_t load(const Interface*** list) {
-  void* library = dlopen(STUB_HTP_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
-  if (library == nullptr) {
-    std::fprintf(stderr, "heap stub: %s\n", dlerror());
-    return kErrorSystem;
-  }
-  using GetProviders = uint64_t (*)(const Interface***, uint32_t*);
-  const auto get_providers = reinterpret_cast<GetProviders>(dlsym(library, "QnnInterface_getProviders"));
-  const Interface** providers = nullptr;
-  uint32_t count = 0;
-  if (get_providers == nullptr || get_providers(&providers, &count) != 0 || count != 1) return kErrorSystem;
-  real = providers[0];
-  static Interface own = *real;
+void replace_functions(Interface& own) {
   own.entries[kBackendGetBuildId] = reinterpret_cast<void*>(&backend_get_build_id);
   own.entries[kContextCreateFromBinary] = reinterpret_cast<void*>(&context_create_from_binary);
   own.entries[kContextFree] = reinterpret_cast<void*>(&context_free);
   own.entries[kProfileGetEvents] = reinterpret_cast<void*>(&profile_get_events);
   own.entries[kProfileGetEventData] = reinterpret_cast<void*>(&profile_get_event_data);
-  static const Interface* pointers[] = {&own};
-  *list = pointers;
-  return 0;
 }
 
 }  // namespace
-
-extern "C" __attribute__((visibility("default"))) uint64_t QnnInterface_getProviders(
-    const Interface*** list, uint32_t* count) {
-  static const Interface** own = nullptr;
-  static const uint64_t error = load(&own);
-  if (error != 0) return error;
-  *list = own;
-  *count = 1;
-  return 0;
-}
