@@ -10,7 +10,7 @@ The last line is one JSON object:
   run the same .pte files with the same runner, once a sample.
 * repushed_bytes: bytes of runtime and .pte that a second session pushes for the same jobs.
 * overhead_ms_p50: median over the jobs of their wall time in the session less the runner's own inference time.
-* push_ratio_vs_adb: speed of pushing the file, over that of `adb push` of the same file; the median of several pairs.
+* push_ratio_vs_adb: speed of pushing the file, over the speed of `adb push`; the median of several pairs.
 * rss_bytes_per_job: slope of resident memory over the jobs of one session, of runner and host together.
 
 Bundles are compiled before the clock starts, in a cache that stays: FARM_CACHE_DIR, or that of farm.

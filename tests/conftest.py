@@ -112,7 +112,7 @@ def _warm_torch(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def filled_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """A function that returns the folder that a script fills, once a session; `printed` has what it prints."""
+    """Function that returns the folder of a script, which runs once a session; its output is the file `printed`."""
 
     def run(script: Path) -> Path:
         def fill(folder: Path) -> None:

@@ -202,12 +202,12 @@ class DeviceRun:
 
     @property
     def is_full(self) -> bool:
-        """Whether the device had no room for the canary when that was due last."""
+        """True for a device without room for the last canary."""
         return self.canary_cause is Cause.SPACE
 
     @property
     def lacks_runtime(self) -> bool:
-        """Whether the libraries beside the canary did not fit when it ran last."""
+        """True for a device whose libraries did not fit the last canary."""
         return self.canary_cause is Cause.RUNTIME
 
     def begin(self, *, takeover: bool) -> None:
@@ -241,7 +241,7 @@ class DeviceRun:
             job, bundle, options = self._canary
             raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
             self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
-            # A device is healthy whatever its DSP's heap is.
+            # The heap of the DSP is no part of a device's health.
             attempt = judge(job, bundle, msgspec.structs.replace(raw, heap=False))
         except OSError as error:
             raise local_error(error) from None

@@ -125,6 +125,6 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heap_folders(folder: Path) -> list[Path]:
-    """Return the local folders of the processes of an execution, in their order; `folder` is that of the last."""
+    """Return the local folders of the processes of an execution in their order, the last being `folder`."""
     earlier = sorted(folder.glob(f"{HEAP_PROCESS}*"), key=lambda one: (len(one.name), one.name))
     return [*earlier, folder]

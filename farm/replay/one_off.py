@@ -1,6 +1,6 @@
 """One bundle on one device, now: what `farm exec` and `farm repro` have in common. It is a run of one job in the store.
 
-Apart from `farm run` in what a single job does not need: no builders, and no canary before the job. A failure that may
+Unlike `farm run` it has no builders, and no canary before the job. A failure that may
 be the device's is treated as in a run: `farm.replay.one_off_tries`.
 """
 
@@ -53,7 +53,7 @@ class OneOffOutcome(msgspec.Struct, frozen=True):
     attempt: Attempt | None
     """What was recorded; None where that was interrupted."""
     kind: str
-    """Of the devices: `virtual` or `hardware`."""
+    """Kind of the devices: `virtual` or `hardware`."""
     outputs: dict[str, str]
     """SHA-256 by file name, of the outputs that are kept."""
     report: Path

@@ -88,7 +88,7 @@ class OneOffTries:
         another: Callable[[Collection[str]], AcquiredDevice | None],
         canary: Callable[[], Canary | None],
     ) -> None:
-        """`folder` gets what comes back, `artifacts` is the root of files that are kept.
+        """`folder` gets the files of executions, `artifacts` is the root of files that are kept.
 
         `another` returns a free device beside those with the given ids. `canary` is called where a failure needs it.
         """

@@ -116,7 +116,7 @@ def heap_measurements(heaps: Sequence[DspHeap]) -> tuple[Measurement, ...]:
 def judge_heap(heaps: Sequence[DspHeap], expected: Expectation | None, *, simulated: bool) -> Ending | None:
     """Return how a program ended that passed otherwise; None where both numbers are there and within the limits.
 
-    Of several processes the median decides. A heap that was not measured is no fault of the device or of the program.
+    The median of several processes decides. A heap that was not measured is no fault of the device or of the program.
     """
     for heap in heaps:
         if heap.state is HeapState.ABSENT:

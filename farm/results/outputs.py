@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job, Limits
 
-    # Of one output: the tensors of all samples by kind of reference.
+    # Tensors of one output over all samples, by kind of reference.
     References = Mapping[str, Sequence[NDArray[np.generic]]]
 
 FiguresByOutput = dict[tuple[int, str], list[Figures]]

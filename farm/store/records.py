@@ -74,7 +74,7 @@ class JobFile(ArtifactRecord, frozen=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):
-    """One metric of one attempt; or an attempt that has none of it, then `n` is 0 and `value` None."""
+    """Metric of an attempt; in an attempt without the metric `n` is 0 and `value` None."""
 
     job_id: str
     run_id: str

@@ -183,7 +183,7 @@ def fingerprint_hash(facts: Mapping[str, str]) -> str:
 def case_version(case: Case, source: str) -> str:
     """Return a hash of what a case measures: its definition, and its code and files (`source`).
 
-    Tolerances and known issues are left out: they change what is said of a number, not the number. A program with a
+    Tolerances and known issues are left out: they change the verdict on a number, not the number. A program with a
     state that has to repeat itself is measured by other executions.
     """
     repeats = ("repeats",) if case.deterministic is True else ()

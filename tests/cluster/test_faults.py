@@ -251,7 +251,7 @@ def test_the_network_is_cut_to_the_artifacts(
             assert farm.ran_on(known, "host-1")
             assert not farm.ran_on(fresh, "host-1")
             line.mend()
-            # Its devices rest after they could not begin.
+            # Devices of the host rest after they could not begin.
             assert farm.is_of_use("host-1")
             farm.require_right()
 

@@ -81,7 +81,7 @@ def test_a_layer_has_its_module_its_line_and_operators_ahead_of_time_and_at_run_
         assert file.endswith("models.py")
         assert text in lines[int(number) - 1]
     assert rows["x"]["exported"] == rows["x"]["ran"] == []
-    # What the CPU runs has the kernel beside its operator.
+    # An operator of the CPU has its kernel beside it.
     [erf] = [row for row in told["between"]["rows"] if row["name"] == "aten_erf_default"]
     assert (erf["exported"], erf["ran"]) == (["aten.erf.default"], ["native_call_erf.out"])
     topk = [row["exported"] for row in told["between"]["rows"] if row["name"].startswith("aten_topk_default")]

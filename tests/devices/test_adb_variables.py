@@ -210,7 +210,7 @@ def test_the_environment_of_a_server_on_another_host_names_it() -> None:
 
 @pytest.fixture
 def scanned(bench: Bench, tmp_path: Path, named: Callable[..., None]) -> Callable[[str], Scan]:
-    """Return what is attached to the user's adb server, where ANDROID_SERIAL names a device of it."""
+    """Return the devices at the user's adb server, where ANDROID_SERIAL names a device of it."""
     (tmp_path / "farm.toml").write_text("")
 
     def scanned(serial: str) -> Scan:

@@ -1,10 +1,12 @@
 #!/usr/bin/python3
-"""Stands in for `farm_runner --serve` of a device whose DSP session dies: `dies.txt` beside it says when and how.
+"""Stands in for `farm_runner --serve` of a device whose DSP session dies, as the file `dies.txt` beside it sets.
 
-Its first line is the job from which on every program is refused, counted for the `process` or for the `device`, or the
-only one, counted `once`; or
-`program`, where this device alone refuses the program `picky`. The rest is what the DSP prints then, with a last line
-`canary ...` for what it prints of the canary. The program `refused` is refused anywhere.
+The first line of the file has one of these:
+* the job from which on every program is refused, counted for the `process` or for the `device`
+* the one refused job, counted `once`
+* `program`: this device alone refuses the program `picky`
+The other lines are the output of the DSP at a refusal; a last line `canary ...` is its output at the canary.
+The program `refused` is refused anywhere.
 """
 
 import json

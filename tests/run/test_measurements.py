@@ -1,4 +1,4 @@
-"""What a run measures besides latency, on the simulator: options, profiles."""
+"""Measurements of a run besides latency, on the simulator: options, profiles."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def device_held(
     config_file: Path | None,
     require: Callable[[Device], object] = lambda _: None,
 ) -> Iterator[Held]:
-    """Lease a device meanwhile: that of a name or an SoC, else of ANDROID_SERIAL, else the only reserved one.
+    """Lease a device meanwhile, by name or SoC, else by ANDROID_SERIAL, else the only reserved device.
 
     `require` raises for a device that cannot serve: of several, those that can are taken. What former owners left on
     the device is ended first. Raises UsageError, NoDeviceError, and LeaseLostError by what is run in the body.

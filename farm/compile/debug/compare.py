@@ -125,7 +125,7 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
     )
     events = [event for block in inspector.event_blocks for event in block.events]
     written_by = list(_written_by(program.nodes, events))
-    # Outputs of operators with several, and what the CPU runs, are not mapped by the Inspector.
+    # The Inspector maps no operator of the CPU, and no operator with several outputs.
     others = {node.name: value for node, _, value in written_by if isinstance(value, torch.Tensor)}
     names: dict[str, tuple[str, ...]] = {}
     for node, name, _ in written_by:

@@ -164,7 +164,7 @@ def _write_program(program: ExecutorchProgramManager, bundle: Path, case: Case, 
     bundle.mkdir()
     with (bundle / MODEL).open("wb") as file:
         program.write_to_file(file)
-    # A program for debugging has one method, whatever the name of the case's own.
+    # The method of a program for debugging is called `forward`, not as the method of its case.
     method = written_method(bundle / MODEL, msgspec.structs.replace(case, method=FORWARD), ())
     write_tensors(bundle / INPUTS, "input", [inputs], tuple(value.order for value in method.inputs))
     return method

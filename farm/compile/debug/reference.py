@@ -75,7 +75,7 @@ class LayerNode(NamedTuple):
 def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
     """Return the layers of an unlifted edge graph in the order of execution, its inputs first.
 
-    `partitions` are the numbers of the delegates, by the debug handles of what they compute. Sources below a folder of
+    `partitions` are the numbers of the delegates, by the debug handles of their operators. Sources below a folder of
     `places` are relative to it.
     """
     sources: dict[torch.fx.Node, list[str]] = {}

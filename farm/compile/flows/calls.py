@@ -176,7 +176,7 @@ def state_kept(graph: torch.fx.GraphModule, buffers: Collection[str] | None = No
 
 
 def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
-    """Return what a graph returns, flattened: nodes and constants."""
+    """Return the outputs of a graph, flattened: nodes and constants."""
     [end] = [node for node in graph.nodes if node.op == "output"]
     returned: list[Any] = pytree.tree_leaves(end.args[0])
     return returned

@@ -91,7 +91,7 @@ def _has_one_value(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def constant_outputs(exported: ExportedProgram) -> tuple[Constant, ...]:
-    """Return the kind of constant of each output of the module; NONE for one that the inputs decide."""
+    """Return the kind of constant of each output of the module; NONE for an output that depends on inputs."""
     sources = _Sources(exported)
     specs = exported.graph_signature.output_specs
     return tuple(

@@ -119,7 +119,7 @@ def _parameter_names(module: torch.nn.Module, count: int) -> tuple[str, ...]:
 
 
 def compare_writes(reference: Reference, exported: ExportedProgram, edge: ExportedProgram) -> ComparedWrites:
-    """Return the writes of a module, by its calls and its export, beside those of its lowered program."""
+    """Return the writes of a module, by its calls and its export, beside the writes of its lowered program."""
     needed = _exported_writes(exported).union(reference.writes)
     return ComparedWrites(needed, _program_writes(edge), reference.input_names)
 

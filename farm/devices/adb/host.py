@@ -64,7 +64,7 @@ class Attached(NamedTuple):
     adb_name: str
     """Name in the server's listing: `HOST:PORT` after `adb connect`, a name of mDNS, else the serial."""
     has_twin: bool = False
-    """True for one of several entries with the same product, which differ by adb's name alone."""
+    """True for an entry that shares its product with others: adb's name alone tells them apart."""
 
     @property
     def target(self) -> str:

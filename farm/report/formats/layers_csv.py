@@ -72,7 +72,7 @@ def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
 
 
 class LayerPlace(NamedTuple):
-    """Where a layer is in the model, and its operators ahead of time and at run time."""
+    """Place of a layer in the model, and its operators ahead of time and at run time."""
 
     module: str
     source: str

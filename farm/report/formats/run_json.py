@@ -14,8 +14,8 @@ from farm.system.text import json_document
 def render_json(view: RunView) -> str:
     """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
 
-    `worth` says of a failed job where its case fails and passes, as far as that is known. `stub` is the product of a
-    stub in place of QNN's libraries, and only there over one.
+    `worth` has the targets where the case of a failed job fails and passes, as far as they are known. `stub` is the
+    product of a stub in place of QNN's libraries, and only there over one.
 
     JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
     which means "does not apply".

@@ -30,7 +30,7 @@ class HeapRow(msgspec.Struct, frozen=True):
     after: float
     kept: float
     least_kept: float
-    """Of all runs, and of all processes of this one, as the following."""
+    """Least over all runs, and over all processes of this run."""
     most_kept: float
     now: tuple[float, ...] = ()
     """Kept in this run, a sample a process; empty for a device or an SDK of earlier runs alone."""

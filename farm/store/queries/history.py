@@ -32,7 +32,7 @@ _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 _NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Ids in one statement; nobody reads the history of more.
 _MOST_PARAMETERS = 10_000
-# An attempt that failed is part of the history of what was asked for: metric, unit, direction, exact, value and n.
+# A failed attempt has a row in the history of every asked metric: metric, unit, direction, exact, value and n.
 _UNMEASURED = ("", "", False, None, 0)
 
 

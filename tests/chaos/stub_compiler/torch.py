@@ -1,7 +1,7 @@
 """A stub: stands in for torch in a builder process, and puts a compiler that compiles nothing in place of farm's.
 
 On the path of builders alone (chaos_farm.py). The process of a builder is real: its start, requests,
-replies and death. A compile takes as long as the case's `seconds` say.
+replies and death. A compile takes the `seconds` of the case.
 """
 
 from __future__ import annotations
