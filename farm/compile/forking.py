@@ -74,6 +74,8 @@ def warm_up() -> None:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import Quantizer
 
+        from farm.compile.flows.graphs import less_work
+
         class Nothing(Quantizer):  # type: ignore[misc]
             def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 return model
@@ -86,11 +88,13 @@ def warm_up() -> None:
                 return x + x
 
         inputs = (torch.ones(1, 4),)
-        exported = torch.export.export(Add(), inputs, strict=True)
-        prepared = prepare_pt2e(exported.module(), Nothing())
-        prepared(*inputs)
-        convert_pt2e(prepared)
-        to_edge(exported).to_executorch()
+        # Forks inherit the kernels of composite operators.
+        with less_work():
+            exported = torch.export.export(Add(), inputs, strict=True)
+            prepared = prepare_pt2e(exported.module(), Nothing())
+            prepared(*inputs)
+            convert_pt2e(prepared)
+            to_edge(exported).to_executorch()
     with contextlib.suppress(Exception):
         # It starts a process to ask for the processor's vendor, which takes a second, and remembers it.
         from executorch.backends.qualcomm.utils import qnn_sdk_setup

@@ -12,6 +12,7 @@ import json
 import operator
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from executorch.backends.qualcomm.partition.utils import generate_qnn_executorch_option
+from executorch.backends.qualcomm.serialization import qc_schema_serialize
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option
 from executorch.backends.qualcomm.utils.utils import (
@@ -29,17 +31,18 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir.dialects._ops import ops as exir_ops
 from torch._export import utils
 from torch._higher_order_ops import executorch_call_delegate
-from torch.export import decomp_utils
+from torch._subclasses import fake_impls
+from torch.export import decomp_utils, exported_program
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from farm.bundles.key import toolchain_versions
 from farm.compile.flows import graphs
 from farm.compile.flows.delegation import misread_codes, read_delegation
-from farm.compile.flows.dispatcher import one_look_a_list
+from farm.compile.flows.dispatcher import kept_kernels, one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.op_packages import packages_of
-from farm.compile.flows.qualcomm import FLOW, compiler_specs
+from farm.compile.flows.qualcomm import FLOW, compiler_specs, options_read_once
 from farm.compile.flows.split import split_passes
 from farm.compile.protocol import reason_of
 from farm.errors import FarmError
@@ -197,6 +200,71 @@ def composite_operators() -> dict[str, object]:
     }
 
 
+def kernels(*, kept: bool, again: bool = False) -> dict[str, object]:
+    """Return the kernels of two composite operators during an override, and whether it is taken back."""
+    overridden = {torch.ops.aten.linear.default: refuse, torch.ops.aten.conv2d.default: torch.zeros}
+
+    def shown() -> list[dict[str, str]]:
+        return [{str(key): type(one).__name__ for key, one in name.py_kernels.items()} for name in overridden]
+
+    def rules() -> list[bool]:
+        return [name in fake_impls.op_implementations_dict for name in overridden]
+
+    before = [dict(name.py_kernels) for name in overridden]
+    with kept_kernels() if kept else nullcontext():
+        override = exported_program._override_composite_implicit_decomp
+        for _ in range(1 + again):
+            with override(overridden):
+                composite = torch._C.DispatchKey.CompositeImplicitAutograd
+                found = {"kernels": shown(), "rules": rules()}
+                own = [name.py_kernels[composite] is one for name, one in overridden.items()]
+    left = [name.py_kernels == one for name, one in zip(overridden, before, strict=True)]
+    return {**found, "own": own, "left": left, "rules left": rules()}
+
+
+def refuse(*_arguments: object) -> object:
+    return NotImplemented
+
+
+def changed_kernels() -> dict[str, bool]:
+    """Return whether a kernel that is registered between two overrides is in the second, and there afterwards."""
+    operator, key = torch.ops.aten.linear.default, torch._C.DispatchKey.CPU
+    with kept_kernels():
+        override = exported_program._override_composite_implicit_decomp
+        with override({operator: refuse}):
+            pass
+        operator.py_impl(key)(refuse)
+        with override({operator: refuse}):
+            inside = operator.py_kernels[key] is refuse
+    after = operator.py_kernels.pop(key) is refuse
+    operator._dispatch_cache.clear()
+    return {"inside": inside, "after": after}
+
+
+def read_options() -> dict[str, object]:
+    """Return how often options are decoded, and whether a reader sees the changes of another one."""
+
+    def count(*arguments: object) -> None:
+        runs.append(1)
+        run(*arguments)
+
+    runs, run = list[int](), qc_schema_serialize._flatc_decompile
+    specs = [compiler_specs(Target(soc, "htp", "8a8w"), toolchain_versions("any")) for soc in ("SM8650", "SM8750")]
+    first, other = (generate_qnn_executorch_option(one) for one in specs)
+    qc_schema_serialize._flatc_decompile = count
+    try:
+        with options_read_once():
+            mine, yours = flatbuffer_to_option(first), flatbuffer_to_option(first)
+            same = mine == yours
+            mine.online_prepare = not mine.online_prepare
+            socs = [int(flatbuffer_to_option(one).soc_info.soc_model) for one in (first, other)]
+            found = {"same": same, "own": mine != flatbuffer_to_option(first), "socs": socs, "runs": len(runs)}
+        flatbuffer_to_option(first)
+    finally:
+        qc_schema_serialize._flatc_decompile = run
+    return {**found, "runs after": len(runs)}
+
+
 def late_code() -> dict[str, object]:
     """Return the answers of a graph module whose code is generated late."""
     counted = list[int]()
@@ -282,6 +350,13 @@ if __name__ == "__main__":
         },
         "too many shares": why_not(Branches(), shares=99),
         "composite": composite_operators(),
+        "kernels": {
+            "torch": kernels(kept=False),
+            "first": kernels(kept=True),
+            "again": kernels(kept=True, again=True),
+            "changed": changed_kernels(),
+        },
+        "read options": read_options(),
         "late code": late_code(),
         "shared origins": shared_origins(),
         "op packages": {

@@ -87,3 +87,8 @@ def test_a_long_list_of_operators_is_cut() -> None:
     error = DelegationError("lpai", {f"aten.op{n}.default": n + 1 for n in range(9)}, weighted=False)
     assert "aten.op5.default (6 times) and 3 more, and without it lowering fails" in str(error)
     assert len(str(error)) < 400
+
+
+def test_options_are_decoded_once_and_each_reader_has_its_own(lowered: dict[str, Any]) -> None:
+    read = lowered["read options"]
+    assert read == {"same": True, "own": True, "socs": [57, 69], "runs": 2, "runs after": 3}

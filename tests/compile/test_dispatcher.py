@@ -1,4 +1,4 @@
-"""The lists of composite operators that torch makes for an export, with one look at the dispatcher for each."""
+"""Composite operators of an export: their lists, with one look at the dispatcher for each, and their kernels."""
 
 from __future__ import annotations
 
@@ -16,3 +16,14 @@ def test_what_is_registered_between_two_lists_is_in_the_second(lowered: dict[str
 
 def test_afterwards_torch_is_as_it_was(lowered: dict[str, Any]) -> None:
     assert lowered["composite"]["looks after"] > 1
+
+
+def test_kept_kernels_are_those_of_torch(lowered: dict[str, Any]) -> None:
+    kernels = lowered["kernels"]
+    assert kernels["first"] == kernels["torch"] == kernels["again"]
+    assert all(len(one) > 20 for one in kernels["again"]["kernels"])
+    assert kernels["again"]["own"] == kernels["again"]["left"] == [True, True]
+
+
+def test_a_kernel_that_is_registered_between_two_overrides_stays(lowered: dict[str, Any]) -> None:
+    assert lowered["kernels"]["changed"] == {"inside": True, "after": True}

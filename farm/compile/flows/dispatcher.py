@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
+from torch._C import DispatchKey
 from torch._export import utils
+from torch._subclasses import fake_impls
 from torch.export import decomp_utils, exported_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _LOOK, _LIST = "_materialize_cpp_cia_ops", "_collect_all_valid_cia_ops"
+_OVERRIDE, _RULES = "_override_composite_implicit_decomp", "op_implementations_dict"
 
 
 @contextmanager
@@ -48,3 +52,62 @@ def one_look_a_list() -> Iterator[None]:
 
 def _nothing() -> None:
     pass
+
+
+class _Kernels(NamedTuple):
+    """Kernels of an operator around an override."""
+
+    before: dict[Any, Any]
+    during: dict[Any, Any]
+    rule: Any
+    """Implementation for fake tensors, which torch removes afterwards."""
+
+
+_kernels: dict[Any, _Kernels] = {}
+"""Kernels by operator, of all overrides of this process. The key CompositeImplicitAutograd is the override itself."""
+
+
+@contextmanager
+def kept_kernels() -> Iterator[None]:
+    """Let torch make the kernels of overridden composite operators once a process, not three times a compilation.
+
+    An override sets 25 kernels of each of 250 operators: a fifth of what compiling an operator took. Operators whose
+    kernels have changed since are overridden by torch. A torch that does this in another way is left alone.
+    """
+    override, rules = getattr(exported_program, _OVERRIDE, None), getattr(fake_impls, _RULES, None)
+    if not callable(override) or not isinstance(rules, dict):
+        yield
+        return
+
+    @contextmanager
+    def override_again(composites: Mapping[Any, Any]) -> Iterator[None]:
+        known = {name: _kernels[name] for name in composites if _is_known(name, rules)}
+        new = {name: implementation for name, implementation in composites.items() if name not in known}
+        before = {name: (dict(name.py_kernels), name in rules) for name in new}
+        with override(new):
+            for name, (kernels, has_rule) in before.items():
+                if not has_rule and name in rules:
+                    _kernels[name] = _Kernels(kernels, dict(name.py_kernels), rules[name])
+            try:
+                for name, one in known.items():
+                    _set_kernels(name, {**one.during, DispatchKey.CompositeImplicitAutograd: composites[name]})
+                    rules[name] = one.rule
+                yield
+            finally:
+                for name, one in known.items():
+                    _set_kernels(name, one.before)
+                    rules.pop(name, None)
+
+    with patch.object(exported_program, _OVERRIDE, override_again):
+        yield
+
+
+def _is_known(operator: Any, rules: Mapping[Any, Callable[..., Any]]) -> bool:
+    kept = _kernels.get(operator)
+    return kept is not None and operator not in rules and operator.py_kernels == kept.before
+
+
+def _set_kernels(operator: Any, kernels: Mapping[Any, Any]) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()  # noqa: SLF001 - as torch does in the same place

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
 
-from farm.compile.flows.dispatcher import one_look_a_list
+from farm.compile.flows.dispatcher import kept_kernels, one_look_a_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
 @contextmanager
 def less_work() -> Iterator[None]:
     """Let torch do once, or not at all, what an export and a lowering ask for again and again."""
-    with one_look_a_list(), shared_origins(), late_code():
+    with one_look_a_list(), kept_kernels(), shared_origins(), late_code():
         yield
 
 

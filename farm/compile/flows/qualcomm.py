@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization import qc_schema_serialize
 from executorch.backends.qualcomm.serialization.qc_schema import (
     QcomChipset,
     QnnExecuTorchBackendOptions,
@@ -41,7 +45,7 @@ from farm.suites.features import Features
 from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from executorch.exir import EdgeProgramManager
 
@@ -61,6 +65,7 @@ _RULES: dict[str, Any] = {
 """How everything is quantized, whatever its precision."""
 # ExecuTorch 1.5, LpaiPartitionFallbackSupport.
 _WITH_WEIGHTS = "Fallback nodes with weights"
+_DECODE = "_convert_to_object"
 _LPAI_TARGETS = {
     "x86": QnnExecuTorchLpaiTargetEnv.kX86,
     "arm": QnnExecuTorchLpaiTargetEnv.kArm,
@@ -229,6 +234,28 @@ def _backend_type(target: Target) -> QnnExecuTorchBackendType:
     return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 
+@contextmanager
+def options_read_once() -> Iterator[None]:
+    """Let ExecuTorch decode the options of a delegate once, and not with a process of `flatc` for each of six readers.
+
+    An ExecuTorch that does this in another way is left alone.
+    """
+    decode, found = getattr(qc_schema_serialize, _DECODE, None), dict[tuple[Any, ...], Any]()
+    if not callable(decode):
+        yield
+        return
+
+    def decode_once(data: bytes, *schema: Any) -> Any:
+        key = (bytes(data), *schema)
+        if key not in found:
+            found[key] = decode(data, *schema)
+        # Readers change their options.
+        return copy.deepcopy(found[key])
+
+    with patch.object(qc_schema_serialize, _DECODE, decode_once):
+        yield
+
+
 def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> EdgeProgramManager:
     target, features = lowering.target, lowering.case.features
     methods = lowering.methods
@@ -237,7 +264,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
         from farm.compile.flows.split import split_passes
 
         passes_job, dep_table = split_passes(features.split)
-    with refused_operators() as refused:
+    with refused_operators() as refused, options_read_once():
         try:
             edge = to_edge_transform_and_lower_to_qnn(
                 dict(graphs),
