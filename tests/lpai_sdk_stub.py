@@ -17,6 +17,8 @@ from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
 from farm.suites.socs import find_soc
 
 SOC = "SM8850"
+MOST_FPS = 20
+"""Frames a second of the stub's base clock, made up: it shows what farm does with a refusal."""
 STUB = Path(__file__).parent / "lpai" / "lpai_stub.cpp"
 
 _HEXAGON, _ARCH = 164, 0x81
@@ -48,10 +50,11 @@ class StubSdk:
         self.log.unlink(missing_ok=True)
 
 
-def make_stub_sdk(root: Path, cache: Path, *, unknown: tuple[str, ...] = ()) -> StubSdk:
+def make_stub_sdk(root: Path, cache: Path, *, unknown: tuple[str, ...] = (), most_fps: int = MOST_FPS) -> StubSdk:
     """Return an SDK made in the new folder `root`, with this machine's libraries out of farm's cache.
 
-    Its library does not take QNN's operators `unknown`, which HTP has.
+    The library does not take QNN's operators `unknown`, which HTP has, and refuses a real-time graph with more than
+    `most_fps` frames a second at the base clock; 0 refuses none.
     """
     sdk = StubSdk(root, root.parent / "lpai.log")
     host = host_sdk(cache)
@@ -65,6 +68,7 @@ def make_stub_sdk(root: Path, cache: Path, *, unknown: tuple[str, ...] = ()) -> 
         "STUB_HTP_LIBRARY": f'"{host.lib_dir / LIBRARY}"',
         "STUB_LOG": f'"{sdk.log}"',
         "STUB_SOC_MODEL": str(find_soc(SOC).soc_id),
+        "STUB_MOST_FPS": str(most_fps),
         "STUB_UNKNOWN_TYPES": ", ".join(f'"{name}"' for name in unknown or ("none",)),
     }
     subprocess.run(

@@ -79,6 +79,26 @@ QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_nod
 """Of ExecuTorch's compiler, whichever backend of QNN it is for."""
 
 
+class FrameOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the options of a backend that refuses a program whose frame rate it cannot keep."""
+
+    fps: str
+    clock: str
+    """Factor of the base clock."""
+    cores: str
+    """Bit mask of cores."""
+    client: str
+    """Demand for real time."""
+    on_time: str
+    """Value of `client` with which a program is refused for its time."""
+    late: str
+    """Value with which none is."""
+    defaults: dict[str, str]
+    """Values of the compiler, by name."""
+    run_prefix: str
+    """Prefix of the same options at run time, which replace compiled values."""
+
+
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """One backend. In names of files, fields of a Soc stand in braces: `libQnnHtpV{htp_arch}Skel.so`."""
 
@@ -87,6 +107,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     flow: str
     """Module whose FLOW lowers a program: farm/compile/flows/flow.py. Imported in builder processes only."""
     options: dict[str, BackendOption] = {}
+    frame_options: FrameOptions | None = None
+    """None for a backend that refuses no program for its time."""
     features: tuple[str, ...] = ()
     """What a case may ask of its compiler: names of `farm.suites.features.Features`; on the CPU they are left out."""
 

@@ -10,6 +10,7 @@ from farm.backends.descriptor import (
     QUANTIZED_PRECISIONS,
     Backend,
     BackendOption,
+    FrameOptions,
     HostLibrary,
 )
 
@@ -33,6 +34,17 @@ BACKEND = Backend(
     precisions=QUANTIZED_PRECISIONS,
     flow="farm.compile.flows.qualcomm",
     options={**_options("compile"), **_options("run", "lpai_"), **DIRECT_OPTION},
+    frame_options=FrameOptions(
+        fps="fps",
+        clock="ftrt_ratio",
+        cores="core_selection",
+        client="client_perf_type",
+        on_time="real_time",
+        late="non_real_time",
+        # ExecuTorch 1.5, backends/qualcomm/utils/utils.py: generate_lpai_compiler_spec; a test compares.
+        defaults={"fps": "1", "ftrt_ratio": "10", "core_selection": "0", "client_perf_type": "real_time"},
+        run_prefix="lpai_",
+    ),
     features=QNN_FEATURES,
     qnn_type=4,
     # ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.

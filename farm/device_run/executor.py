@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.device_run.builds import builds_folder, has_reply, read_reply
-from farm.device_run.reruns import with_rerun
+from farm.device_run.reruns import was_refused, with_rerun
 from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.heap import unmeasured
+from farm.results.infeasible import finalize_error, infeasible
 from farm.results.judge import build_failure, not_simulated
+from farm.suites.frame_settings import frame_setting, late_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -93,8 +96,9 @@ class Executor:
             return (build_failure(job, str(error), "", planned.key, infra=True),), ()
         if following is not None and execution.has_answer and self._may_overlap(following) and may_begin():
             self._begun[following.job.id] = self._begin(following)
-        attempt, artifacts = self._judged(planned, execution)
-        if self._plan.heap:
+        refused = self._infeasible(planned, execution)
+        attempt, artifacts = self._judged(planned, execution) if refused is None else (refused, ())
+        if self._plan.heap or refused is not None:
             return (attempt,), artifacts
 
         def again() -> tuple[Attempt, RawResult | None]:
@@ -106,6 +110,23 @@ class Executor:
 
         attempts = with_rerun(attempt, execution.raw, again)
         return attempts, artifacts
+
+    def _infeasible(self, planned: PlannedJob, execution: _JobExecution) -> Attempt | None:
+        """Return the attempt of a program that was refused for its frame rate alone, None for any other.
+
+        The proof is another execution, in a process of its own: without the demand for real time it is not refused.
+        """
+        raw, target, bundle = execution.raw, planned.job.target, execution.staged.workspace.bundle
+        flags, setting = late_flags(target), frame_setting(target.backend, dict(target.options))
+        if raw is None or setting is None or not (flags and was_refused(raw) and (error := finalize_error(raw.stderr))):
+            return None
+        late = self._execute(planned, self._device_run.stage(bundle), alone=True, flags=flags)
+        shutil.rmtree(late.folder, ignore_errors=True)
+        if not late.has_answer:
+            return None
+        attempt = self._device_run.judge(planned.job, bundle, raw)
+        shutil.rmtree(execution.folder, ignore_errors=True)
+        return infeasible(attempt, setting, error)
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
@@ -136,9 +157,15 @@ class Executor:
         # The greatest memory of a process is that of all the jobs that it ran.
         return self._plan.heap or planned.job.case.generate is not None
 
-    def _execute(self, planned: PlannedJob, staged: Staged, *, alone: bool) -> _JobExecution:
-        folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", planned.job.id)
+    def _execute(
+        self, planned: PlannedJob, staged: Staged, *, alone: bool, flags: Mapping[str, str] | None = None
+    ) -> _JobExecution:
+        """Execute a job; `flags` of the runner replace flags of the target, in a folder with another name."""
+        name = re.sub(r"[^\w.=-]", "_", planned.job.id)
+        folder = self._plan.folder / "raw" / (f"{name}.late" if flags else name)
         options = self._options(planned)
+        if flags:
+            options = replace(options, flags={**options.flags, **flags})
         try:
             raw = self._device_run.execute(planned.job.id, staged, folder, options, alone=alone)
             return _JobExecution(staged, folder, raw)

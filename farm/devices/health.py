@@ -56,7 +56,9 @@ RECOVERY = "recovery"
 """The event that is one step of the recovery ladder: it is kept, and says nothing of the device's health by itself."""
 
 # Causes of failures that are no device's fault.
-BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile", "disk", "local", "request"})
+BLAMELESS_CAUSES = frozenset(
+    {"adb_server", "lease", "worker", "builder", "compile", "disk", "local", "request", "infeasible"}
+)
 # Room that somebody else's files take is not the device's fault either, nor does any step bring it back; but no job
 # runs without it, so that the device has to show that there is some again.
 FULL = "space"

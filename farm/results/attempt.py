@@ -74,6 +74,8 @@ class Cause(StrEnum):
     BUILDER = "builder"
     REQUEST = "request"
     """The runtime has no such option or measurement: no fault of the device or of the program."""
+    INFEASIBLE = "infeasible"
+    """QNN refuses the program for its frame rate alone: no fault of the device or of the program."""
     LEASE = "lease"
     """The device was not ours any more."""
     WORKER = "worker"

@@ -37,7 +37,7 @@ _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Causes of a failing canary that are no fault of the device itself.
 _OF_CANARY = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
 # Another device would not change it.
-_NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST}
+_NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE}
 
 
 class Blame(StrEnum):
@@ -244,6 +244,7 @@ _WORDS = {
     Cause.LOCAL: "this machine failed",
     Cause.BUILDER: "not built",
     Cause.REQUEST: "not measured",
+    Cause.INFEASIBLE: "infeasible",
     Cause.LEASE: "lease lost",
     Cause.WORKER: "worker died",
 }

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from farm.backends.registry import BACKENDS
+
 # QnnExecuTorch* of ExecuTorch 1.5, qc_schema: backend, chipset, precisions.
 GPU, HTP, LPAI = 1, 2, 4
 
@@ -22,6 +24,11 @@ def test_lpai_has_executorchs_defaults_and_is_prepared_here(specs: dict[str, Any
     assert plain["backend_options"]["lpai_options"] == {
         "fps": 1, "ftrt_ratio": 10, "client_perf_type": 1, "affinity": 1, "core_selection": 0, "target_env": 1,
     }  # fmt: skip
+    frame, options = BACKENDS["lpai"].frame_options, BACKENDS["lpai"].options
+    assert frame is not None
+    for name, value in frame.defaults.items():
+        number = options[name].words.get(value, value)
+        assert plain["backend_options"]["lpai_options"][name] == int(number), name
 
 
 def test_lpai_of_a_virtual_device_is_for_x86(specs: dict[str, Any]) -> None:

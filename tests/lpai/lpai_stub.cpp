@@ -2,8 +2,9 @@
 // custom configs and writes each down, and gives everything else to the libQnnHtp.so of this machine.
 //
 // Built by the tests with STUB_HTP_LIBRARY (which library does the work), STUB_LOG (which file takes the
-// notes, one line each), STUB_SOC_MODEL (QNN's number of the SoC) and STUB_UNKNOWN_TYPES (which of HTP's
-// operators it says that it does not know). Numbers below are LPAI's of QNN 2.37.
+// notes, one line each), STUB_SOC_MODEL (QNN's number of the SoC), STUB_UNKNOWN_TYPES (which of HTP's
+// operators it says that it does not know) and STUB_MOST_FPS (frames a second of the base clock, 0 for any; core 1
+// alone has half of them). Numbers below are LPAI's of QNN 2.37.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -75,8 +77,25 @@ static_assert(sizeof(OpConfig) == 80, "it travels on the stack, whole");
 constexpr const char* kUnknownTypes[] = {STUB_UNKNOWN_TYPES};
 constexpr uint64_t kErrorOpNotSupported = 3110;
 
+constexpr uint64_t kErrorGraphGeneral = 1000;
+
+// Settings of a graph that decide whether its time can be met.
+struct Settings {
+  uint64_t fps = 1;
+  uint64_t ftrt_ratio = 10;
+  bool real_time = true;
+  uint32_t core_selection = 0;
+};
+
 std::mutex mutex;
 std::set<void*> retrieved;
+std::map<void*, Settings> settings;
+
+// ftrt_ratio multiplies the base clock, in tenths.
+bool is_feasible(const Settings& asked) {
+  const uint64_t share = asked.core_selection == 2 ? 2 : 1;
+  return STUB_MOST_FPS == 0 || !asked.real_time || asked.fps * share * 10 <= STUB_MOST_FPS * asked.ftrt_ratio;
+}
 
 void note(const char* format, ...) {
   char line[512];
@@ -183,8 +202,23 @@ uint64_t graph_create(void* context, const char* name, const Config** configs, v
   return original<decltype(&graph_create)>(kGraphCreate)(context, name, nullptr, graph);
 }
 
-uint64_t graph_set_config(void*, const Config** configs) {
+uint64_t graph_set_config(void* graph, const Config** configs) {
   note_configs("graph_set_config", configs);
+  const std::lock_guard<std::mutex> lock(mutex);
+  Settings& asked = settings[graph];
+  for (size_t i = 0; configs != nullptr && configs[i] != nullptr; ++i) {
+    if (configs[i]->option != kCustom || configs[i]->custom == nullptr) continue;
+    const auto* custom = static_cast<const LpaiCustomConfig*>(configs[i]->custom);
+    const auto* words = static_cast<const uint32_t*>(custom->config);
+    if (words == nullptr) continue;
+    if (custom->option == kPerformance) {
+      asked.fps = words[0];
+      asked.ftrt_ratio = words[1];
+      asked.real_time = words[2] == 1;
+    } else if (custom->option == kCoreAffinity) {
+      asked.core_selection = words[1];
+    }
+  }
   return 0;
 }
 
@@ -193,17 +227,20 @@ uint64_t graph_retrieve(void* context, const char* name, void** graph) {
   if (error == 0) {
     const std::lock_guard<std::mutex> lock(mutex);
     retrieved.insert(*graph);
+    settings[*graph] = {};
   }
   return error;
 }
 
-// LPAI finalizes a graph that came out of a binary as well, HTP refuses to.
+// LPAI finalizes a graph that came out of a binary as well, HTP refuses to. A real-time graph whose time cannot be met
+// is refused then.
 uint64_t graph_finalize(void* graph, void* profile, void* signal) {
   {
     const std::lock_guard<std::mutex> lock(mutex);
     if (retrieved.count(graph) != 0) {
-      note("%s graph_finalize", program());
-      return 0;
+      const bool feasible = is_feasible(settings[graph]);
+      note("%s graph_finalize%s", program(), feasible ? "" : " refused");
+      return feasible ? 0 : kErrorGraphGeneral;
     }
   }
   return original<decltype(&graph_finalize)>(kGraphFinalize)(graph, profile, signal);

@@ -140,3 +140,27 @@ def test_an_sdk_that_lacks_something_is_refused(
     [line] = [line for line in done.stderr.splitlines() if "libQnnLpai" in line]
     assert re.search(said, line), line
     assert wait_for_no_process(home) == {}
+
+
+@pytest.mark.whole
+def test_a_sweep_is_one_command_and_its_page_a_matrix_of_feasible_and_infeasible_settings(
+    home: FarmHome, stub_sdk: StubSdk
+) -> None:
+    # The stub keeps up to 20 frames a second with ftrt_ratio 10, on core 1 alone 10.
+    sweep = ("--option", "lpai_fps=5,20,100", "--option", "lpai_ftrt_ratio=10,60", "--option", "core_selection=0,2")
+    done = run(home, stub_sdk.root, "-k", "block", *sweep, "--json")
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    last = {tuple(int(job["options"][name]) for name in ("core_selection", "lpai_fps", "lpai_ftrt_ratio")): job
+            for job in view["jobs"]}  # fmt: skip
+    refused = {place for place, job in last.items() if job["attempts"][-1]["cause"] == "infeasible"}
+    assert refused == {(0, 100, 10), (2, 20, 10), (2, 100, 10), (2, 100, 60)}
+    assert {job["attempts"][-1]["verdict"] for place, job in last.items() if place not in refused} == {"passed"}
+    assert all(len(last[place]["attempts"]) == 1 for place in refused)
+    # Each refusal was proven: the runner loaded the same program without the demand for real time.
+    assert stub_sdk.told("farm_runner").count("graph_set_config fps=20 ftrt_ratio=10 client_perf_type=2") == 1
+    page = (home.state / "runs" / view["id"] / "report.html").read_text()
+    section = page[page.index('<section id="frames"') :].partition("</section>")[0]
+    assert (section.count("✗ infeasible"), section.count("✓ pass")) == (4, 8)
+    assert "block[SM8850-lpai-8a8w]</strong>" in section
+    assert "is a rule of the stub" in section

@@ -16,7 +16,7 @@ FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED, Cause
 AT_ONCE = (Cause.COMPILE, Cause.UNSUPPORTED)
 OPEN = (Cause.CRASH, Cause.HANG, Cause.NUMERICS, Cause.REFUSED)
 # Another device would not help.
-ALONE = (Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST)
+ALONE = (Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE)
 FARMS = (
     Cause.NONE,
     Cause.CONNECTION,

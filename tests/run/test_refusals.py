@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
     from farm.store.leases.registry import HealthEvent
+    from farm.suites.suite import OptionSet
 
 STUB = Path(__file__).with_name("refusing_runner_stub.py")
 NEVER = "process 1000\nnothing"
@@ -48,6 +49,7 @@ NO_WORDS = "Fail to initialize Qnn Manager"
 NO_SKEL = "<E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100"
 RESTARTED = "SSR Detected - You must free and recreate affected QNN API handles"
 FIRMWARE = "Error 0x8000054f: remote_handle64_open failed for file:///libQnnHtpV75Skel.so"
+NOT_FINAL = "process 1000\n[ERROR] [Qnn ExecuTorch]: Failed to finalize Qnn Graph with error: 1000"
 TOO_LARGE = 'A single op, "q::Add" (Op ID: 12), requires 0x2400000 bytes of TCM, which is greater than 0x800000!'
 
 
@@ -235,6 +237,43 @@ def test_a_program_that_no_device_can_run_is_refused_once(farm: Any) -> None:
     assert {attempt.cause for attempt in failed} == {Cause.UNSUPPORTED}
     assert len(failed) == len({attempt.job_id for attempt in failed}), "no second try, here or elsewhere"
     assert "an operator needs 0x2400000 bytes" in failed[0].reason
+
+
+def in_settings(farm: StubFarm, *options: OptionSet) -> None:
+    """Give each job of `farm` a target of LPAI with options."""
+    lpai = [Target("SM8650", "lpai", "8a8w", chosen) for chosen in options]
+    jobs = (msgspec.structs.replace(one.job, target=target) for one, target in zip(farm.jobs, lpai, strict=True))
+    farm.jobs = tuple(msgspec.structs.replace(one, job=job) for one, job in zip(farm.jobs, jobs, strict=True))
+
+
+def test_a_program_that_is_refused_for_its_frame_rate_alone_blames_neither_code_nor_device(farm: Any) -> None:
+    one = farm(NOT_FINAL, NEVER, models=(b"good", b"late", b"good"))
+    in_settings(one, (), (("fps", "30"), ("lpai_ftrt_ratio", "20")), ())
+    assert list(one.run().values()) == [Verdict.PASSED, Verdict.SKIPPED, Verdict.PASSED]
+    [attempt] = one.of(1)
+    assert (attempt.cause, attempt.stage) == (Cause.INFEASIBLE, "load")
+    assert attempt.reason.startswith(
+        "infeasible: QNN does not keep fps 30, ftrt_ratio 20, core_selection 0 (finalize ended with error 1000; "
+    )
+    assert (one.events, one.outvoted) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("model", "log", "options"),
+    [
+        # Refused without the demand for real time as well.
+        (b"refused", NOT_FINAL, (("fps", "30"),)),
+        # Refused for another reason.
+        (b"late", f"process 1000\n{NO_WORDS}", (("fps", "30"),)),
+        # No time has to be kept.
+        (b"refused", NOT_FINAL, (("client_perf_type", "non_real_time"),)),
+    ],
+)
+def test_a_refusal_that_is_not_for_the_frame_rate_counts(farm: Any, model: bytes, log: str, options: OptionSet) -> None:
+    one = farm(log, models=(b"good", model))
+    in_settings(one, (), options)
+    assert list(one.run().values()) == [Verdict.PASSED, Verdict.FAILED]
+    assert one.of(1)[-1].cause is Cause.REFUSED
 
 
 def test_a_canary_that_fails_by_the_runtime_blames_the_runtime(farm: Any) -> None:

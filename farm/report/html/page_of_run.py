@@ -23,6 +23,7 @@ from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.chart import HEIGHT, WIDTH, distributions
 from farm.report.model.commits import commit_link, range_link, short, since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets
+from farm.report.model.frame_grid import frame_grids, is_infeasible
 from farm.report.model.generation import generating, generation_charts
 from farm.report.model.profile_tables import (
     SHOWN_JOBS,
@@ -149,6 +150,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         run=summary,
         triage=first,
         matrices=matrices(summary),
+        frames=frame_grids(summary),
         profiled=profiles[:SHOWN_JOBS],
         more_profiles=len(profiles[SHOWN_JOBS:]),
         debugged=layers,
@@ -259,7 +261,7 @@ def _environment() -> jinja2.Environment:
     }
     words = (commit_link, range_link, short, standing_text, since_text, toolchain_text)
     environment.filters |= {word.__name__: word for word in words}
-    environment.tests["whole_call"] = is_whole_call
+    environment.tests |= {"whole_call": is_whole_call, "infeasible": is_infeasible}
     environment.globals |= {"Outcome": Outcome, "share": _share}
     return environment
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
+from farm.report.model.frame_grid import frame_grids
 from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.generation import nearness, rates
@@ -81,6 +82,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     for text in (toolchain_text(view.toolchain), standing, since_text(view.toolchain)):
         lines += _wrapped(text, width, "") if text else []
     lines += _heap(summary, width)
+    lines += _frames(summary, width)
     lines += _generated(summary, width)
     kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
     for title, outcome, style in kinds:
@@ -120,6 +122,15 @@ def _heap(summary: RunSummary, width: int) -> list[Text]:
         lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(rows)} jobs", width, "")
     for reason, jobs in Counter(filter(None, map(no_heap, attempts))).most_common():
         lines += _wrapped(f"{reason}; {jobs} of {len(summary.jobs)} jobs skipped", width, "")
+    return lines
+
+
+def _frames(summary: RunSummary, width: int) -> list[Text]:
+    """Return the settings of each program that QNN refused: skipped jobs have no other line."""
+    lines = []
+    for grid in frame_grids(summary):
+        if grid.infeasible:
+            lines += _wrapped(f"frame rates: {grid.text}: {grid.name}", width, "")
     return lines
 
 

@@ -1,0 +1,97 @@
+"""Feasible and infeasible settings of a run's jobs: frame rate by clock, for each core selection. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model.summary import JobSummary
+from farm.results.attempt import Cause
+from farm.suites.frame_settings import FrameSetting, frame_setting
+
+if TYPE_CHECKING:
+    from farm.report.model.summary import RunSummary
+
+
+class FrameColumn(msgspec.Struct, frozen=True):
+    """One clock of one core selection."""
+
+    cores: int
+    ftrt_ratio: int
+
+
+class FrameRow(msgspec.Struct, frozen=True):
+    """One frame rate; `jobs` are in the order of the columns, None for a setting that is not part of the run."""
+
+    fps: int
+    jobs: tuple[JobSummary | None, ...]
+
+
+class FrameGrid(msgspec.Struct, frozen=True):
+    """Settings of one program: a case on a target without what is swept."""
+
+    name: str
+    """`suite/case[SoC-backend-precision-option=value]`."""
+    columns: tuple[FrameColumn, ...]
+    rows: tuple[FrameRow, ...]
+
+    @property
+    def cores(self) -> tuple[tuple[int, int], ...]:
+        """Core selections and how many columns each spans, in the order of the columns."""
+        spans: dict[int, int] = {}
+        for column in self.columns:
+            spans[column.cores] = spans.get(column.cores, 0) + 1
+        return tuple(spans.items())
+
+    @property
+    def feasible(self) -> tuple[JobSummary, ...]:
+        """Jobs that were executed with their setting, whatever their outputs are."""
+        return tuple(job for job in self._jobs if job.numbers.latency_ms is not None)
+
+    @property
+    def infeasible(self) -> tuple[JobSummary, ...]:
+        """Jobs that QNN refused for their setting."""
+        return tuple(job for job in self._jobs if is_infeasible(job))
+
+    @property
+    def text(self) -> str:
+        """`7 feasible, 2 infeasible`, with the jobs that tell neither."""
+        good, bad = len(self.feasible), len(self.infeasible)
+        open_ = len(self._jobs) - good - bad
+        return f"{good} feasible, {bad} infeasible" + (f", {open_} not known" if open_ else "")
+
+    @property
+    def _jobs(self) -> list[JobSummary]:
+        return [job for row in self.rows for job in row.jobs if job is not None]
+
+
+def is_infeasible(job: JobSummary) -> bool:
+    """Return whether QNN refused a job for its setting alone."""
+    return job.attempt is not None and job.attempt.cause is Cause.INFEASIBLE
+
+
+def frame_grids(summary: RunSummary) -> tuple[FrameGrid, ...]:
+    """Return a grid for each program that a run has in several settings, or in one that QNN refused."""
+    programs: dict[tuple[str, ...], list[tuple[FrameSetting, JobSummary]]] = {}
+    for job in summary.jobs:
+        view = job.job
+        setting = frame_setting(view.backend, view.options)
+        if setting is not None:
+            target = "-".join([view.soc, view.backend, view.precision, *(f"{k}={v}" for k, v in setting.others)])
+            programs.setdefault((view.suite, view.case, target), []).append((setting, job))
+    return tuple(
+        _grid(f"{suite}/{case}[{target}]", jobs)
+        for (suite, case, target), jobs in programs.items()
+        if len(jobs) > 1 or is_infeasible(jobs[0][1])
+    )
+
+
+def _grid(name: str, jobs: list[tuple[FrameSetting, JobSummary]]) -> FrameGrid:
+    placed = {(one.fps, one.cores, one.ftrt_ratio): job for one, job in jobs}
+    columns = tuple(FrameColumn(*place) for place in sorted({(one.cores, one.ftrt_ratio) for one, _ in jobs}))
+    rows = tuple(
+        FrameRow(fps, tuple(placed.get((fps, column.cores, column.ftrt_ratio)) for column in columns))
+        for fps in sorted({one.fps for one, _ in jobs})
+    )
+    return FrameGrid(name, columns, rows)
