@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import runs_on_cpu
 from farm.bundles.key import QNN_PRODUCT, stub_of
 from farm.compare.building import BuildingSide, BuiltJob, build_sides
@@ -182,6 +183,13 @@ class _KnownJobs:
         self._swaps = _runtimes_differ(sides, request)
         # A run has one mode.
         self._modes_differ = len({job.target.mode for side in sides for job in side.jobs.values()}) > 1
+        # Direct mode changes the way to the DSP; the DSP computes the same.
+        self._modes_alone = self._modes_differ and all(
+            set(own_options(request, side)) <= {DIRECT_MODE}
+            and (side.toolchain, side.base, side.qnn)
+            == (request.sides[0].toolchain, request.sides[0].base, request.sides[0].qnn)
+            for side in request.sides
+        )
         self._side_facts = (_side(sides, request, 0), _side(sides, request, 1))
         for side in self._side_facts:
             for warning in side.warnings:
@@ -256,6 +264,8 @@ class _KnownJobs:
             executed=outcome is not None and not outcome.problem,
             metrics=metrics,
             device=outcome.device if outcome else "",
+            outputs=outcome.outputs if outcome else None,
+            modes_alone=self._modes_alone,
             left_out=outcome.problem if outcome else left_out,
         )
 

@@ -61,6 +61,8 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     problem: str = ""
     """Why it could not be compared; empty where it could."""
+    outputs: tuple[int, int] | None = None
+    """Output files of the judged turns that are equal byte for byte, and all; None where a side has none."""
 
 
 def run_job(
@@ -73,7 +75,7 @@ def run_job(
     except (NeedsDeviceError, MissingPackageError) as error:
         return JobOutcome(device=bench.device.serial, problem=reason_line(str(error)))
     first, second = (None if side is None else bench.judged.get(side.key) for side in (a, b))
-    outcome = JobOutcome(a=first, b=second, device=bench.device.serial)
+    outcome = JobOutcome(a=first, b=second, device=bench.device.serial, outputs=_equal_outputs(bench, a, b))
     if a is None or b is None or first is None or second is None or not (_is_usable(first) and _is_usable(second)):
         return outcome
     since = len(bench.turns)
@@ -84,6 +86,13 @@ def run_job(
         metrics=metrics,
         problem=reason_line(f"not in every turn: {'; '.join(problems)}") if problems else "",
     )
+
+
+def _equal_outputs(bench: InterleavedBench, a: Side | None, b: Side | None) -> tuple[int, int] | None:
+    of_a, of_b = (bench.outputs.get(side.key, ()) if side is not None else () for side in (a, b))
+    if not of_a or not of_b:
+        return None
+    return sum(one == other for one, other in zip(of_a, of_b, strict=False)), max(len(of_a), len(of_b))
 
 
 def paired(outcomes: Mapping[str, JobOutcome]) -> dict[str, tuple[PairedMetric, ...]]:

@@ -30,6 +30,7 @@ from farm.results.heap import heap_measurements, read_heaps
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +144,8 @@ class InterleavedBench:
         self._proven: dict[tuple[str, ...], str] = {}
         self.judged: dict[tuple[str, ...], Attempt] = {}
         """By the key of a side: its newest turn of which outputs were compared, whatever it says."""
+        self.outputs: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """SHA-256 of each output file of the same turn, by sample and number; none for a turn without all of them."""
         self._said: set[tuple[str, ...]] = set()
         self._count = 0
         self.turns: list[Turn] = []
@@ -315,6 +318,7 @@ class InterleavedBench:
             # A runtime of its own may be that of an older farm.
             attempt = run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
             self.judged[side.key] = attempt
+            self.outputs[side.key] = _output_hashes(raw, side.bundle)
             measured = _judged(attempt)
         else:
             measured = _timed(side, raw)
@@ -359,6 +363,13 @@ class InterleavedBench:
         for one in self._acquired.values():
             if one.fence is not None and fences.get(one.fence[0]) != one.fence[1]:
                 raise LeaseLostError(f"the lease of {one.device.serial} was lost meanwhile: measure again")
+
+
+def _output_hashes(raw: RawResult, bundle: Bundle) -> tuple[str, ...]:
+    """Return the SHA-256 of each output file of an execution; none where one is missing."""
+    manifest = bundle.manifest
+    paths = [raw.output(sample, index) for sample in range(manifest.samples) for index in range(len(manifest.outputs))]
+    return tuple(map(sha256_of, paths)) if all(path.is_file() for path in paths) else ()
 
 
 def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:

@@ -56,7 +56,10 @@ def _check_direct(values: Mapping[str, Sequence[str]], backend: str) -> None:
     """Raise UsageError for both modes in one run, IllegalTargetError for a flag that direct mode's runner has not."""
     modes = values.get(DIRECT_MODE, ())
     if len(modes) > 1:
-        raise UsageError(f"{DIRECT_MODE} has files of its own on a device: run {DIRECT_MODE}=true and =false apart")
+        raise UsageError(
+            f"{DIRECT_MODE} has files of its own on a device: run {DIRECT_MODE}=true and =false apart, or "
+            f"compare both with farm compare --options {DIRECT_MODE}=false --options {DIRECT_MODE}=true"
+        )
     flags = [name for name in values if BACKENDS[backend].options[name].when == "run"]
     if "true" in modes and flags:
         raise IllegalTargetError(

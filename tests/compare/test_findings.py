@@ -6,6 +6,7 @@ import pytest
 from compare.made import broken, compiled, job, moved, passed, report, side
 
 from farm.analysis.confirmation import Answer
+from farm.report.html.compare import render_compare
 from farm.report.model.compare import ComparedJob, CompareGroup
 from farm.report.model.compare_totals import compile_cost, overview, sentence
 
@@ -51,6 +52,10 @@ MUL_ADD = {"aten.mul.Tensor": 1, "aten.add.Tensor": 1}
         (job(broken(), side("q"), left_out="no device"), CompareGroup.NOT_COMPARED),
         # What programs alone say is known all the same.
         (job(side("p"), side("q", fallback_ops={"aten.add.Tensor": 1}), left_out="no device"), CompareGroup.WORSE),
+        # Both modes of a program compute the same; of two toolchains other bytes are no finding.
+        (job(passed("p"), passed("q"), outputs=(3, 4), modes_alone=True), CompareGroup.WORSE),
+        (job(passed("p"), passed("q"), outputs=(4, 4), modes_alone=True), CompareGroup.DIFFERENT),
+        (job(passed("p"), passed("q"), outputs=(3, 4)), CompareGroup.DIFFERENT),
         # The same program can run worse with another runner.
         (job(passed("p"), passed("p"), moved()), CompareGroup.WORSE),
         (job(passed("p"), passed("p"), moved(answer="none")), CompareGroup.SAME),
@@ -154,3 +159,17 @@ def test_not_decided_is_not_the_same(worse: Answer, better: Answer, word: str) -
 def test_resized_programs_come_with_the_greatest_change_first() -> None:
     jobs = [job(side("p"), side("q", pte_bytes=size)) for size in (1000, 1100, 300)]
     assert [one.b.compiled for one in report(*jobs).resized] == [compiled("q", pte_bytes=size) for size in (300, 1100)]
+
+
+def test_outputs_that_are_not_equal_are_counted_in_text_overview_and_page() -> None:
+    equal = job(passed("p"), passed("q"), outputs=(4, 4), modes_alone=True)
+    other = job(passed("p"), passed("q"), outputs=(3, 4), modes_alone=True)
+    assert other.text == "1 of 4 outputs not equal byte for byte"
+    [row] = [one for one in overview(report(equal, other)) if "outputs" in one.what]
+    assert (row.change, row.over) == ("1 of 2 differ", "2 jobs run on both sides")
+    [row] = [one for one in overview(report(equal)) if "outputs" in one.what]
+    assert row.change == "equal"
+    page = render_compare(report(equal, other))
+    assert "1 of 2 jobs equal byte for byte" in page
+    assert page.count("outputs not equal byte for byte") == 1
+    assert "byte for byte</span>" not in render_compare(report(job(side("p"), side("q"))))

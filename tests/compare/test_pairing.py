@@ -47,6 +47,7 @@ class BenchStub:
         self._attempts, self._noise, self._random = {"a": a, "b": b}, noise, np.random.default_rng(1)
         self.device = SimpleNamespace(serial="phone", kind=kind)
         self.judged: dict[tuple[str, ...], Attempt] = {}
+        self.outputs: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.turns: list[object] = []
         self.asked: list[tuple[int, bool]] = []
         self.failing: tuple[str, ...] = ()
@@ -200,6 +201,23 @@ def test_a_side_that_alone_was_compiled_is_run_alone(a: bool, b: bool) -> None:
     outcome = run(bench, a=a, b=b)
     assert not bench.asked
     assert ((outcome.a is not None), (outcome.b is not None)) == (a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        (("x", "y"), ("x", "y"), (2, 2)),
+        (("x", "y"), ("x", "z"), (1, 2)),
+        (("x",), ("x", "y"), (1, 2)),
+        (("x",), (), None),
+    ],
+)
+def test_outputs_of_both_sides_are_compared_byte_for_byte(
+    a: tuple[str, ...], b: tuple[str, ...], found: tuple[int, int] | None
+) -> None:
+    bench = BenchStub(attempt(), attempt())
+    bench.outputs = {side("a").key: a, side("b").key: b}
+    assert run(bench).outputs == found
 
 
 def test_a_side_that_fails_in_some_turns_is_a_problem() -> None:

@@ -72,6 +72,7 @@ def _job(job: ComparedJob) -> dict[str, Any]:
         "group": str(job.group),
         "text": job.text,
         "same": job.same,
+        "outputs_differ": job.outputs_differ,
         "fallback_changes": {name: list(counts) for name, counts in job.fallback.items()},
         "metrics": [{**msgspec.to_builtins(one), "answer": one.answer} for one in job.metrics],
     }

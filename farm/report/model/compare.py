@@ -186,6 +186,10 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     """It was on a device."""
     metrics: tuple[PairedMetric, ...] = ()
     device: str = ""
+    outputs: tuple[int, int] | None = None
+    """Output files that are equal byte for byte, and all; None where both sides did not write them."""
+    modes_alone: bool = False
+    """The sides differ in nothing but direct mode: their outputs have to be equal."""
     left_out: str = ""
     """Why it was not executed although its programs differ; empty where it was, or need not be."""
 
@@ -203,6 +207,14 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         parts = ["program"] * (a.program != b.program) + ["inputs or references"] * (a.data != b.data)
         return " and ".join(parts)
+
+    @property
+    def outputs_differ(self) -> str:
+        """How many outputs of both sides are not equal byte for byte; "" where all are, or none are known."""
+        if self.outputs is None or self.outputs[0] == self.outputs[1]:
+            return ""
+        equal, total = self.outputs
+        return f"{total - equal} of {fmt.plural(total, 'output')} not equal byte for byte"
 
     @property
     def fallback(self) -> dict[str, tuple[int, int]]:
@@ -233,7 +245,11 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     def worse(self) -> tuple[str, ...]:
         """What is confirmed to be worse of a job that both sides can run, a line each; the first says most."""
         moved = [one for one in self.metrics if one.decides and one.answer == "worse"]
-        return (*(_moved(one) for one in moved), *(_on_cpu(self.more_fallback) if self.leaves_more else ()))
+        return (
+            *filter(None, [self.outputs_differ if self.modes_alone else ""]),
+            *(_moved(one) for one in moved),
+            *(_on_cpu(self.more_fallback) if self.leaves_more else ()),
+        )
 
     @property
     def better(self) -> tuple[str, ...]:
@@ -314,6 +330,16 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
     def same_programs(self) -> int:
         """How many jobs have the same program, inputs and references on both sides."""
         return sum(job.same for job in self.jobs)
+
+    @property
+    def with_outputs(self) -> tuple[ComparedJob, ...]:
+        """Jobs with outputs of both sides, compared byte for byte; jobs that differ come first."""
+        return tuple(sorted((job for job in self.jobs if job.outputs), key=lambda job: not job.outputs_differ))
+
+    @property
+    def equal_outputs(self) -> int:
+        """How many jobs have outputs that are equal byte for byte."""
+        return sum(not job.outputs_differ for job in self.with_outputs)
 
     @property
     def resized(self) -> tuple[ComparedJob, ...]:

@@ -88,6 +88,11 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
             for what, values in counts.items()
             for shown in [[fmt.size(one) if "size" in what else fmt.count(one) for one in values]]
         ]
+    if compared := report.with_outputs:
+        equal = report.equal_outputs
+        change = "equal" if equal == len(compared) else f"{len(compared) - equal} of {len(compared)} differ"
+        over = f"{fmt.plural(len(compared), 'job')} run on both sides"
+        rows.append(OverviewRow(what="outputs, byte for byte", a="", b="", change=change, over=over))
     for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency"), ("prefill_rate", "prefill rate")):
         if moved := changes_of(report, metric):
             host = ", the simulator's host" if metric != "htp_cycles" and report.kind == "virtual" else ""
