@@ -1,5 +1,7 @@
 """Runs `farm` with attached virtual devices that it takes for phones, as a stub of hardware that has no DSP.
 
+A skel of the QNN SDK is part of the runtime, as on a phone.
+
 `python tests/hardware_stub.py run --soc ...`
 """
 
@@ -12,6 +14,7 @@ import msgspec
 from farm.cli.main import main
 from farm.devices import discovery
 from farm.runtime import runtime
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from farm.devices.device import Device
@@ -25,7 +28,13 @@ def _hardware(*arguments: Any, **named: Any) -> Device:
 
 
 def _android(config: Any, soc: Any, backend: str, mode: Any = "traditional", **_: Any) -> Runtime:
-    return msgspec.structs.replace(runtime.virtual_runtime(config, soc, backend, mode=mode), kind="android")
+    made = msgspec.structs.replace(runtime.virtual_runtime(config, soc, backend, mode=mode), kind="android")
+    skels = list(config.sdk_root.glob(f"lib/hexagon-v{soc.htp_arch}/unsigned/*Skel.so")) if config.sdk_root else []
+    return msgspec.structs.replace(
+        made,
+        files=made.files | {path.name: path for path in skels},
+        hashes=made.hashes | {path.name: sha256_of(path) for path in skels},
+    )
 
 
 if __name__ == "__main__":

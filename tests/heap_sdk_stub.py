@@ -37,12 +37,17 @@ def build_heap_stub(cache: Path, settings: str = "") -> Path:
 
 def make_heap_sdk(root: Path, cache: Path, settings: str = "") -> Path:
     """Return an SDK in the new folder `root`: libraries of this machine, with the stub in front of the simulator."""
+    return make_sdk_with(root, build_heap_stub(cache, settings))
+
+
+def make_sdk_with(root: Path, library: Path) -> Path:
+    """Return an SDK in the new folder `root`: libraries of this machine, with the stub `library` as its simulator."""
     folder = root / "lib" / TARGET
     folder.mkdir(parents=True)
     for path in (path for source in package_libraries(None) for path in source.glob("*.so*")):
         if path.name != LIBRARY:
             (folder / path.name).symlink_to(path)
-    (folder / LIBRARY).symlink_to(build_heap_stub(cache, settings))
+    (folder / LIBRARY).symlink_to(library)
     (root / "sdk.yaml").write_text("product: stub\nversion: 2.51.0.1\n")
     return root
 

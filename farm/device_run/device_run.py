@@ -29,11 +29,13 @@ from farm.devices.local.files import local_error
 from farm.devices.status import check, read_status, wait_until_cool
 from farm.errors import DeviceError, DeviceSpaceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
 from farm.execution.content_store import SESSION_PREFIX
+from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.blame import damaged
+from farm.results.dsp_trouble import explain_by_logs
 from farm.results.heap import no_heap
 from farm.results.judge import judge
 from farm.suites.options import runtime_flags
@@ -65,6 +67,8 @@ _STATUS_SECONDS = 15.0
 _MAY_BE_DAMAGE = (Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED)
 # The logs of the device have more about these than the runner could write.
 _LOGGED = (Cause.CRASH, Cause.HANG, Cause.GONE, Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME)
+# Of a canary: the DSP's side of a refusal stands in these logs alone.
+_REFUSED = (Cause.REFUSED, Cause.DEVICE, Cause.RUNTIME)
 
 _T = TypeVar("_T")
 
@@ -242,7 +246,7 @@ class DeviceRun:
             raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
             self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
             # The heap of the DSP is no part of a device's health.
-            attempt = judge(job, bundle, msgspec.structs.replace(raw, heap=False))
+            attempt = self._explained(judge(job, bundle, msgspec.structs.replace(raw, heap=False)), folder / "logs")
         except OSError as error:
             raise local_error(error) from None
         except LocalError:
@@ -396,6 +400,13 @@ class DeviceRun:
         execute = staged.session.execute_alone if alone else staged.session.execute
         with self._executing:
             return execute(job_id, staged.workspace, folder, options)
+
+    def _explained(self, canary: Attempt, folder: Path) -> Attempt:
+        """Return an attempt of the canary; of one that was refused, with the known trouble in the device's logs."""
+        if canary.cause not in _REFUSED:
+            return canary
+        logs = collect_crash_logs(self.transport, self.device.os, folder, since=canary.started_ms / 1000)
+        return explain_by_logs(canary, [path.read_text(encoding="utf-8") for path in logs.values()])
 
     def _in_stager(self, action: Callable[[], _T]) -> Future[_T]:
         if self._stager is not None:

@@ -67,9 +67,15 @@ def explain_ending(ending: Ending, log: str) -> Ending:
 
 
 def explain_by_logs(attempt: Attempt, logs: Iterable[str]) -> Attempt:
-    """Return an attempt with the known trouble that the device's logs tell of; they are of all that runs there."""
-    found = (trouble for log in logs if (trouble := known_trouble(log)) is not None)
-    text = next((trouble.text for trouble in found), "")
-    if not text or text in attempt.reason:
+    """Return an attempt with the known trouble that the device's logs tell of; they are of all that runs there.
+
+    It takes the place of trouble in the runner's own log that follows from it.
+    """
+    texts = list(logs)
+    own, first = known_trouble(attempt.log), known_trouble("\n".join((*texts, attempt.log)))
+    if first is None or first == own or first.text in attempt.reason:
         return attempt
-    return msgspec.structs.replace(attempt, reason=reason_line(f"{attempt.reason}; by the device's logs {text}"))
+    found = f"by the device's logs {first.text}"
+    if own is not None and own.text in attempt.reason:
+        return msgspec.structs.replace(attempt, reason=reason_line(attempt.reason.replace(own.text, found)))
+    return msgspec.structs.replace(attempt, reason=reason_line(f"{attempt.reason}; {found}"))

@@ -153,7 +153,7 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         r"createUnsignedPD.{0,120}not supported|transportStatus(?: ?=|:) ?-1\b",
         Party.DEVICE,
         "the firmware of the device supports no unsigned process domain",
-        "use a device whose firmware does, or a signed skel (farm sign)",
+        "use a device whose firmware does",
     ),
     _row(
         "qnn_executorch_open failed: 0x4e",
@@ -164,6 +164,20 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         "the domain asks for it (docs/signing.md)",
     ),
     _row(
+        "adsprpc: dynamic loading failed (dlerror signature verify start failed for libQnnLpaiSkel.so)",
+        r"signature verify start failed",
+        Party.RUNTIME,
+        "the DSP does not accept the signature of the skel",
+        "have it signed for this device (farm sign; docs/signing.md), or use a device that accepts it",
+    ),
+    _row(
+        "adsprpc: untrusted app trying to offload to signed remote process",
+        r"[Uu]ntrusted app trying to offload to signed remote process",
+        Party.DEVICE,
+        "this user may not open a signed process domain of the DSP",
+        "run as root (adb root; docs/signing.md)",
+    ),
+    _row(
         (
             "<E> DspTransport.openSession qnn_open failed, 0x80000416, prio 100",
             "<E> DspTransport.openSession qnn_open failed, 0x80000406",
@@ -171,9 +185,9 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         ),
         r"(?:qnn_open failed,?|Unable to load lib) (?P<code>0x80000(?:416|406|600))\b",
         Party.RUNTIME,
-        "the skel is not visible to the DSP ({code})",
-        "put libQnnHtpV*Skel.so of this Hexagon into a folder of ADSP_LIBRARY_PATH (';' between folders) that the DSP "
-        "may read (executorch #2788, ai-hub-apps #158)",
+        "the skel is not visible to the DSP ({code}), or has no signature that the DSP accepts",
+        "put the skel of this Hexagon into a folder of ADSP_LIBRARY_PATH (';' between folders) that the DSP may read; "
+        "for a signed process domain, have it signed for this device (docs/signing.md; executorch #2788)",
     ),
     _row(
         ("No Snapdragon SOC detected", "<E> Failed to create transport for device, error: 4000"),

@@ -67,6 +67,24 @@ def test_device_logs_add_to_the_reason_of_a_crash_what_the_runner_did_not_say() 
     assert explain_by_logs(crash, ["Stub lib id mismatch"]) == crash
 
 
+def test_a_cause_in_the_devices_logs_takes_the_place_of_what_follows_from_it() -> None:
+    opening = "<E> DspTransport.openSession qnn_open failed, 0x80000406"
+    log = f"{opening}\n<E> Unable to load Skel Library. transportStatus: 9\n"
+    refused = explain_ending(REFUSED, log)
+    attempt = Attempt("s/c", refused.verdict, refused.stage, refused.reason, cause=refused.cause, log=log)
+    cause = "adsprpc: dynamic loading failed (dlerror signature verify start failed for libQnnLpaiSkel.so)"
+    explained = explain_by_logs(attempt, [cause])
+    assert explained.reason == f"{REFUSED.reason}; by the device's logs {known(cause)}"
+    assert (explained.verdict, explained.cause) == (Verdict.INFRA, Cause.RUNTIME)
+    assert explain_by_logs(attempt, ["<E> Unable to load Skel Library. transportStatus: 9"]) == attempt
+
+
+def known(log: str) -> str:
+    trouble = known_trouble(log)
+    assert trouble is not None
+    return trouble.text
+
+
 def test_a_hostile_log_costs_no_time_and_no_control_characters_come_through() -> None:
     started = time.process_time()
     assert known_trouble("SMMU mapping of " * 200_000) is None

@@ -1,0 +1,83 @@
+"""Builds the stub of a DSP that checks skels in front of a QNN library, and makes skels and devices for it."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elf_maker import HASH, HEADERS, LOAD
+from heap_sdk_stub import make_sdk_with
+
+from farm.runtime.native.elf import HEXAGON
+from farm.runtime.simulator import LIBRARY, package_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STUB = Path(__file__).parent / "native_runner" / "skel_stub.cpp"
+AUDIO, COMPUTE = 0, 3
+"""Process domains: a signed one of the audio DSP, an unsigned one of the compute DSP."""
+_TESTSIG = "vendor/lib/rfsa/adsp/testsig.so"
+_UNSIGNED_SHELL = "vendor/dsp/cdsp/fastrpc_shell_unsigned_3"
+_CODE = b"stub of a skel's code"
+
+
+def build_skel_stub(output: Path, behind: Path, skel: str, domain: int) -> None:
+    """Build the stub as the library `output`, in front of the library `behind`, for a file `skel` in a domain."""
+    defines = (f'-DSTUB_HTP_LIBRARY="{behind}"', f'-DSTUB_SKEL="{skel}"', f"-DSTUB_DOMAIN={domain}")
+    subprocess.run(
+        ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete",
+         f"-Wl,-soname,{output.name}", *defines, "-o", str(output), str(STUB), "-ldl"],
+        check=True, timeout=120,
+    )  # fmt: skip
+
+
+def make_skel_sdk(root: Path, arch: int) -> Path:
+    """Return an SDK in the new folder `root` whose HTP of Hexagon `arch` runs with its skel in an unsigned domain."""
+    name = f"libQnnHtpV{arch}Skel.so"
+    library = root.with_name(f"{root.name}-library") / LIBRARY
+    library.parent.mkdir()
+    build_skel_stub(library, package_libraries(None)[0] / LIBRARY, name, COMPUTE)
+    make_sdk_with(root, library)
+    _write(root / f"lib/hexagon-v{arch}/unsigned/{name}", make_skel(int(str(arch), 16), None))
+    return root
+
+
+def make_skel(arch: int, key: bytes | None) -> bytes:
+    """Return a skel for a Hexagon, signed with `key`, or unsigned."""
+    parts: Iterable[tuple[tuple[int, int], bytes]] = [(LOAD, _CODE)]
+    if key is not None:
+        signature = struct.pack("<Q", _checksum(key + _CODE))
+        parts = [(HEADERS, b""), (HASH, signature), (LOAD, _CODE)]
+    parts = list(parts)
+    place, table, content = 52 + 32 * len(parts), b"", b""
+    for (kind, flags), data in parts:
+        table += struct.pack("<8I", kind, place + len(content), 0, 0, len(data), len(data), flags, 0)
+        content += data
+    ident = b"\x7fELF" + bytes([1, 1, 1]) + bytes(9)
+    header = struct.pack("<HHIIIIIHHHHHH", 3, HEXAGON, 1, 0, 52, 0, arch, 52, 32, len(parts), 0, 0, 0)
+    return ident + header + table + content
+
+
+def trust(device: Path, key: bytes) -> None:
+    """Let the virtual device with files in `device` check signatures with `key`."""
+    _write(device / _TESTSIG, key)
+
+
+def allow_unsigned(device: Path) -> None:
+    """Give the virtual device with files in `device` unsigned process domains."""
+    _write(device / _UNSIGNED_SHELL, b"stub of a shell")
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _checksum(text: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in text:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
