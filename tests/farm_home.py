@@ -9,15 +9,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from forked_command import command
+from forked_command import can_fork, command, start_command
 from waiting import poll
 
+from farm.cli.main import main
 from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class FarmHome:
     def program(self) -> list[str]:
         """Words of a shell that start `farm`."""
         return [self.interpreter, "-m", "farm.cli.main"]
+
+    @property
+    def main(self) -> Callable[[], None]:
+        """Function that is `farm` in a fork."""
+        return main
 
     @property
     def env(self) -> dict[str, str]:
@@ -68,17 +74,7 @@ class FarmHome:
     @contextlib.contextmanager
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
         """Run `farm` meanwhile, in a process group of its own; its whole group is killed when it has not ended."""
-        process = subprocess.Popen(
-            [*self.program, *arguments],
-            **self.start,
-            env={**self.env, **(env or {})},
-            cwd=self.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        process = self._start(arguments, {**self.env, **(env or {})})
         try:
             yield process
         finally:
@@ -87,6 +83,22 @@ class FarmHome:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+    def _start(self, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        if self.interpreter == sys.executable and not self.start and can_fork(arguments, env):
+            forked = start_command(arguments, words=self.program, env=env, cwd=self.cwd, program=self.main)
+            return cast("subprocess.Popen[str]", forked)
+        return subprocess.Popen(
+            [*self.program, *arguments],
+            **self.start,
+            env=env,
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def processes_of(home: FarmHome) -> dict[int, str]:

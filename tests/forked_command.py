@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -164,6 +165,45 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
+class RunningCommand(ForkedProgram):
+    """`farm` in a fork with its output in a pipe, as `subprocess.Popen` shows it."""
+
+    def __init__(self, process: ForkServerProcess, words: Sequence[str], output: int) -> None:
+        super().__init__(process, words)
+        self.stdout = open(output, encoding="utf-8")  # noqa: SIM115 - the caller closes it
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        texts = list[str]()
+        reader = threading.Thread(target=lambda: texts.append(self.stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(timeout)
+        return texts[0], None
+
+
+def start_command(
+    arguments: Sequence[str], *, words: Sequence[str], env: Mapping[str, str], cwd: Path, program: Callable[[], None]
+) -> RunningCommand:
+    """Start `program` in a fork and a session of its own; /proc shows it as `words` followed by `arguments`."""
+    with pytest.MonkeyPatch.context() as patch:
+        context = _fork_server(patch)
+        (reader, writer), (ready, started) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        shown = [*words, *arguments]
+        given = (program, list(arguments), shown, dict(env), cwd, writer, started, warm_torch.session)
+        process = context.Process(target=_run_command, args=given, daemon=True)
+        process.start()
+        writer.close()
+        started.close()
+        with contextlib.suppress(EOFError):
+            ready.recv_bytes()
+        ready.close()
+        output = os.dup(reader.fileno())
+        reader.close()
+    return RunningCommand(process, shown, output)
+
+
 def start_anew(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own that appends to a log."""
     with log.open("ab") as output:
@@ -222,6 +262,34 @@ def _run(
         atexit._run_exitfuncs()
 
 
+def _run_command(
+    program: Callable[[], None],
+    arguments: list[str],
+    shown: list[str],
+    env: dict[str, str],
+    cwd: Path,
+    output: Connection,
+    started: Connection,
+    torch: WarmTorch | None,
+) -> None:
+    os.setsid()
+    _become(arguments, env, cwd, (Path(os.devnull), output.fileno(), output.fileno()), torch)
+    output.close()
+    publish(shown, env)
+    started.send_bytes(b".")
+    started.close()
+    try:
+        program()
+    finally:
+        # A fork of multiprocessing ends by os._exit.
+        atexit._run_exitfuncs()
+        try:
+            sys.stderr.flush()
+        except OSError:
+            # An interpreter ends well where the reader of its standard error has left; multiprocessing flushes again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def _answer(
     program: Callable[[], None],
     arguments: list[str],
@@ -239,7 +307,7 @@ def _answer(
 
 
 def _become(
-    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, streams: Sequence[Path], torch: WarmTorch | None
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, streams: Sequence[Path | int], torch: WarmTorch | None
 ) -> None:
     """Take the environment, the folder, the streams and the arguments of a new `farm`."""
     os.environ.clear()
@@ -248,13 +316,15 @@ def _become(
     if torch is not None:
         processes.subprocess = torch.subprocess()  # type: ignore[attr-defined]
     os.chdir(cwd)
-    for number, path in enumerate(streams):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, stream in enumerate(streams):
+        file = stream if isinstance(stream, int) else os.open(stream, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
-        os.close(file)
+        if file is not stream:
+            os.close(file)
     started: list[IO[str] | None] = [sys.__stdin__, sys.__stdout__, sys.__stderr__]
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", errors=was and was.errors, closefd=False)  # noqa: SIM115 - until the end
+        # Standard error has a buffer of a line everywhere. The files are open until the end.
+        open(number, mode, -1 if number < 2 else 1, encoding="utf-8", errors=was and was.errors, closefd=False)  # noqa: SIM115
         for number, mode, was in zip(range(3), "rww", started, strict=True)
     )
     # A new interpreter has the current folder there, and nothing of the tests.

@@ -21,7 +21,7 @@ from stub_farm import FINE, stub_runtime
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SUITE = """\
 [suite]
@@ -51,6 +51,11 @@ class StubHome(FarmHome):
         return [self.interpreter, chaos_farm.__file__]
 
     @property
+    def main(self) -> Callable[[], None]:
+        """Function that is `farm` in a fork."""
+        return chaos_farm.main
+
+    @property
     def env(self) -> dict[str, str]:
         """Environment of `farm`."""
         return {**super().env, "CHAOS_RUNNER": str(self.runner)}
@@ -60,7 +65,7 @@ class StubHome(FarmHome):
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` in a fork that has imported it."""
         assert forked, "no command with stubs starts by itself"
-        return forked_command.call(arguments, env=env, program=chaos_farm.main, **options)
+        return forked_command.call(arguments, env=env, program=self.main, **options)
 
 
 def make_stub_home(folder: Path) -> StubHome:
