@@ -1,18 +1,17 @@
-"""kill -9 of all of farm at ten moments of a run, over Android's own adbd: no program stays on the device."""
+"""kill -9 of all of farm at six moments of a run, over Android's own adbd: no program stays on the device."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from adbd_system import need_adbd, processes_on
 from attached import Attached, attach
 from stub_home import make_stub_home, write_stub_suite
-from waiting import until
+from waiting import poll, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.whole
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 QUICK = (*RUN, "-k", "quick")
-MOMENTS = 10
+MOMENTS = 6
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_no_program_stays_whenever_farm_is_killed(device: Attached) -> None:
         wanted = "--serve" if moment % 2 else ""
         with device.running(*RUN, "-k", "long") as process:
             until(lambda: any(wanted in one for one in programs() if one not in idle), f"a program {wanted}")  # noqa: B023
-            time.sleep(0.15 * moment)
+            poll(lambda: process.poll() is not None, 0.25 * moment)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         until(lambda: programs() == idle, f"an idle device after {moment}", 30)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub_home import StubHome, make_stub_home, write_stub_suite
 
 from farm.errors import UsageError
 from farm.request.budget import Budget
@@ -28,6 +29,8 @@ from farm.store.records import ExpectedJob, LastVerdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from farm_home import FarmHome
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
@@ -35,26 +38,21 @@ MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
 SUITE = """
 [suite]
 name = "mine"
-description = "two jobs"
+description = "two jobs of a stub"
 [suite.tolerance.8a8w.fp32]
 sqnr_db = 20.0
 
 [case.good]
-module = "torch.nn:ReLU"
-inputs = [{ shape = [1, 3, 16, 16] }]
+module = "stub:Stub"
+kwargs = { words = "pass 20" }
+inputs = [{ shape = [16] }]
 
-[case.too_strict]
-module = "torch.nn:ReLU"
-inputs = [{ shape = [1, 3, 16, 16] }]
-[case.too_strict.tolerance.8a8w.fp32]
-sqnr_db = 300.0
-"""
-SLOW = """
-import signal, torch
-class Slow(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        signal.pause()
+[case.wrong]
+module = "stub:Stub"
+kwargs = { words = "wrong 20" }
+inputs = [{ shape = [16] }]
+[case.wrong.tolerance.8a8w.fp32]
+sqnr_db = 60.0
 """
 
 # As long as a machine with much else to do may take.
@@ -234,8 +232,14 @@ def test_nothing_begins_any_more_when_the_time_is_over() -> None:
     assert not endless.is_over
 
 
+@pytest.fixture
+def stub_home(tmp_path: Path) -> StubHome:
+    return make_stub_home(tmp_path / "stub")
+
+
 @pytest.mark.whole
-def test_selecting_by_what_was_run_before(home: FarmHome) -> None:
+def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
+    home = stub_home
     folder = home.cwd / "mine"
     folder.mkdir()
     manifest = folder / "suite.toml"
@@ -250,10 +254,10 @@ def test_selecting_by_what_was_run_before(home: FarmHome) -> None:
     done = home.farm(*mine, "--budget", "1h30m", "--json", timeout_s=300)
     assert done.returncode == 1, done.stderr
     run_id = json.loads(done.stdout)["id"]
-    assert listed("--lf") == ["too_strict"]
+    assert listed("--lf") == ["wrong"]
     assert listed("--changed-since", run_id) == []
-    assert sorted(listed("--shard", "1/2") + listed("--shard", "2/2")) == ["good", "too_strict"]
-    assert sorted(listed("--lf", "--shard", "1/2") + listed("--shard", "2/2", "--", "--last-failed")) == ["too_strict"]
+    assert sorted(listed("--shard", "1/2") + listed("--shard", "2/2")) == ["good", "wrong"]
+    assert sorted(listed("--lf", "--shard", "1/2") + listed("--shard", "2/2", "--", "--last-failed")) == ["wrong"]
 
     # Limits are no part of a bundle, and decide all the same.
     manifest.write_text(SUITE.replace("sqnr_db = 20.0", "sqnr_db = 21.0"))
@@ -269,29 +273,29 @@ def test_selecting_by_what_was_run_before(home: FarmHome) -> None:
         assert job["attempts"] == []
         assert "budget" in job["stale"]["reason"]
         assert (job["stale"]["last_run_id"], job["stale"]["last_outcome"]) == (run_id, outcome)
-    assert listed("--lf") == ["too_strict"]
+    assert listed("--lf") == ["wrong"]
 
     # Nothing is lost: the report says so later, and resuming the run does it, what failed first.
     assert "2 STALE" in home.farm("report", view["id"], "--junitxml", "j.xml").stdout
     assert (home.cwd / "j.xml").read_text().count('type="stale"') == 2
     resumed = home.farm("run", "--resume", view["id"], "--budget", "1h", timeout_s=300)
     assert resumed.returncode == 1, resumed.stderr
-    assert "[1/2] FAILED mine/too_strict" in resumed.stderr
+    assert "[1/2] FAILED mine/wrong" in resumed.stderr
     assert "1 passed, 1 failed" in resumed.stdout
     assert "STALE" not in resumed.stdout
 
 
 @pytest.mark.whole
-def test_what_has_not_begun_when_the_time_is_over_is_stale(home: FarmHome) -> None:
-    folder = home.cwd / "mine"
-    folder.mkdir()
-    slow = SUITE[: SUITE.index("[case.too")] + '[case.slow]\nmodule = ".ops:Slow"\ninputs = [{ shape = [4] }]\n'
-    (folder / "suite.toml").write_text(slow)
-    (folder / "ops.py").write_text(SLOW)
+def test_what_has_not_begun_when_the_time_is_over_is_stale(stub_home: StubHome) -> None:
+    write_stub_suite(stub_home, "mine", {"good": 20, "slow": 20}, {"slow": 600.0})
 
-    done = home.farm(*MAIN, "--suite", "./mine", "--budget", "90s", "--json", timeout_s=300)
+    # The long budget is for a machine that does much else.
+    for budget in ("10s", "90s"):
+        done = stub_home.farm(*MAIN, "--suite", "./mine", "--budget", budget, "--json", timeout_s=300)
+        view = json.loads(done.stdout)
+        if view["summary"]["outcomes"]["mine/good[SM8650-htp-8a8w]"] == "passed":
+            break
 
-    view = json.loads(done.stdout)
     assert done.returncode == view["exit_code"] == 0, done.stderr
     assert view["summary"]["outcomes"] == {
         "mine/good[SM8650-htp-8a8w]": "passed",
