@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from old_store import revision
@@ -13,17 +14,23 @@ from farm.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _ROOT = str(Path(__file__).parents[2])
 
-# Makes stores and kills itself before every nth statement, one process for each: forked, as it has loaded all by then.
+# Makes stores and kills itself before statements, one process for each: forked, as it has loaded all by then. Killed
+# before every nth statement, or where the transactions begin and end that a first store is made with: within one of
+# them, one statement is as good as another.
 _BORN = """
-import os, signal, sys
+import json, os, signal, sys
 import alembic.command, alembic.config, farm.store.migrations
 from sqlalchemy import Engine, event
 from farm.store.store import open_store
 
-address, step = sys.argv[1], int(sys.argv[2])
+address, first, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 last = done = 0
+edges, within = set(), False
 
 def count(*_):
     global done
@@ -31,41 +38,72 @@ def count(*_):
     if done == last:
         os.kill(os.getpid(), signal.SIGKILL)
 
+def edge(*_):
+    edges.update(range(done - 1, done + 3))
+
+def traced(statement):
+    global within
+    is_edge = statement.split()[0] in ("BEGIN", "COMMIT", "ROLLBACK")
+    within = statement.startswith("BEGIN") if is_edge else within
+    count()
+    if is_edge or not within:
+        edge()
+
 def connected(connection, record):
     if hasattr(connection, "set_trace_callback"):
         # Also what begins and ends a transaction, and what sets up the connection.
-        connection.set_trace_callback(count)
+        connection.set_trace_callback(traced)
 
 event.listen(Engine, "connect", connected)
 if address.startswith("postgresql"):
     event.listen(Engine, "before_cursor_execute", count)
+    for name in ("begin", "commit", "rollback"):
+        event.listen(Engine, name, edge)
     event.listen(Engine, "commit", count)
-while True:
-    last += step
+
+def killed(number, address):
+    global last, done
+    last = number
+    read, write = os.pipe()
     child = os.fork()
     if not child:
-        open_store(address.format(last)).close()
+        done = 0
+        open_store(address).close()
+        os.write(write, json.dumps([done, sorted(edges)]).encode())
         os._exit(0)
+    os.close(write)
+    with open(read) as told:
+        found = told.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 0:
+    assert code == (0 if found else -signal.SIGKILL), code
+    return found
+
+count_of_all, where = json.loads(killed(0, first))
+numbers = range(step, count_of_all + 1, step) if step else [n for n in where if 0 < n <= count_of_all]
+for number in numbers:
+    if killed(number, address.format(number)):
         break
-    assert code == -signal.SIGKILL, code
-    print(last, flush=True)
+    print(number, flush=True)
 """
+_EDGES = 0
+"""Step of a store that is killed where transactions begin and end."""
 
 
-def _killed_at(address: str, step: int) -> list[int]:
-    """Return the statements before which a process was killed that made the store at `address`."""
+def _killed_at(address: str, first: str, step: int) -> list[int]:
+    """Return the statements before which a process was killed that made the store at `address`.
+
+    A store is made at `first` before, without an interruption.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", _BORN, address, str(step)], cwd=_ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _BORN, address, first, str(step)], cwd=_ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return list(map(int, done.stdout.split()))
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("step", [9, pytest.param(_EDGES, marks=pytest.mark.whole)])
 def test_sqlite(tmp_path: Path, step: int) -> None:
-    killed = _killed_at(str(tmp_path / "{}.db"), step)
+    killed = _killed_at(str(tmp_path / "{}.db"), str(tmp_path / "first.db"), step)
     assert len(killed) > 5
     for number in killed:
         path = tmp_path / f"{number}.db"
@@ -75,16 +113,11 @@ def test_sqlite(tmp_path: Path, step: int) -> None:
         assert revision(str(path)) == REVISION
 
 
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.whole)])
-def test_postgresql(postgresql_cluster: str, step: int) -> None:
-    import psycopg
-
-    name = f"birth_{step}"
-    with psycopg.connect(f"host={postgresql_cluster} user=farm dbname=postgres", autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}".encode())
-    address = f"postgresql://farm@/{name}?host={postgresql_cluster}"
+@pytest.mark.parametrize("step", [9, pytest.param(_EDGES, marks=pytest.mark.whole)])
+def test_postgresql(new_database: Callable[[str], str], step: int) -> None:
+    address, first = new_database(f"birth_{step}"), new_database(f"birth_first_{step}")
     # Always the same database: the next begins with what the last one left.
-    assert len(_killed_at(address, step)) > 5
+    assert len(_killed_at(address, first, step)) > 5
     _is_none_or_whole(address)
     with open_store(address) as store:
         assert store.runs.latest_id() is None
