@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 PRELOADED = (
     "alembic",
+    "farm.cli.cluster.following",
+    "farm.cli.progress",
     "farm.cluster.agent.host_agent",
+    "farm.cluster.client.anywhere",
     "farm.cluster.client.submit",
     "farm.cluster.delivery.app",
     "farm.cluster.delivery.worker",
@@ -46,19 +49,38 @@ PRELOADED = (
     "farm.cli.setup.prune",
     "farm.cli.setup.runtime",
     "farm.cli.setup.suites",
+    "farm.compile.pool",
+    "farm.devices.adb.transport",
+    "farm.pool.device_pool",
+    "farm.regressions.look_back",
+    "farm.report.html.layer_graph",
     "farm.report.html.page_of_run",
     "farm.report.terminal.run",
+    "farm.request.resume",
     "farm.run.controller",
     "farm.run.run",
     "farm.run.worker",
     "farm.run.workers",
+    "farm.store.leases.leasing",
+    "farm.store.queries.alerts",
+    "farm.store.queries.coverage",
+    "farm.store.queries.flakiness",
+    "farm.store.queries.history",
+    "farm.store.queries.runs",
+    "farm.store.queries.selection",
+    "farm.store.queries.status",
+    "farm.store.queries.trends",
     "farm.store.store",
     "multiprocessing.popen_fork",
     "numpy",
+    "pdb",
     "psycopg",
     "pytest",
+    "rich.console",
     "sqlalchemy.dialects.postgresql.psycopg",
+    "unittest",
 )
+_PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages")
 FORKED = frozenset({
     "baseline", "bundle", "cache", "cancel", "completion", "coverage", "device", "devices", "diff", "doctor", "export",
     "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",
@@ -237,8 +259,12 @@ def _fork_server(patch: pytest.MonkeyPatch) -> ForkServerContext:
     for name in [name for name in os.environ if name.startswith("FARM_")]:
         patch.delenv(name)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    forkserver.ensure_running()
+    context.set_forkserver_preload([*PRELOADED, *_PRELOADED_OF_TESTS])
+    with pytest.MonkeyPatch.context() as found:
+        # The server does not take over sys.path.
+        tests = Path(__file__).parent
+        found.setenv("PYTHONPATH", f"{tests}:{tests / 'chaos'}", prepend=":")
+        forkserver.ensure_running()
     return context
 
 

@@ -139,7 +139,9 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
 
 def _is_wheel(package: str, places: Iterable[Path]) -> bool:
     """Return whether a package was installed, and not only told where somebody's folder is."""
-    return all(place.parent.name in _SITES for place in places) and bool(_versions(package))
+    found = list(places)
+    # A package that is not there has no wheel, and to look through all of them takes a third of a second.
+    return bool(found) and all(place.parent.name in _SITES for place in found) and bool(_versions(package))
 
 
 def _versions(package: str) -> str:

@@ -241,3 +241,9 @@ def test_a_new_backend_leaves_the_bundles_of_the_others(job: Job, monkeypatch: p
     flows = {path.name for path in recipe_files("xnnpack")}
     assert "xnnpack.py" in flows
     assert "qualcomm.py" not in flows
+
+
+def test_a_module_that_is_not_installed_is_looked_for_in_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_wheels", lambda: pytest.fail("all wheels are looked through"))
+    case = Case("suite", "case", "not_there_at_all:Net", (InputSpec((1,)),))
+    assert source_module.source_digest(case) == source_module.source_digest(case)

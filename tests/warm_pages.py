@@ -1,0 +1,9 @@
+"""Compiles the templates of all pages where it is imported: in the process whose forks are commands."""
+
+from __future__ import annotations
+
+from farm.report.html import page_of_run
+
+_environment = page_of_run._environment()
+for _name in _environment.list_templates(filter_func=lambda name: name.endswith(".html.j2")):
+    _environment.get_template(_name)
