@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from stub_home import make_stub_home, write_stub_suite
 from waiting import until
 
 from farm.devices.transport import SILENCE_SECONDS
@@ -16,10 +17,9 @@ psycopg = pytest.importorskip("psycopg")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from farm_home import FarmHome
-
-RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "2", "--json")
+RUN = ("run", "--soc", "SM8650", "--suite", "./mine", "--virtual", "2", "--json")
 
 
 def attempts(address: str) -> int:
@@ -39,21 +39,23 @@ def allow(server: str, name: str, *, connections: bool) -> None:
 
 
 @pytest.mark.whole
-def test_a_run_outlasts_a_database_that_is_away(home: FarmHome, new_database: Callable[[str], str]) -> None:
+def test_a_run_outlasts_a_database_that_is_away(tmp_path: Path, new_database: Callable[[str], str]) -> None:
     # Longer than a device may be silent, or a program stall.
-    _outlast(home, new_database("away_long"), away_s=SILENCE_SECONDS + 3)
+    _outlast(tmp_path, new_database("away_long"), away_s=SILENCE_SECONDS + 3)
 
 
 @pytest.mark.whole
-def test_a_run_outlasts_a_database_that_starts_anew(home: FarmHome, new_database: Callable[[str], str]) -> None:
-    _outlast(home, new_database("away_short"), away_s=3.0)
+def test_a_run_outlasts_a_database_that_starts_anew(tmp_path: Path, new_database: Callable[[str], str]) -> None:
+    _outlast(tmp_path, new_database("away_short"), away_s=3.0)
 
 
-def _outlast(home: FarmHome, address: str, *, away_s: float) -> None:
+def _outlast(folder: Path, address: str, *, away_s: float) -> None:
+    home = make_stub_home(folder / "stub")
+    write_stub_suite(home, "mine", {f"case{number}": 600 for number in range(8)})
     host = address.partition("host=")[2]
     [name] = re.findall(r"@/(\w+)", address)
     server = f"host={host} user=farm dbname=postgres"
-    with home.running(*RUN, "--iterations", "500", env={"FARM_STORE": address}) as process:
+    with home.running(*RUN, env={"FARM_STORE": address}) as process:
         until(lambda: attempts(address), "a first job")
         allow(server, name, connections=False)
         time.sleep(away_s)
