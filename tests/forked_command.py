@@ -85,7 +85,7 @@ FORKED = frozenset({
     "baseline", "bundle", "cache", "cancel", "completion", "coverage", "device", "devices", "diff", "doctor", "export",
     "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",
     "show", "sign", "socs", "sql", "status", "store", "suites", "toolchain", "triage",
-    "bisect", "confirm", "debug", "exec", "nightly", "repro", "run",
+    "bisect", "confirm", "debug", "exec", "nightly", "pytest", "repro", "run",
     "agent list", "agent drain",
 })  # fmt: skip
 """Commands that read and write a store, files and the configuration, ask adb, or run programs on devices."""

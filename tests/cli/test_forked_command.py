@@ -48,6 +48,7 @@ CALLS = {
     "notify": ["--json"],
     "profile": ["smoke/add"],
     "prune": ["--keep", "3 fortnights"],
+    "pytest": ["--virtual", "1", "--", "tests"],
     "queue": [],
     "quota": [],
     "release": ["R5CX1"],
