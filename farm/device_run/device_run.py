@@ -67,7 +67,7 @@ _STATUS_SECONDS = 15.0
 _MAY_BE_DAMAGE = (Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED)
 # The logs of the device have more about these than the runner could write.
 _LOGGED = (Cause.CRASH, Cause.HANG, Cause.GONE, Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME)
-# Of a canary: the DSP's side of a refusal stands in these logs alone.
+# Causes of a canary that was refused: the logs of the device have the reason of the DSP.
 _REFUSED = (Cause.REFUSED, Cause.DEVICE, Cause.RUNTIME)
 
 _T = TypeVar("_T")

@@ -30,19 +30,16 @@ _REASON_CHARS = 300
 
 def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) -> CellResult:
     """Return `cell` with what its run found; its page, into `folder`, and exports are written. Raises InfraError."""
-    from farm.report.html.context import artifact_links
-    from farm.store.artifacts import open_artifacts
     from farm.store.store import open_store
 
-    page, artifacts = folder / f"{cell.name}.html", open_artifacts(config)
+    page = folder / f"{cell.name}.html"
     with open_store(config.store_url, readonly=True) as store:
         view = store.runs.view(cell.run_id)
         jobs = store.status.of_run(cell.run_id).jobs
         exports = export_files(plan, cell.name)
         for name, path in exports.items():
             write_whole(path, b"".join(export_formats()[name].write(store, [view.id], view)))
-        context = report_context(store, view, artifacts, lambda known: artifact_links(known, artifacts, page))
-    write_whole(page, render_html(view, context).encode())
+    write_page(config, cell.run_id, page)
     summary = summarize(view)
     by_kind: dict[Standing, list[JobStatus]] = {kind: [] for kind in Standing}
     for job in jobs:
@@ -67,6 +64,19 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
         report=page.name,
         exports=tuple(map(str, exports.values())),
     )
+
+
+def write_page(config: Config, run_id: str, page: Path) -> None:
+    """Write the page of a run into the file `page`. Raises InfraError, StoreError."""
+    from farm.report.html.context import artifact_links
+    from farm.store.artifacts import open_artifacts
+    from farm.store.store import open_store
+
+    artifacts = open_artifacts(config)
+    with open_store(config.store_url, readonly=True) as store:
+        view = store.runs.view(run_id)
+        context = report_context(store, view, artifacts, lambda known: artifact_links(known, artifacts, page))
+    write_whole(page, render_html(view, context).encode())
 
 
 def export_files(plan: Plan, cell: str) -> dict[str, Path]:

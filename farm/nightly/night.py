@@ -12,7 +12,7 @@ import msgspec
 from farm.errors import FarmError, UsageError
 from farm.nightly.collect_results import collect_results, confirm_candidates, export_files
 from farm.nightly.notify import notify
-from farm.nightly.record import NOTHING, CellResult, Findings, Night, cell_code, night_code
+from farm.nightly.record import NOTHING, CellResult, DebuggedJob, Findings, Night, cell_code, night_code
 from farm.nightly.render import write_pages
 from farm.nightly.state import Nights, new_id
 from farm.report.model.format import duration
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 CANDIDATES_SHARE = 0.2
 """Part of a cell's time that is kept for confirming candidates: docs/regressions.md has what they cost."""
+
+
+DEBUG_SHARE = 0.5
+"""Part of the time behind a run that is for debugging its new numeric failures."""
 
 
 class CellWork:
@@ -61,6 +65,14 @@ class CellWork:
     def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
         """Measure the candidates of a run."""
         return confirm_candidates(self._config, run_id, self._note, budget_s)
+
+    def debug_failures(self, cell: CellResult, folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
+        """Debug the jobs of a cell that newly fail by numerics, within a time; pages and pictures go into `folder`."""
+        from farm.nightly.debug_failures import debug_failures
+
+        request = next(one.request for one in self._plan.cells if one.name == cell.name)
+        end_s = None if budget_s is None else time.monotonic() + budget_s
+        return debug_failures(self._config, request, self._plan.debug, folder, cell, self._note, end_s)
 
     def collect_results(self, cell: CellResult, folder: Path) -> CellResult:
         """Return `cell` with the results of its run; pages go into `folder`."""
@@ -221,6 +233,8 @@ class _Cells:
         try:
             if result.run_id:
                 if code != INTERRUPTED:
+                    # Half of the time at most: the other half is for the candidates.
+                    result = self._keep(cell, debugged=self._debugged(result, end_s))
                     # Before the report of the run, which shows it.
                     result = self._keep(cell, findings=self._confirmed(result.run_id, end_s))
                 result = self._results[cell.name] = self._work.collect_results(result, self._folder)
@@ -233,7 +247,18 @@ class _Cells:
         took = f" in {duration(result.seconds)}" if result.seconds else ""
         self._note(f"{cell.name}: {result.word}{took}")
 
+    def _debugged(self, result: CellResult, end_s: float | None) -> tuple[DebuggedJob, ...]:
+        try:
+            left = None if end_s is None else max(0.0, end_s - self._work.clock()) * DEBUG_SHARE
+            return self._work.debug_failures(result, self._folder, left)
+        except KeyboardInterrupt:
+            # What the run found is reported all the same.
+            self._is_stopped = True
+            return result.debugged
+
     def _confirmed(self, run_id: str, end_s: float | None) -> Findings:
+        if self._is_stopped:
+            return Findings()
         try:
             left = None if end_s is None else max(0.0, end_s - self._work.clock())
             return self._work.confirm_candidates(run_id, left)

@@ -62,6 +62,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Where others find `report_dir`; empty when nobody serves it."""
     keep: int
     """Nights."""
+    debug: int
+    """Most jobs of a run that newly fail by numerics and are debugged."""
     cells: tuple[PlannedCell, ...]
     formats: tuple[str, ...] = ()
     export_dir: Path | None = None
@@ -109,6 +111,7 @@ def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ..
         report_dir=base / Path(nightly.report_dir).expanduser() if nightly.report_dir else None,
         report_url=nightly.report_url.rstrip("/"),
         keep=nightly.keep,
+        debug=nightly.debug,
         cells=tuple(cells),
         formats=tuple(dict.fromkeys(export.formats)) if export else (),
         export_dir=base / Path(export.folder).expanduser() if export else None,

@@ -25,6 +25,19 @@ class JobNote(msgspec.Struct, frozen=True):
     reason: str = msgspec.field(name="said")
 
 
+class DebuggedJob(JobNote, frozen=True):
+    """A job that newly failed by numerics, and what `farm debug` found of it, or why it was not debugged."""
+
+    layer: str = ""
+    """The first wrong layer; empty where none was found."""
+    run_id: str = ""
+    """Run of `farm debug`; empty where nothing began."""
+    report: str = ""
+    """Path of its page, below the folder of the night."""
+    picture: str = ""
+    """Path of the picture of the first wrong layer and its neighbours, below the folder of the night."""
+
+
 class Findings(msgspec.Struct, frozen=True):
     """What confirming the candidates of a run found."""
 
@@ -60,6 +73,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     infra: tuple[JobNote, ...] = ()
     not_tested: int = 0
     findings: Findings = Findings()
+    debugged: tuple[DebuggedJob, ...] = ()
     report: str = ""
     """Name of the page of the run, beside that of the night."""
     exports: tuple[str, ...] = ()
@@ -137,6 +151,11 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for cell in self.cells for one in cell.findings.regressions)
 
     @property
+    def debugged(self) -> tuple[DebuggedJob, ...]:
+        """New numeric failures of all cells, as `farm debug` explains them."""
+        return tuple(one for cell in self.cells for one in cell.debugged)
+
+    @property
     def troubles(self) -> tuple[JobNote, ...]:
         """What the farm could not judge: cells without a whole run, and jobs."""
         cells = [JobNote(cell.name, cell.problem) for cell in self.cells if cell.problem]
@@ -147,6 +166,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
         """What is shown of jobs: title to notes, the most important first; sections without a note are left out."""
         found = {
             "New failures": self.new_failures,
+            "First wrong layers": self.debugged,
             "Regressions": self.regressions,
             "Still failing": self.still_failing,
             "Infra": self.troubles,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from typing import TYPE_CHECKING
 
 from farm.nightly.record import JobNote, Night, counted, meaning
 from farm.nightly.state import write_whole
 from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.html.layer_graph import image_address
 from farm.report.html.page_of_run import render_page
 from farm.report.model import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 LEAST_WIDTH = 40
@@ -99,12 +101,29 @@ def write_pages(night: Night, known: Iterable[Night], reports: Path) -> None:
     Raises InfraError.
     """
     earlier = [one for one in known if one.started_ms < night.started_ms and one.code is not None]
-    write_whole(reports / night.id / "index.html", render_night(night, earlier, "", "../").encode())
-    write_whole(reports / "index.html", render_night(night, earlier, f"{night.id}/", "").encode())
+    pictures = _pictures(night, reports / night.id)
+    write_whole(reports / night.id / "index.html", render_night(night, earlier, "", "../", pictures).encode())
+    write_whole(reports / "index.html", render_night(night, earlier, f"{night.id}/", "", pictures).encode())
 
 
-def render_night(night: Night, earlier: Iterable[Night], here: str, nights: str) -> str:
-    """Return the page; links to its runs begin with `here`, those to other nights with `nights`."""
+def _pictures(night: Night, folder: Path) -> dict[str, str]:
+    """Return the pictures of first wrong layers, by their path in `folder`, as addresses of images."""
+    found = {}
+    for one in night.debugged:
+        # Without its picture a page is a page all the same.
+        with contextlib.suppress(OSError):
+            if one.picture:
+                found[one.picture] = image_address((folder / one.picture).read_bytes())
+    return found
+
+
+def render_night(
+    night: Night, earlier: Iterable[Night], here: str, nights: str, pictures: Mapping[str, str] = {}
+) -> str:
+    """Return the page; links to its runs begin with `here`, those to other nights with `nights`.
+
+    `pictures` has addresses of images by the path of a picture.
+    """
     return render_page(
         "night.html.j2",
         night=night,
@@ -116,6 +135,7 @@ def render_night(night: Night, earlier: Iterable[Night], here: str, nights: str)
         here=here,
         nights=nights,
         most=_PAGE_JOBS,
+        pictures=pictures,
     )
 
 

@@ -35,6 +35,8 @@ class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
     report_url: str = ""
     keep: Annotated[int, Meta(ge=1, le=10_000)] = 30
     """Nights."""
+    debug: Annotated[int, Meta(ge=0, le=1000)] = 5
+    """Jobs of a run."""
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):

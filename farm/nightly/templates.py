@@ -12,7 +12,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from farm.errors import UsageError
-from farm.nightly.record import CellResult, Findings, JobNote, Night, counted, meaning
+from farm.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night, counted, meaning
 from farm.notify.webhook import slack_text
 from farm.report.model import format as fmt
 from farm.system.resources import data_folder
@@ -107,11 +107,13 @@ def context(night: Night) -> dict[str, Any]:
         "runs": [_cell(cell) for cell in night.cells],
         "new_failures": _notes(night.new_failures),
         "still_failing": _notes(night.still_failing),
+        "debugged": _notes(night.debugged),
         "regressions": _notes(night.regressions),
         "infra": _notes(night.troubles),
         "totals": {
             "new_failures": len(night.new_failures),
             "still_failing": len(night.still_failing),
+            "debugged": len(night.debugged),
             "regressions": len(night.regressions),
             "infra": len(night.troubles),
             "fixed": sum(len(cell.fixed) for cell in night.cells),
@@ -175,6 +177,13 @@ SAMPLE = Night(
             seconds=61.0,
             new_failures=(JobNote("smoke/add[SM8650-htp-8a8w]", 'numerics: <b>"sqnr"</b> is 12 dB & less\\'),),
             still_failing=(JobNote("smoke/gelu[SM8650-htp-8a8w]", "execute: crashed"),),
+            debugged=(
+                DebuggedJob(
+                    "smoke/add[SM8650-htp-8a8w]",
+                    "first divergence: aten_add_tensor (aten.add.Tensor), likely cause: compiler: SQNR 12.0 dB",
+                    layer="aten_add_tensor",
+                ),
+            ),
             findings=Findings((JobNote("smoke/conv2d[SM8650-htp-8a8w]", "latency: 8 % slower"),), confirmed=1),
             report="smoke-htp.html",
         ),

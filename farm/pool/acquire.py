@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
 from farm.pool.fleet import Choice
+from farm.store.leases.rules import Priority
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class DeviceAcquirer:
         purpose: str,
         otherwise: str,
         until_s: float = math.inf,
+        priority: Priority = Priority.PERSON,
     ) -> None:
         """`name` begins that of the folder. `purpose` is shown to others who want the device; `otherwise` is what to
         use where none is attached.
@@ -59,6 +61,7 @@ class DeviceAcquirer:
         """
         self._config, self._store, self._target, self._say = config, store, target, say
         self._name, self._purpose, self._otherwise, self._until_s = name, purpose, otherwise, until_s
+        self._priority = priority
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -108,7 +111,6 @@ class DeviceAcquirer:
         from farm.pool.device_pool import DevicePool
         from farm.pool.fleet import attached_fleet
         from farm.pool.lease_keeper import LeaseTerms
-        from farm.store.leases.rules import Priority
 
         config, store, target = self._config, self._store, self._target
         try:
@@ -117,7 +119,7 @@ class DeviceAcquirer:
             )
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
-        terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=self._purpose, most=1)
+        terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=self._priority, purpose=self._purpose, most=1)
         devices = [device for device in fleet.devices if device.id not in used]
         if not devices:
             raise NoDeviceError(f"no other {target.soc} is attached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed,
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
+from farm.store.leases.rules import Priority
 from farm.suites.suite import FORWARD
 from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from farm.toolchains.toolchain import Toolchain
 
 
+# A step that begins without time ends with a reason of its own.
+_LEAST_SECONDS = 1.0
 _SIMULATOR, _DEVICE = "simulator", "device"
 
 
@@ -56,6 +60,12 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[UserMetric, ...] = ()
     """What judges the layers in place of farm's own limits."""
     command: str = ""
+    priority: Priority = Priority.PERSON
+    """For a device that others want as well."""
+    until_s: float = math.inf
+    """End of the time for all of it, on the clock of `time.monotonic`."""
+    wait_until_s: float = math.inf
+    """End of the time for a device that somebody else has."""
 
 
 class DebugOutcome(msgspec.Struct, frozen=True):
@@ -134,7 +144,8 @@ class _Debug:
         otherwise = "--virtual, without the device's column"
         with DeviceAcquirer(
             self._config, self._store, self._job.target, say,
-            name="debug", purpose=self._request.command, otherwise=otherwise,
+            name="debug", purpose=self._request.command, otherwise=otherwise, until_s=self._request.wait_until_s,
+            priority=self._request.priority,
         ) as acquirer:  # fmt: skip
             require_modules(acquirer.supervisor, tools.compiler, self._request.metrics, Path(self._job.case.folder))
             if not self._request.virtual:
@@ -157,6 +168,10 @@ class _Debug:
                 report=report,
                 files=self._files,
             )
+
+    def _within(self, seconds: float) -> float:
+        """Return a time limit in seconds that ends with the time for all of it."""
+        return min(seconds, max(_LEAST_SECONDS, self._request.until_s - time.monotonic()))
 
     def _begin(self, tools: Toolchain) -> str:
         from farm.request.recording import run_record
@@ -189,7 +204,7 @@ class _Debug:
                 self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
         for acquired in self._acquired.values():
             self._store.record_device(run_id, acquired.device)
-        reply = process.receive(self._config.build_timeout_s)
+        reply = process.receive(self._within(self._config.build_timeout_s))
         self._add_steps("compile", reply)
         if not reply.ok:
             attempt = self._not_compiled(reply, log)
@@ -216,7 +231,7 @@ class _Debug:
 
         It is the last one's, and recorded under its fence: the simulator's where that failed before the device began.
         """
-        timeout_s, log = self._request.timeout_s, ""
+        log = ""
         artifacts = AttemptArtifacts(self._config.state_dir / "artifacts", Profile.OFF)
         written: dict[str, Written] = {}
         ending = None
@@ -233,6 +248,7 @@ class _Debug:
                     )
                 )
                 flags = run.flags(self._job.target, None)
+                timeout_s = self._within(self._request.timeout_s)
                 options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=flags, debug=True)
                 with self._clock.step(part):
                     raw = run.run(self._job.id, bundle, scratch / part, options)
@@ -281,7 +297,7 @@ class _Debug:
             process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
         else:
             process.send(CompareRequest(written[_DEVICE], None))
-        reply = process.receive(self._config.build_timeout_s)
+        reply = process.receive(self._within(self._config.build_timeout_s))
         self._add_steps("", reply)
         if reply.refused:
             # A comparator of the user's raised.

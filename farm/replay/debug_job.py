@@ -36,7 +36,11 @@ def job_to_debug(
     `method`, or without it the one that is executed. Raises UnknownNameError with the nearest name, IllegalTargetError,
     UsageError for a text that names no job or several.
     """
-    job = named_job(config, text, "farm debug", soc=soc, precision=precision, options=options)
+    return with_layers(named_job(config, text, "farm debug", soc=soc, precision=precision, options=options), method)
+
+
+def with_layers(job: Job, method: str | None = None) -> Job:
+    """Return `job` with one method, whose layers can be told apart. Raises as `job_to_debug`."""
     name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
     if not find_backend(backend).has_layers:
         able = " and ".join(one.name for one in BACKENDS.values() if one.has_layers)

@@ -67,9 +67,9 @@ def explain_ending(ending: Ending, log: str) -> Ending:
 
 
 def explain_by_logs(attempt: Attempt, logs: Iterable[str]) -> Attempt:
-    """Return an attempt with the known trouble that the device's logs tell of; they are of all that runs there.
+    """Return an attempt with the known trouble in the device's logs, which are of all programs there.
 
-    It takes the place of trouble in the runner's own log that follows from it.
+    A cause takes the place of its consequence in the runner's own log.
     """
     texts = list(logs)
     own, first = known_trouble(attempt.log), known_trouble("\n".join((*texts, attempt.log)))

@@ -17,6 +17,7 @@ import pytest
 from attached import attach
 from farm_home import FarmHome, processes_of, wait_for_no_process
 from warm_torch import run_script
+from wrong_operator import SUITE, write_wrong_suite
 
 from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
@@ -37,38 +38,6 @@ if TYPE_CHECKING:
     from farm.replay.debug import DebugOutcome
     from farm.store.view import RunView
 
-SUITE = """
-[suite]
-name = "wrong"
-description = "Programs that go wrong where it is known."
-precisions = ["8a8w", "16a8w"]
-
-[case.broken]
-module = ".models:Broken"
-inputs = [{ shape = [1, 3, 4, 4] }]
-precisions = ["8a8w"]
-"""
-# What QNN is given of the second convolution is half as much again as what the module has.
-MODELS = """
-import torch
-from executorch.backends.qualcomm.builders import op_conv
-
-class Broken(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Conv2d(3, 4, 3, padding=1)
-        self.two = torch.nn.Conv2d(4, 4, 3, padding=1)
-        original = op_conv.get_parameter
-        def scaled(node, program):
-            value = original(node, program)
-            if tuple(value.shape) != tuple(self.two.weight.shape):
-                return value
-            return (value.float() * 1.5).clamp(-127, 127).round().to(value.dtype)
-        op_conv.get_parameter = scaled
-    def forward(self, x):
-        return torch.relu(self.two(torch.relu(self.one(x))))
-"""
-
 
 @pytest.fixture
 def home(home: FarmHome, tmp_path: Path) -> FarmHome:
@@ -83,11 +52,7 @@ def home(home: FarmHome, tmp_path: Path) -> FarmHome:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    folder = tmp_path / "wrong"
-    folder.mkdir()
-    (folder / "suite.toml").write_text(SUITE)
-    (folder / "models.py").write_text(MODELS)
-    return folder
+    return write_wrong_suite(tmp_path / "wrong")
 
 
 def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_profile(suite: Path) -> None:

@@ -35,6 +35,8 @@ _LEGEND_WIDTH = 720
 _SHOWN_BYTES = 4 << 20
 # Between them colours go from red to green: the floor of a layer that was broken, and 8-bit layers that are in order.
 _RED_DB, _GREEN_DB = 10.0, 40.0
+_READ_BEFORE = 2
+"""Layers before one that are shown beside it."""
 _UNKNOWN = "#e4e4e8"
 _LEGEND = (
     ("40 dB and more, or valid", "hsl(120 55% 78%)"),
@@ -68,6 +70,20 @@ def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
     return document
 
 
+def layers_around(layers: Sequence[Layer], name: str) -> tuple[Layer, ...]:
+    """Return the layer `name`, what it reads, what that reads, and what reads it, in the order of execution. Pure."""
+    by_name = {layer.name: layer for layer in layers}
+    read = {name}
+    for _ in range(_READ_BEFORE):
+        read |= {one for own in read if own in by_name for one in by_name[own].inputs}
+    return tuple(layer for layer in layers if layer.name in read or name in layer.inputs)
+
+
+def image_address(svg: bytes) -> str:
+    """Return a graph as the address of an image, which runs no script."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
 def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore) -> dict[str, str]:
     """Return the graphs among `artifacts` by job id, as addresses of images: as such they run no script.
 
@@ -78,7 +94,7 @@ def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: Artif
         for record in records:
             path = store.find(record.sha256) if record.kind == GRAPH_KIND and record.size <= _SHOWN_BYTES else None
             if path is not None and path.stat().st_size <= _SHOWN_BYTES:
-                found[job_id] = f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
+                found[job_id] = image_address(path.read_bytes())
     return found
 
 

@@ -1,0 +1,143 @@
+"""Failures of a cell that are debugged, their time, and a line for every other; `farm debug` itself is a stub."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.config.settings import Config, load_config
+from farm.devices.device import AdbAddress, Device
+from farm.errors import FarmError, InfraError, NoDeviceError
+from farm.nightly import debug_failures as module
+from farm.nightly.debug_failures import debug_failures
+from farm.nightly.record import CellResult, DebuggedJob
+from farm.program.layers import Gap, Layer, LayerStep
+from farm.replay.debug import DebugOutcome
+from farm.request.choose import jobs_of
+from farm.request.request import RunRequest
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.layers import diagnose
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.suites.suite import Job
+
+LAYERS = (
+    Layer("one", "aten.add.Tensor", (), {LayerStep.COMPILER: Gap(1e-5, 41.0, 0.99, 20.0)}),
+    Layer("two", "aten.relu.default", ("one",), {LayerStep.COMPILER: Gap(1.0, 4.0, 0.5, 20.0)}, module="block.act"),
+)
+DEVICE = Device("virtual-SM8650-0", "SM8650", "virtual", "", AdbAddress(5037), product="")
+VIRTUAL = RunRequest(socs=("SM8650",), suites=("smoke",), precisions=("8a8w",), virtual=1)
+
+
+class Bench:
+    """A cell with a run in the store, and a stub of `farm debug`."""
+
+    def __init__(self, folder: Path, request: RunRequest) -> None:
+        self.folder, self.request = folder, request
+        self.config: Config = load_config(folder=folder)
+        self.config.state_dir.mkdir(parents=True)
+        self.jobs = jobs_of(self.config, request)
+        self.run_id = ""
+        self.asked: list[tuple[str, bool]] = []
+        self.endings: list[FarmError | tuple[Layer, ...]] = []
+        self.trouble = ""
+        # An earlier run has an earlier id.
+        self._starts = itertools.count(1_772_330_400_000, 60_000)
+
+    def run(self, **causes: Cause) -> None:
+        """Record a run in which the cases that are named fail, and all others pass."""
+        with open_store(self.config.store_url) as store:
+            self.run_id = store.begin_run(
+                RunRecord("farm nightly", "ada", "bench", {"device_kind": "virtual"}, next(self._starts))
+            )
+            store.plan_jobs(self.run_id, self.jobs)
+            store.record_device(self.run_id, DEVICE)
+            for job in self.jobs:
+                cause = causes.get(job.case.name)
+                verdict, stage = (Verdict.FAILED, Stage.NUMERICS) if cause else (Verdict.PASSED, Stage.DONE)
+                attempt = Attempt(
+                    job.id, verdict, stage, "sqnr" if cause else "", DEVICE.serial, cause=cause or Cause.NONE
+                )
+                store.record_attempt(self.run_id, attempt)
+            store.finish_run(self.run_id, 1)
+
+    def debug(self, *, most: int = 5, left_s: float | None = None) -> list[DebuggedJob]:
+        cell = CellResult(name="cell", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=True,
+                          run_id=self.run_id)  # fmt: skip
+        end_s = None if left_s is None else time.monotonic() + left_s
+        found = debug_failures(self.config, self.request, most, self.folder / "night", cell, lambda _: None, end_s)
+        return list(found)
+
+    def stub(self, _config: Config, job: Job, *, virtual: bool, **_: Any) -> DebugOutcome:
+        self.asked.append((job.case.name, virtual))
+        ending = self.endings.pop(0) if self.endings else LAYERS
+        if isinstance(ending, FarmError):
+            raise ending
+        diagnosis = diagnose(ending)
+        reason = "wrong" if diagnosis.first else self.trouble
+        attempt = Attempt(job.id, Verdict.FAILED if reason else Verdict.PASSED, Stage.NUMERICS, reason)
+        return DebugOutcome(job.id, self.run_id, 1, attempt, ending, diagnosis, {}, {}, self.folder)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(tmp_path, VIRTUAL)
+    monkeypatch.setattr(module, "_debug", made.stub)
+    return made
+
+
+def test_only_new_failures_by_numerics_are_debugged(bench: Bench) -> None:
+    bench.run(add=Cause.NUMERICS)
+    bench.run(add=Cause.NUMERICS, gelu=Cause.NUMERICS, conv2d=Cause.CRASH)
+    [found] = bench.debug()
+    assert bench.asked == [("gelu", True)]
+    assert found.job_id == "smoke/gelu[SM8650-htp-8a8w]"
+    assert found.layer == "two"
+    assert found.reason.startswith("first divergence: two (aten.relu.default), likely cause: compiler: SQNR 4.0 dB")
+    assert found.reason.endswith("; in module block.act")
+    assert "two" in (bench.folder / "night" / found.picture).read_text()
+    assert "<html" in (bench.folder / "night" / found.report).read_text()
+
+
+def test_what_is_beyond_the_number_or_the_time_has_one_line(bench: Bench) -> None:
+    bench.run(add=Cause.NUMERICS, gelu=Cause.NUMERICS, conv2d=Cause.NUMERICS)
+    one, rest = bench.debug(most=1)
+    assert (len(bench.asked), one.layer) == (1, "two")
+    assert (rest.job_id, rest.reason) == (
+        "2 jobs", "not debugged: at most 1 of a run ([nightly] debug); farm debug JOB"
+    )  # fmt: skip
+    [rest] = bench.debug(left_s=0.0)
+    assert (rest.job_id, rest.reason) == ("3 jobs", "not debugged: the budget left no time; farm debug JOB")
+
+
+def test_a_debug_session_that_fails_has_one_line_with_the_next_step(bench: Bench) -> None:
+    bench.run(add=Cause.NUMERICS)
+    job = "'smoke/add[SM8650-htp-8a8w]'"
+    bench.endings = [InfraError("the compiler\ncrashed"), LAYERS[:1]]
+    [crashed] = bench.debug()
+    assert crashed.reason == f"not debugged: the compiler crashed; farm debug {job} --virtual"
+    [fine] = bench.debug()
+    assert (fine.reason, fine.layer, fine.picture) == ("no layer diverges", "", "")
+    bench.endings, bench.trouble = [LAYERS[:1]], "compiling took more than 9 s"
+    [late] = bench.debug()
+    assert late.reason == f"not debugged: compiling took more than 9 s; farm debug {job} --virtual"
+    assert late.report, "its page has the log"
+
+
+def test_without_a_device_at_this_machine_the_simulator_alone_is_asked_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, RunRequest(socs=("SM8650",), suites=("smoke",), precisions=("8a8w",)))
+    monkeypatch.setattr(module, "_debug", bench.stub)
+    bench.run(add=Cause.NUMERICS)
+    bench.endings = [NoDeviceError("no SM8650 is attached")]
+    [found] = bench.debug()
+    assert bench.asked == [("add", False), ("add", True)]
+    assert found.reason.startswith("on the simulator alone (no SM8650 is attached): first divergence: two")

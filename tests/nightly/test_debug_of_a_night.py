@@ -1,0 +1,62 @@
+"""A night with an operator made wrong: `farm debug` runs by itself, once, and the page shows the first wrong layer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from wrong_operator import FIRST_WRONG, write_wrong_suite
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+JOB = "wrong/broken[SM8650-htp-8a8w]"
+NIGHT = """
+[nightly]
+name = "debug"
+[[run]]
+name = "wrong"
+socs = ["SM8650"]
+suites = ["./wrong"]
+virtual = 1
+"""
+LIMIT = "\n[suite.tolerance.8a8w]\nfp32 = { sqnr_db = 20.0 }\n"
+
+
+def night(home: FarmHome) -> dict[str, Any]:
+    done = home.farm("nightly", "nightly.toml", "--json", timeout_s=580)
+    assert done.returncode == 1, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout)["night"]
+    return told
+
+
+@pytest.mark.whole
+def test_a_new_numeric_failure_is_debugged_in_its_first_night_alone(home: FarmHome) -> None:
+    suite = write_wrong_suite(home.cwd / "wrong")
+    with (suite / "suite.toml").open("a") as file:
+        file.write(LIMIT)
+    (home.cwd / "nightly.toml").write_text(NIGHT)
+    first = night(home)
+    [cell] = first["cells"]
+    [debugged] = cell["debugged"]
+    assert (debugged["job_id"], debugged["layer"]) == (JOB, FIRST_WRONG)
+    assert debugged["said"].startswith(f"first divergence: {FIRST_WRONG} (aten.convolution.default), likely cause: ")
+    assert "; in module two, wrong/models.py:" in debugged["said"]
+    reports = home.state / "nightly" / "debug"
+    folder = reports / first["id"]
+    picture = (folder / debugged["picture"]).read_text()
+    assert FIRST_WRONG in picture
+    assert "✗ compiler" in picture
+    assert FIRST_WRONG in (folder / debugged["report"]).read_text()
+    for page in (folder / "index.html", reports / "index.html"):
+        text = page.read_text()
+        section = text[text.index('<section id="layers"') :].partition("</section>")[0]
+        assert debugged["said"].split(" (")[0] in section
+        assert 'src="data:image/svg+xml;base64,' in section
+        assert f'{debugged["report"]}"' in section
+    second = night(home)
+    [cell] = second["cells"]
+    assert cell["debugged"] == []
+    assert [one["job_id"] for one in cell["still_failing"]] == [JOB]
+    assert 'id="layers"' not in (reports / "index.html").read_text()
