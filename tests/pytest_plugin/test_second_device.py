@@ -12,6 +12,8 @@ from farm.store.store import open_store
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
+# Other plugins of this environment take pytest longer to import than it takes to run these tests.
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 SUITE = """
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def attempts(home: FarmHome, case: str) -> list[tuple[Verdict, Cause]]:
 def test_another_device_decides_whether_a_refusal_is_the_code(home: FarmHome) -> None:
     (home.cwd / "test_two.py").write_text(SUITE)
     asked = ("pytest", "--soc", "SM8650", "--virtual", "2", "--", "-p", "no:cacheprovider", "test_two.py")
-    done = home.farm(*asked, timeout_s=300)
+    done = home.farm(*asked, timeout_s=300, env=ALONE)
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-2000:]
     for number in range(3):
         assert attempts(home, f"test_refused_by_one[{number}]") == [
@@ -80,5 +82,5 @@ def test_what_another_device_passed_is_no_failure(home: FarmHome) -> None:
         "no:cacheprovider",
         "test_two.py",
     )
-    done = home.farm(*asked, timeout_s=300)
+    done = home.farm(*asked, timeout_s=300, env=ALONE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
