@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from stub_home import make_stub_home
 
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -14,25 +15,30 @@ from farm.request.choose import jobs_of, select
 from farm.request.request import RunRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from farm_home import FarmHome
 
 RUN = ("run", "--soc", "SM8650", "--virtual", "1", "--suite", "./mine")
-# The bundles of test_kills.py: limits are no part of them.
 SUITE = """
 [suite]
 name = "mine"
 description = "jobs that all fail"
 [suite.tolerance.8a8w.fp32]
 sqnr_db = 500.0
-""" + "".join(
-    f"""
-[case.{name}]
-module = "torch.nn:Hardtanh"
-kwargs = {{ min_val = -{limit}, max_val = {limit} }}
-inputs = [{{ shape = [1, 3, 16, 16] }}]
 """
-    for name, limit in (("add", 1.0), ("mul", 1.1), ("sub", 1.2))
-)
+STUB_CASE = """
+[case.{name}]
+module = "stub:Stub"
+kwargs = {{ words = "wrong 20" }}
+inputs = [{{ shape = [16] }}]
+"""
+CASE = """
+[case.add]
+module = "torch.nn:Hardtanh"
+kwargs = { min_val = -1.0, max_val = 1.0 }
+inputs = [{ shape = [1, 3, 16, 16] }]
+"""
 PLUGIN = """
 import os
 def pytest_runtest_logreport(report):
@@ -42,14 +48,15 @@ def pytest_runtest_logreport(report):
 """
 
 
-def write_suite(home: FarmHome) -> None:
+def write_suite(home: FarmHome, cases: str) -> None:
     (home.cwd / "mine").mkdir()
-    (home.cwd / "mine" / "suite.toml").write_text(SUITE)
+    (home.cwd / "mine" / "suite.toml").write_text(SUITE + cases)
 
 
 @pytest.mark.whole
-def test_after_the_first_failure_nothing_begins(home: FarmHome) -> None:
-    write_suite(home)
+def test_after_the_first_failure_nothing_begins(tmp_path: Path) -> None:
+    home = make_stub_home(tmp_path / "stub")
+    write_suite(home, "".join(STUB_CASE.format(name=name) for name in ("add", "mul", "sub")))
     done = home.farm(*RUN, "-x", "--json", timeout_s=240)
     assert done.returncode == 1, done.stderr
     verdicts = [attempt["verdict"] for job in json.loads(done.stdout)["jobs"] for attempt in job["attempts"]]
@@ -58,7 +65,7 @@ def test_after_the_first_failure_nothing_begins(home: FarmHome) -> None:
 
 @pytest.mark.whole
 def test_a_plugin_that_the_user_names_sees_every_phase_of_every_job_here_and_in_the_worker(home: FarmHome) -> None:
-    write_suite(home)
+    write_suite(home, CASE)
     (home.cwd / "looks.py").write_text(PLUGIN)
     seen = home.cwd / "seen.txt"
     env = {"PYTHONPATH": str(home.cwd), "SEEN": str(seen)}
