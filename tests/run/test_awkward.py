@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm_home import FarmHome
+from warm_torch import run_script
 
 pytestmark = pytest.mark.whole
 
@@ -119,11 +118,9 @@ def test_every_program_that_passed_computes_the_module_on_unseen_inputs(
         }
         for job in passed
     ]
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
     script = Path(__file__).with_name("unseen_inputs.py")
-    subprocess.run(
-        [sys.executable, str(script), str(SUITE), str(shared_home.cache), str(tmp_path)],
-        input=json.dumps(asked), text=True, check=True, timeout=300,
-    )  # fmt: skip
+    run_script(script, str(SUITE), str(shared_home.cache), str(tmp_path), cache=shared_home.cache, folder=tmp_path)
     again = {
         (backend, job["case"]): job["attempts"][-1]
         for backend in ("htp", "xnnpack")

@@ -1,6 +1,6 @@
 """Writes suites of compiled programs with unseen inputs, and with the outputs of the modules for these.
 
-Run as `python unseen_inputs.py SUITE CACHE FOLDER`, with a JSON list of job and bundle key on standard input.
+Run as `python unseen_inputs.py SUITE CACHE FOLDER`, with a JSON list of job and bundle key in FOLDER/asked.json.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main(suite: str, cache: str, place: str) -> None:
     for backend in text:
         (folder / backend).mkdir()
     with torch.no_grad():
-        for job in json.load(sys.stdin):
+        for job in json.loads((folder / "asked.json").read_text()):
             case, precision, backend = job["case"], job["precision"], job["backend"]
             name = f"{case}_{precision}"
             text[backend] += write_case(cases[case], name, precision, root.folder(job["key"]), folder / backend)
