@@ -78,9 +78,10 @@ def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
 
 def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
     """Return the run that a `farm` command prints as JSON; `variables` are added to its environment."""
-    path = os.pathsep.join(filter(None, (str(ROOT), str(STUBS), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | (variables or {})
+    path = os.pathsep.join(filter(None, (str(ROOT), str(STUBS), environment.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "farm.cli.main", *arguments]
-    environment = os.environ | (variables or {}) | {"PYTHONPATH": path}
+    environment |= {"PYTHONPATH": path}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         # Tests that have ended are in the store, also where farm is told to end.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())

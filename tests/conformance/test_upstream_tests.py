@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +85,18 @@ def test_the_newer_framework_on_two_devices(home: FarmHome) -> None:
     names = [f"{file}::{name}" for file, chosen in NEWER.items() for name in chosen]
     said = run_on_devices(home, [str(folder / name) for name in names], {f"rework/{name}" for name in names})
     assert "SUMMARY [PASSED]/[TOTAL]" in said, "upstream's own summary, whose plugin is not installed"
+    assert not list(home.cwd.iterdir())
+
+
+def test_a_plan_of_upstream_has_upstreams_count(home: FarmHome) -> None:
+    tool = Path(__file__).parents[2] / "tools/upstream_plans.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--only", "17804"],
+        env={**home.env, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        cwd=home.cwd, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.search(r"test_resolve_debug_handle \(.*\) \| debug handles \| (\d+) \| \1 \| passed \| ✓ \|", done.stdout)
     assert not list(home.cwd.iterdir())
 
 
