@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.runtime.native import build as native_build
 from farm.runtime.native.build import build_native
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ SANITIZER = os.environ.get("RUNNER_SANITIZER", "")
 _REPORTS = os.environ.get("RUNNER_SANITIZER_REPORTS", "")
 # Signals are left to the runner: what ends one is what the farm has to be told.
 _SIGNALS = ("segv", "abort", "sigbus", "sigfpe", "sigill")
+# -O1 compiles instrumented sources in 60 % of the time of -O3, and removes fewer of the accesses that are checked.
+_CMAKE_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG")
 _TSAN_EXIT_MS = 100
 """Milliseconds that TSan waits for races at the end of a process: 1000 by default, in each of 200 processes."""
 
@@ -33,6 +36,7 @@ def put_sanitized_runner(cache: Path, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXXFLAGS", f"-fsanitize={SANITIZER} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1")
         patch.setenv("LDFLAGS", f"-fsanitize={SANITIZER}")
+        patch.setattr(native_build, "_FLAGS", _CMAKE_FLAGS)
         build = build_native(cache)
     for path in (build.runner, build.bridge):
         shutil.copy(path, folder / path.name)
