@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -80,7 +81,8 @@ class AgentHosts(ThreeHosts):
 
     def finished(self, run_id: str, timeout_s: float = 90) -> RunView:
         """Return a run once it is over."""
-        self.until(lambda: self.view(run_id).exit_code is not None, f"{run_id} is over", timeout_s)
+        ended = "select 1 from run where id = %s and exit_code is not null"
+        self.until(lambda: self.rows(ended, run_id), f"{run_id} is over", timeout_s)
         return self.view(run_id)
 
     def view(self, run_id: str) -> RunView:
@@ -92,9 +94,17 @@ class AgentHosts(ThreeHosts):
             return store.cluster.agents()
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Ask the database."""
-        with psycopg.connect(self.url) as connection:
-            return connection.execute(query, values).fetchall()  # type: ignore[arg-type]
+        """Ask the database, over one connection."""
+        return self._database.execute(query, values).fetchall()  # type: ignore[arg-type]
+
+    @cached_property
+    def _database(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self.url, autocommit=True)
+
+    def close(self) -> None:
+        """End the connection to the database, if there is one."""
+        if "_database" in self.__dict__:
+            self._database.close()
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = 60) -> None:
         """Wait until something is so. Raises AssertionError with what the agents printed when it never is."""
@@ -146,6 +156,7 @@ def agent_hosts(folder: Path, url: str, toolchain: Path, cache: Path) -> Iterato
         try:
             yield hosts
         finally:
+            hosts.close()
             for process in hosts.agents.values():
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -61,7 +61,11 @@ class Farm:
         """Wait until runs are over and finished, with an exit code, whoever did that."""
 
         def are_over() -> bool:
-            return all(self.store.runs.view(run_id).exit_code is not None for run_id in runs or self.runs)
+            # All that is known of a run is much to read, and is read once.
+            is_open = {order.run_id for order in self.store.cluster.orders()}
+            return is_open.isdisjoint(runs or self.runs) and all(
+                self.store.runs.view(run_id).exit_code is not None for run_id in runs or self.runs
+            )
 
         self.until(are_over, "the end of the runs", timeout_s)
 
