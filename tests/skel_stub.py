@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STUB = Path(__file__).parent / "native_runner" / "skel_stub.cpp"
 AUDIO, COMPUTE = 0, 3
-"""Process domains: a signed one of the audio DSP, an unsigned one of the compute DSP."""
+"""Process domains: signed, of the audio DSP, and unsigned, of the compute DSP."""
 _TESTSIG = "vendor/lib/rfsa/adsp/testsig.so"
 _UNSIGNED_SHELL = "vendor/dsp/cdsp/fastrpc_shell_unsigned_3"
 _CODE = b"stub of a skel's code"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 FOLDER = "debug"
-"""Folder of pages and pictures, in that of a night."""
+"""Folder of pages and pictures, in the folder of a night."""
 _REASON_CHARS = 300
 # Less is over before the compiler process has started.
 _LEAST_SECONDS = 1.0
@@ -89,7 +89,7 @@ def _command(job_id: str, *, virtual: bool) -> str:
 def _debugged(
     config: Config, request: RunRequest, view: RunView, job_id: str, folder: Path, name: str, left_s: float
 ) -> DebuggedJob:
-    """Debug one job, and return what was found, or in one line why nothing was."""
+    """Debug one job, and return the first wrong layer, or in one line the reason why there is none."""
     virtual = request.virtual > 0
     end_s = time.monotonic() + left_s
     found, prefix = DebuggedJob(job_id, ""), ""
@@ -147,7 +147,7 @@ def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: f
 
 
 def _outcome(config: Config, outcome: DebugOutcome, job: Job, folder: Path, name: str) -> tuple[DebuggedJob, str]:
-    """Write page and picture of a debug session; return what it found, and why it found nothing, empty otherwise."""
+    """Write page and picture of a debug session; return its finding, and the problem of a session without one."""
     from farm.replay.debug import describe
     from farm.report.html.layer_graph import layer_graph, layers_around
 

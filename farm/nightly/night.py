@@ -252,7 +252,7 @@ class _Cells:
             left = None if end_s is None else max(0.0, end_s - self._work.clock()) * DEBUG_SHARE
             return self._work.debug_failures(result, self._folder, left)
         except KeyboardInterrupt:
-            # What the run found is reported all the same.
+            # The results of the run are reported all the same.
             self._is_stopped = True
             return result.debugged
 

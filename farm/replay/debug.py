@@ -65,7 +65,7 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float = math.inf
     """End of the time for all of it, on the clock of `time.monotonic`."""
     wait_until_s: float = math.inf
-    """End of the time for a device that somebody else has."""
+    """End of the wait for a device with another user."""
 
 
 class DebugOutcome(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ def checking_sdk(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def sign(sdk: Path, key: bytes) -> None:
-    """Let the skel of an SDK be one that was signed with `key` elsewhere, and is vouched for."""
+    """Put a skel with a signature of `key` into an SDK, and adopt it."""
     signed = sdk / "lib/lpai-v6/signed" / SKEL
     signed.write_bytes(make_skel(0x81, key))
     adopt(None, signed)

@@ -6,11 +6,13 @@ import base64
 import csv
 import dataclasses
 import json
+import math
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pytest
@@ -241,8 +243,10 @@ class CompilerStub:
     def send(self, request: object) -> None:
         pass
 
+    limits_s: ClassVar[list[float]] = []
+
     def receive(self, timeout_s: float) -> DebugReply:
-        del timeout_s
+        self.limits_s.append(timeout_s)
         return self.reply
 
 
@@ -282,6 +286,17 @@ def test_what_is_not_compiled_is_recorded_with_its_reason_and_its_exit_code(
     [attempt] = view.jobs[0].attempts
     assert (returned, view.exit_code) == (code, code)
     assert (attempt.verdict, attempt.stage, attempt.reason) == (verdict, Stage.BUILD, reply.reason)
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_the_compiler_has_no_more_time_than_is_left_in_all(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s: list[float] = []
+    monkeypatch.setattr(CompilerStub, "limits_s", limits_s)
+    config = load_config()
+    job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
+    for until_s in (math.inf, time.monotonic()):
+        debug(config, DebugRequest(job=job, virtual=True, until_s=until_s), say=lambda _text: None)
+    assert limits_s == [config.build_timeout_s, 1.0]
 
 
 def debug_broken(suite: Path) -> Any:

@@ -36,7 +36,7 @@ _SHOWN_BYTES = 4 << 20
 # Between them colours go from red to green: the floor of a layer that was broken, and 8-bit layers that are in order.
 _RED_DB, _GREEN_DB = 10.0, 40.0
 _READ_BEFORE = 2
-"""Layers before one that are shown beside it."""
+"""Layers before the named one in its picture."""
 _UNKNOWN = "#e4e4e8"
 _LEGEND = (
     ("40 dB and more, or valid", "hsl(120 55% 78%)"),
@@ -71,7 +71,7 @@ def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
 
 
 def layers_around(layers: Sequence[Layer], name: str) -> tuple[Layer, ...]:
-    """Return the layer `name`, what it reads, what that reads, and what reads it, in the order of execution. Pure."""
+    """Return the layer `name` with two layers before it and its readers, in the order of execution. Pure."""
     by_name = {layer.name: layer for layer in layers}
     read = {name}
     for _ in range(_READ_BEFORE):
