@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from planted import JOB, Planted, write_suite
 
+from farm.analysis.candidates import LEAST_BASELINE
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
-NIGHTS = 9
-
 
 @pytest.mark.whole
 def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     planted = Planted(home, home.cwd, write_suite(home.cwd / "planted"))
-    nights = [planted.run() for _ in range(NIGHTS)]
+    nights = [planted.run() for _ in range(LEAST_BASELINE)]
     # Twice the layers: seen on a busy machine as well.
     slower = planted.run(12)
     with open_store(home.state / "farm.db") as store:
