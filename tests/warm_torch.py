@@ -1,7 +1,8 @@
 """Builders and scripts that compile, as forks of one process per session that has imported torch and ExecuTorch.
 
 One that starts by itself spends 6 s of processor time on its imports. Run as a program it is the process that forks:
-`python warm_torch.py SOCKET OWNER PADDING`. It ends with the process OWNER.
+`python warm_torch.py SOCKET OWNER LIBRARIES PADDING`. It ends with the process OWNER. glibc reads LD_LIBRARY_PATH at
+the start of a process, so QNN's folder in it is /proc/self/fd/LIBRARIES: each fork opens the folder of its SDK there.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgspec
 
 from farm.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
-from farm.runtime.simulator import host_sdk
+from farm.runtime.simulator import TARGET, host_sdk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""
@@ -92,10 +93,16 @@ class WarmTorch(NamedTuple):
         return subprocess.CompletedProcess(list(words), process.returncode or 0, *texts)
 
     def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what a process reads at its start, with the paths of the session's cache: names are hashes there."""
+        """Return what a process reads at its start, with the paths of the session's cache: names are hashes there.
+
+        Stubs of SDKs around the session's libraries, as LPAI's stub, have the paths of the session's SDK.
+        """
         kept = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)} | _ONE_THREAD
-        theirs = str(Path(kept.get("QNN_SDK_ROOT", os.devnull)).parent.parent)
-        return {name: value.replace(theirs, str(self.cache)) for name, value in kept.items()}
+        root = Path(kept.get("QNN_SDK_ROOT", os.devnull))
+        theirs, ours = str(root.parent.parent), str(self.cache)
+        if _system_library(root) == _system_library(host := _host_root(self.cache)):
+            theirs, ours = str(root), str(host)
+        return {name: value.replace(theirs, ours) for name, value in kept.items()}
 
     def _connect(self, env: dict[str, str]) -> socket.socket | None:
         """Return a connection to the process of `env`, started if need be; None where it has another environment."""
@@ -105,7 +112,7 @@ class WarmTorch(NamedTuple):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not known.exists():
                 # A builder of a stub of QNN may be the first of a session.
-                if env.get("QNN_SDK_ROOT") != str(host_sdk(self.cache).root):
+                if env.get("QNN_SDK_ROOT") != str(_host_root(self.cache)):
                     return None
                 self._start(env)
                 known.write_text(json.dumps(env))
@@ -122,11 +129,14 @@ class WarmTorch(NamedTuple):
     def _start(self, env: dict[str, str]) -> None:
         ordinary = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
         padding = "x" * _ROOM_BYTES
-        with (self.folder / "log").open("wb") as log:
+        folder = _libraries(env["QNN_SDK_ROOT"])
+        with (self.folder / "log").open("wb") as log, _opened(folder) as libraries:
+            paths = env["LD_LIBRARY_PATH"].replace(str(folder), f"/proc/self/fd/{libraries}")
             process = subprocess.Popen(
-                [sys.executable, __file__, str(self.folder / "socket"), str(self.owner), padding],
-                env={**ordinary, **env, "TMPDIR": str(self.folder), "PADDING": padding}, cwd="/",
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                [sys.executable, __file__, str(self.folder / "socket"), str(self.owner), str(libraries), padding],
+                env={**ordinary, **env, "LD_LIBRARY_PATH": paths, "TMPDIR": str(self.folder), "PADDING": padding},
+                cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                pass_fds=(libraries,),
             )  # fmt: skip
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], _START_S)
@@ -137,6 +147,29 @@ class WarmTorch(NamedTuple):
             process.stdout.close()
             # It outlives the process that starts it.
             process.returncode = 0
+
+
+@functools.cache
+def _host_root(cache: Path) -> Path:
+    return host_sdk(cache).root
+
+
+def _libraries(sdk_root: str | Path) -> Path:
+    return Path(sdk_root, "lib", TARGET)
+
+
+def _system_library(sdk_root: Path) -> Path:
+    """Return the file that is QNN's system library, wherever links in the SDK lead."""
+    return (_libraries(sdk_root) / "libQnnSystem.so").resolve()
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class ForkedProcess:
@@ -218,7 +251,7 @@ def _write(place: slice, texts: Sequence[str]) -> None:
     ctypes.memmove(begin, data[: end - begin].ljust(end - begin, b"\0"), end - begin)
 
 
-def _serve(path: str, owner: int) -> None:
+def _serve(path: str, owner: int, libraries: int) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)
@@ -245,7 +278,7 @@ def _serve(path: str, owner: int) -> None:
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    end_with(functools.partial(_become, json.loads(data), descriptors))
+                    end_with(functools.partial(_become, json.loads(data), descriptors, libraries))
                 for descriptor in descriptors:
                     os.close(descriptor)
                 # The sender reads /proc next: the session of the fork has to be there.
@@ -256,8 +289,11 @@ def _serve(path: str, owner: int) -> None:
                 return
 
 
-def _become(message: dict[str, Any], descriptors: list[int]) -> int:
-    """Run a module or a script in this fork as a new interpreter does, and return the exit code."""
+def _become(message: dict[str, Any], descriptors: list[int], libraries: int) -> int:
+    """Run a module or a script in this fork as a new interpreter does, and return the exit code.
+
+    `libraries` is the descriptor of QNN's folder in the search path of libraries.
+    """
     os.setsid()
     # Descriptors of other builders would keep the pipes of their callers open.
     kept = set(descriptors)
@@ -265,11 +301,13 @@ def _become(message: dict[str, Any], descriptors: list[int]) -> int:
         os.dup2(descriptor, number)
         kept.discard(descriptor)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
+        if int(name) > 2 and int(name) not in {*kept, libraries}:
             with contextlib.suppress(OSError):
                 os.close(int(name))
     os.environ.clear()
     os.environ.update(message["env"])
+    with _opened(_libraries(os.environ["QNN_SDK_ROOT"])) as folder:
+        os.dup2(folder, libraries, inheritable=False)
     # An import may have asked for the folder of temporary files, which this environment names anew.
     tempfile.tempdir = None
     publish(message["words"], message["env"])
@@ -302,7 +340,7 @@ def end_with(program: Callable[[], int | None]) -> NoReturn:
     os._exit(code or 0)
 
 
-def main(path: str, owner: str, _padding: str) -> None:
+def main(path: str, owner: str, libraries: str, _padding: str) -> None:
     """Import what builders import, do once what each would do first, and fork builders."""
     sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
     for name in _PRELOADED:
@@ -316,7 +354,7 @@ def main(path: str, owner: str, _padding: str) -> None:
     assert is_single_threaded()
     gc.collect()
     gc.freeze()
-    _serve(path, int(owner))
+    _serve(path, int(owner), int(libraries))
 
 
 if __name__ == "__main__":
