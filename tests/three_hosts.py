@@ -45,6 +45,8 @@ class ThreeHosts:
     toolchain: Path
     """With the simulator and the native runner, which every host has; no bundle."""
     supervisor: Supervisor
+    hashes: Path | None = None
+    """Folder with hashes of what is installed, which are the same on every machine; each makes its own without it."""
     agents: dict[str, Program] = field(default_factory=dict)
     servers: dict[str, AdbServer] = field(default_factory=dict)
 
@@ -54,6 +56,10 @@ class ThreeHosts:
         if not folder.exists():
             folder.mkdir()
             shutil.copytree(self.toolchain, folder / "cache", symlinks=True)
+            if self.hashes is not None and self.hashes.is_dir():
+                # Other processes write there at the same time; a hash that is missing is made.
+                with contextlib.suppress(shutil.Error):
+                    shutil.copytree(self.hashes, folder / "cache" / "hashes")
             (self.folder / "artifacts").mkdir(exist_ok=True)
             if shared:
                 text = f'store = "{self.url}"\nartifacts = "file://{self.folder}/artifacts"\n[build]\nbuilders = 2\n'
@@ -136,10 +142,12 @@ class ThreeHosts:
 
 
 @contextlib.contextmanager
-def three_hosts(folder: Path, url: str, toolchain: Path, socs: Sequence[str] = SOCS) -> Iterator[ThreeHosts]:
+def three_hosts(
+    folder: Path, url: str, toolchain: Path, socs: Sequence[str] = SOCS, hashes: Path | None = None
+) -> Iterator[ThreeHosts]:
     """Yield two hosts with a device of each SoC and a build host, all registered; everything is ended afterwards."""
     with Supervisor() as supervisor:
-        hosts = ThreeHosts(folder, url, toolchain, supervisor)
+        hosts = ThreeHosts(folder, url, toolchain, supervisor, hashes)
         try:
             hosts.home("you")
             hosts.start_agent("builder", "--build", "--no-devices")

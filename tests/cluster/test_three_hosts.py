@@ -16,12 +16,13 @@ _KEYWORD = "relu6 or addmm"
 
 
 @pytest.mark.whole
-def test_three_hosts_give_the_verdicts_of_one_machine(toolchain: Path, tmp_path: Path) -> None:
+def test_three_hosts_give_the_verdicts_of_one_machine(toolchain: Path, farm_cache: Path, tmp_path: Path) -> None:
     chosen = selection("quantized_ops", _KEYWORD, SOCS)
     with postgres_cluster() as cluster:
         if isinstance(cluster, str):
             pytest.skip(cluster)
-        with three_hosts(tmp_path, PostgresStore(cluster, "farm").url, toolchain) as hosts:
+        url, hashes = PostgresStore(cluster, "farm").url, farm_cache / "hashes"
+        with three_hosts(tmp_path, url, toolchain, hashes=hashes) as hosts:
             done = run_json(hosts.farm("you", "run", *chosen, "--json"))
             shared = hosts.verdicts(done, shared=True)
             assert {job.partition("[")[2].partition("-")[0] for job in shared} == set(SOCS)
