@@ -26,7 +26,6 @@ from processor_time import NOTICED_S, Sampler, one_job
 from stub_farm import make_stub_farm
 from stub_run import run_stub_farm, spans
 
-from farm.run.fork_server import forking
 from farm.system.processes import Supervisor
 
 KEYS = ("devices", "own_ms_per_job", "own_ms_per_job_while_busy", "one_job_cpu_s", "one_job_devices_cpu_s")
@@ -41,9 +40,8 @@ def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
         farm = make_stub_farm(
             folder, devices=devices, jobs=devices * jobs_each, latency_ms=latency_ms, planted={}, supervisor=supervisor
         )
-        # Made before the sampler's thread, and sampled with all that it imports.
-        with forking() as forks, Sampler() as sampler:
-            done = run_stub_farm(farm, folder, timeout_s=60.0, forks=forks)
+        with Sampler() as sampler:
+            done = run_stub_farm(farm, folder, timeout_s=60.0)
     bad = [job.id for job in done.view.jobs if not job.attempts or job.attempts[-1].verdict != "passed"]
     assert not bad, (bad[:3], done.front.notes)
     found = list(spans(done.view))

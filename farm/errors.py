@@ -257,6 +257,14 @@ class RowRefusedError(StoreError):
     """The database refuses what is to be written, and nothing else: waiting does not help, and others may go on."""
 
 
+class UnreadableRowError(StoreError):
+    """One row of the store cannot be read: it is of another version, or a user wrote it by hand."""
+
+    def __init__(self, table: str, key: str | int, why: str) -> None:
+        super().__init__(f"row {key} of {table} cannot be read: {why}")
+        self.table, self.key = table, key
+
+
 class ArtifactsError(StoreError):
     """The place where a shared farm keeps its files does not answer, or refuses: no device and no code is at fault."""
 

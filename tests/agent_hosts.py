@@ -12,9 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from ssh_server import descendants, name_of
 from three_hosts import ThreeHosts
 from waiting import until
 
+from farm.dispatch.fork_server import PROCESS_NAME
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
 from farm.virtual.faults import Fault, clear, inject
@@ -125,15 +127,9 @@ class AgentHosts(ThreeHosts):
     def mend_device(self, name: str) -> None:
         clear(self.folder / name / "devices" / f"virtual-{name}-0")
 
-    def slots(self, name: str) -> list[int]:
-        """Return the ids of the processes of an agent's slots."""
-        children = subprocess.run(
-            ["ps", "--ppid", str(self.agents[name].pid), "-o", "pid=,args="],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.splitlines()
-        return [int(line.split()[0]) for line in children if "farm.cluster.slots.slot" in line]
+    def device_processes(self, name: str) -> list[int]:
+        """Return the ids of the device processes of an agent."""
+        return [pid for pid in descendants(self.agents[name].pid) if name_of(pid).strip() == PROCESS_NAME]
 
     def printed(self, name: str) -> str:
         """Return everything that an agent printed."""

@@ -17,10 +17,9 @@ from farm.cluster.agent.builds import BuildHost
 from farm.cluster.agent.ledger import Ledger
 from farm.cluster.client.upload import new_builds
 from farm.cluster.files.suite_archive import upload_sources
-from farm.cluster.terms import PROTOCOL
 from farm.config.settings import load_config
 from farm.request.plan import PlannedJob
-from farm.store.cluster.records import AgentFacts, Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import PROTOCOL, AgentFacts, Build, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
 from farm.store.objects.objects import open_objects
 from farm.store.records import RunRecord

@@ -15,7 +15,7 @@ from forked_command import can_fork, command, start_command
 from waiting import poll
 
 from farm.cli.main import main
-from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ def processes_of(home: FarmHome) -> dict[int, str]:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
             if any(mark in command or mark in environment for mark in marks):
                 name = (folder / "comm").read_text().strip()
-                own = name if name in (SERVER_NAME, WORKER_NAME) else ""
+                own = name if name in (SERVER_NAME, PROCESS_NAME) else ""
                 found[int(folder.name)] = own or command.replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue

@@ -1,38 +1,38 @@
-"""A run in one thread: real scheduler, session, controller, pool, grants and workers, over scripted devices.
+"""Model of a run in one thread: real dispatcher, jobs, device runners, pool and workers, over scripted devices.
 
-What is a process elsewhere is a `Process` here, which does one thing at a time; every moment at which it could be
-killed is a `point`. Time is what `World.sleep` says.
+A device process is a `Process` here, which handles one message at a time; each moment at which it could be killed is a
+`point`. Time is that of the world.
 """
-# ruff: noqa: ARG002, ARG005 - stand-ins take what the real ones take
+# ruff: noqa: ARG002 - stand-ins take what the real ones take
 
 from __future__ import annotations
 
-import os
-from collections import deque
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-import pytest
-
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.device_process import DeviceLoop
+from farm.dispatch.device_runner import DeviceRunner
+from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.local_jobs import LocalJobs
+from farm.dispatch.local_run import LocalRecords
+from farm.dispatch.messages import ProcessEnded
+from farm.dispatch.worker import Parts, Worker
 from farm.errors import LocalError
 from farm.pool.device_pool import DevicePool
-from farm.pool.worker_grant import write_grant
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.run.controller import Controller
-from farm.run.plugin import SHORT_KEY, JobReport, properties_of, pytest_report_from_serializable
-from farm.run.scheduler import IDLE, DeviceScheduling
-from farm.run.worker import Outfit, Worker
-from farm.run.workers import WorkerSession
-from farm.store.view import JobView
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
+
+    from farm.dispatch.messages import FromDevice, ToDevice
+    from farm.store.cluster.records import ShardResult
+    from farm.store.leases.rules import Lease
 
 # Every step lets each process do one thing; a run of six jobs takes about 40.
 MOST_STEPS = 600
@@ -91,19 +91,21 @@ class World:
         self.plan.prepare_folder()
         store: Any = Records(self)
         front: Any = Front(self.notes)
-        self.pool = Stepped(self.plan.devices, store, None, self.notes.append, self.leave)
-        self.controller = Controller(self.plan, front, store, self.pool)
-        self.pool.begin(folder)
-        self.session = WorkerSession(pytest_config(self.controller), self.controller._workers)
-        self.session.nodemanager = Nodes(self)
-        self.session._session = SimpleNamespace(testscollected=0)
+        self.pool = Stepped(self.plan.devices, store, None, self.notes.append)
         self.processes: list[Process] = []
+        self.host = SteppedDispatcher(self)
+        self.jobs = LocalJobs(self.plan, self.pool, self.host, front)
+        self.runners = [
+            DeviceRunner(device, self.jobs, self.host, linger_s=math.inf, rest_s=math.inf)
+            for device in self.plan.devices
+        ]
+        self.recorder: Any = SteppedRecorder(self, LocalRecords("run", store, lambda *_: None))
 
-    def leave(self, folder: Path, number: int, grant: Any) -> None:
-        """Write a grant, where there is room."""
-        if self.points in self.script.full:
-            raise OSError(28, "No space left on device")
-        write_grant(folder, number, grant)
+    def make(self, device: Device) -> Process:
+        """Return a new device process."""
+        process = Process(self, self.plan.devices.index(device))
+        self.processes.append(process)
+        return process
 
     def point(self, process: Process | None = None) -> None:
         """Count a moment at which a process can be killed; raise Killed when it is this one."""
@@ -118,32 +120,33 @@ class World:
             raise Killed
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass for what waits; everything else goes on."""
+        """Let time pass for a process that waits; everything else goes on."""
         self.now_s += seconds
         if not self.is_sleeping:
             self.is_sleeping = True
-            self.pool.look()
+            self.look()
             self.is_sleeping = False
         self.points += 1
 
+    def look(self) -> None:
+        """Let the pool look, and the dispatcher decide."""
+        self.pool.look()
+        for runner in self.runners:
+            runner.tick()
+        self.host.drain()
+
     def run(self) -> int:
         """Run to the end and return how many steps that took. Raises AssertionError for a run that does not end."""
-        self.session.sched = self.controller.pytest_xdist_make_scheduler()
-        self.session.shouldstop = False
-        self.session._start_missing()
+        self.jobs.begin(self.runners, self.recorder)
+        self.pool.begin(self.jobs.pool_changed)
         for step in range(MOST_STEPS):
-            while not self.session.queue.empty():
-                name, arguments = self.session.queue.get()
-                getattr(self.session, f"worker_{name}")(**arguments)
-                self.session.look()
-            for process in self.processes:
+            self.look()
+            if self.jobs.is_over:
+                return step
+            for process in list(self.processes):
                 process.step()
             self.now_s += 0.25
-            self.pool.look()
-            self.session.look()
-            if self.session.session_finished:
-                return step
-        raise AssertionError(f"it never ends: {self.notes} {self.session.sched._given} {self.pool._unfit}")
+        raise AssertionError(f"it never ends: {self.notes} {[runner.phase for runner in self.runners]}")
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -155,83 +158,97 @@ class World:
         }
 
 
+class SteppedDispatcher(Dispatcher):
+    """A dispatcher without a thread, on the clock of the world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.notes.append, world.make)
+        self._world = world
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._due.append((self._world.now_s + seconds, action))
+
+    def drain(self) -> None:
+        """Call everything that is posted or due."""
+        due = [action for at_s, action in self._due if at_s <= self._world.now_s]
+        self._due = [one for one in self._due if one[0] > self._world.now_s]
+        for action in due:
+            action()
+        while not self._actions.empty():
+            self._actions.get()()
+
+
+class SteppedRecorder:
+    """A recorder without a thread: everything is recorded at once."""
+
+    def __init__(self, world: World, records: LocalRecords) -> None:
+        self._world, self._records = world, records
+
+    def result(self, result: ShardResult) -> None:
+        refused = self._records.record([result])
+        self._world.jobs.recorded([result], refused)
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        self._records.release([lease])
+        done()
+
+    def health(self, event: Any) -> None: ...
+
+
 class Process:
-    """A worker process, as xdist's session sees it."""
+    """A device process, as a device runner uses it."""
 
     def __init__(self, world: World, number: int) -> None:
-        self.world, self.number, self.is_alive = world, number, True
-        self.gateway = SimpleNamespace(id=f"gw{len(world.processes)}", spec=None)
-        self.workerinput: dict[str, Any] = {}
-        self.workeroutput = {"exitstatus": 0, "shouldfail": "", "shouldstop": ""}
-        self.shutting_down = False
-        self._stages = deque(["workerready", "collectionfinish"])
-        self._items: deque[int] = deque()
-        self._worker: Worker | None = None
+        self.world, self.number, self.is_alive, self.is_stopped = world, number, True, False
+        self._answer: Callable[[FromDevice], None] = lambda _: None
+        self._loop = DeviceLoop(self._tell, self._make)
 
-    def send_runtest_some(self, indices: Iterable[int]) -> None:
-        self._items.extend(indices)
+    def start(self, answer: Callable[[FromDevice], None]) -> None:
+        self._answer = answer
+        try:
+            self.world.point(self)
+        except Killed:
+            self.end("killed")
 
-    def shutdown(self) -> None:
-        self.shutting_down = True
+    def send(self, *messages: ToDevice) -> None:
+        for message in messages:
+            self._loop.take(message)
 
-    def tell(self, event: str, **facts: Any) -> None:
-        self.world.session.queue.put((event, {"node": self, **facts}))
+    def close(self) -> None:
+        self.is_alive = False
+
+    def kill(self) -> None:
+        self.end("killed")
 
     def end(self, reason: str) -> None:
         if self.is_alive:
             self.is_alive = False
-            self.tell("errordown", error=reason)
+            self._answer(ProcessEnded(reason))
 
     def step(self) -> None:
-        """Do the next thing, if there is any."""
+        """Handle the next message, if there is any."""
         if not self.is_alive:
             return
         try:
             self.world.point(self)
-            if self._stages:
-                stage = self._stages.popleft()
-                about = {"version_info": (3, 11, 0), "executable": "", "sysplatform": "linux", "cwd": ""}
-                ids = {"ids": self.items} if stage == "collectionfinish" else {"workerinfo": about}
-                self.tell(stage, **ids)
-            elif len(self._items) > 1 or (self._items and self.shutting_down):
-                self._do(self._items.popleft())
-            elif self.shutting_down:
-                self.world.point(self)
-                self.is_alive = False
-                self.tell("workerfinished")
+            if self._loop.has_message:
+                self._loop.step()
         except Killed:
             self.end("killed")
 
-    @property
-    def items(self) -> list[str]:
-        return [*(planned.job.id for planned in self.world.plan.jobs), IDLE]
-
-    def _do(self, index: int) -> None:
-        if self._worker is None:
-            self._worker = Worker(self.world.plan, self.number, os.getppid(), self._outfit)
-        item = self.items[index]
-        done = self._worker.look() if item == IDLE else self._worker.run(self.world.plan.jobs[index])
+    def _tell(self, message: FromDevice) -> None:
         self.world.point(self)
-        properties = properties_of(done) if done is not None else []
-        if self.number % 2:
-            # A worker without a session of pytest's: the item is done with its report, or without one.
-            job = JobReport(index, "" if item == IDLE else item, 0.0, properties)
-            short = pytest_report_from_serializable({SHORT_KEY: msgspec.json.encode(job).decode()})
-            self.tell("testreport", rep=short) if properties else self._complete(index)
-            return
-        report = pytest.TestReport(item, ("", None, ""), {}, "passed", None, "call")
-        report.user_properties = properties
-        self.tell("testreport", rep=report)
+        self._answer(message)
         self.world.point(self)
-        self._complete(index)
 
-    def _complete(self, index: int) -> None:
-        self.tell("runtest_protocol_complete", item_index=index, duration=0.0)
+    def _make(self, plan: RunPlan, number: int, grant: Callable[[], Any], **facts: Any) -> Worker:
+        del plan
+        return Worker(self.world.plan, number, grant, **facts, parts=self._parts)
 
-    def _outfit(self, plan: RunPlan, number: int, unwanted: Any) -> Outfit:
+    def _parts(self, plan: RunPlan, number: int, unwanted: Any) -> Parts:
         device: Any = ScriptedDevice(self.world, self, unwanted)
-        store: Any = Records(self.world, self)
-        return Outfit(store, device, device)
+        return Parts(device, device)
 
 
 class ScriptedDevice:
@@ -308,55 +325,19 @@ class ScriptedDevice:
 class Records:
     """The store, for what a run on devices of its own asks of it."""
 
-    def __init__(self, world: World, process: Process | None = None) -> None:
-        self._world, self._process = world, process
-        self.runs = SimpleNamespace(view=self._view)
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.devices = SimpleNamespace(health=lambda ids: dict.fromkeys(ids, ("suspect", "as the model has it")))
 
     def record_attempt(self, run_id: str, attempt: Attempt, **_: Any) -> None:
-        if self._process is not None:
-            self._world.point(self._process)
         self._world.recorded.setdefault(attempt.job_id, []).append(attempt)
-        if self._process is not None:
-            self._world.point(self._process)
-
-    def _view(self, run_id: str) -> Any:
-        jobs = [
-            JobView(job, "suite", job, "SM8650", "htp", "8a8w", tuple(attempts))
-            for job, attempts in self._world.recorded.items()
-        ]
-        return SimpleNamespace(jobs=jobs)
-
-    def close(self) -> None: ...
-
-
-class Nodes:
-    """xdist's manager of workers; one may be killed while it starts."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.specs = [SimpleNamespace(id=None)]
-        self.group = SimpleNamespace(allocate_id=lambda spec: None)
-
-    def setup_node(self, spec: Any, put: Any) -> Process:
-        world = self._world
-        process = Process(world, -1)
-        world.processes.append(process)
-        world.controller.pytest_configure_node(process)
-        process.number = process.workerinput["farm_device"]
-        try:
-            world.point(process)
-        except Killed:
-            process.is_alive = False
-            raise EOFError("couldn't load message header, expected 9 bytes, got 0") from None
-        return process
 
 
 class Stepped(DevicePool):
     """A pool without its thread."""
 
     def _start(self) -> None:
-        """Nothing: the world minds it."""
+        """Nothing: the world looks."""
 
 
 class Front:
@@ -368,31 +349,6 @@ class Front:
     def job_ended(self, shown: Any) -> None: ...
     def job_repeated(self, shown: Any) -> None: ...
     def devices(self, running: Any) -> None: ...
-
-
-def pytest_config(controller: Controller) -> Any:
-    """What xdist's session asks of pytest, with the hooks of `controller`."""
-
-    def nothing(**_: Any) -> None: ...
-
-    def handle_crash(crashitem: str, report: Any, sched: DeviceScheduling) -> None:
-        controller.pytest_handlecrashitem(crashitem, report, sched)
-
-    hook = SimpleNamespace(
-        pytest_testnodeready=nothing,
-        pytest_xdist_setupnodes=nothing,
-        pytest_xdist_node_collection_finished=nothing,
-        pytest_testnodedown=lambda node, error: controller.pytest_testnodedown(node, error),
-        pytest_handlecrashitem=handle_crash,
-        pytest_runtest_logreport=lambda report: controller.pytest_runtest_logreport(report),
-    )
-    return SimpleNamespace(
-        hook=hook,
-        option=SimpleNamespace(debug=False, numprocesses=2, maxworkerrestart=None),
-        getvalue=lambda name: 0,
-        getoption=lambda name, default=None: default,
-        pluginmanager=SimpleNamespace(getplugin=lambda name: None, register=lambda *_: None),
-    )
 
 
 def _device(serial: str, kind: Literal["virtual", "hardware"]) -> Device:

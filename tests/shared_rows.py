@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.cluster.terms import PROTOCOL
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
+from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.suites.suite import Case, InputSpec, Job, Target

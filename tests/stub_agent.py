@@ -1,9 +1,9 @@
-"""The agent of a stub host: farm's own agent, whose devices do not exist and whose slots sleep (stub_hosts.py).
+"""Agent of a stub host: farm's own agent; its devices do not exist and its device processes sleep (stub_hosts.py).
 
     python tests/stub_agent.py PLAN.json
 
-A slot sleeps as long as the words of its job say, unless it is broken off, and answers that it passed. It keeps to the
-device's grant as a real one does, and writes down what it ran and when (stub_evidence.py).
+A device process sleeps as long as the words of its job say, unless it is broken off, and answers that it passed. It
+keeps to the device's grant as a real one does, and writes its jobs and their times down (stub_evidence.py).
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from stub_hosts import HostPlan
 
 from farm.cluster.agent.host_agent import HostAgent
 from farm.cluster.agent.timing import Timing
-from farm.cluster.slots.slot_protocol import (
-    LOOKED,
-    Back,
-    Begin,
-    Break,
-    Died,
-    End,
-    Ended,
-    LookNow,
-    RunJob,
-    SetGrant,
-    ToSlot,
-)
 from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.messages import (
+    SETTLED,
+    Begin,
+    Break,
+    End,
+    Grant,
+    JobEnded,
+    JobReturned,
+    ProcessEnded,
+    RunJob,
+    SetGrant,
+    Settle,
+    ToDevice,
+)
 from farm.errors import FarmError
-from farm.pool.worker_grant import WorkerGrant
 from farm.request.plan import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.cluster.slots.slot_protocol import FromSlot
+    from farm.dispatch.messages import FromDevice
     from farm.request.plan import PlannedJob
 
 
-class StubSlot:
+class StubProcess:
     """A thread that sleeps."""
 
     def __init__(self, evidence: Path, device: Device) -> None:
         self._device = device
         self._evidence = Evidence(evidence, device.id)
-        self._queue: SimpleQueue[ToSlot] = SimpleQueue()
-        self._grant = WorkerGrant(go=False)
+        self._queue: SimpleQueue[ToDevice] = SimpleQueue()
+        self._grant = Grant(go=False)
         self._broken = threading.Event()
         self._holds_back = False
         self._run_id = ""
         self._dead = False
-        self._thread = threading.Thread(target=self._work, name=f"slot {device.serial}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"process of {device.serial}", daemon=True)
 
-    def start(self, answer: Callable[[FromSlot], None]) -> None:
+    def start(self, answer: Callable[[FromDevice], None]) -> None:
         """Begin."""
         self._answer = answer
         self._thread.start()
 
-    def send(self, *messages: ToSlot) -> None:
-        """Take messages, as farm/cluster/slots/slot.py does."""
+    def send(self, *messages: ToDevice) -> None:
+        """Take messages, as farm/dispatch/device_process.py does."""
         for message in messages:
             if isinstance(message, SetGrant):
                 self._grant, self._holds_back = message.grant, False
@@ -80,9 +80,14 @@ class StubSlot:
                 self._broken.set()
             else:
                 if isinstance(message, End):
-                    self._grant, self._holds_back = WorkerGrant(go=False), True
+                    self._grant, self._holds_back = Grant(go=False), True
                     self._broken.set()
                 self._queue.put(message)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Never: it is a thread."""
+        return False
 
     def close(self) -> None:
         """End."""
@@ -93,23 +98,23 @@ class StubSlot:
         """End, and say so."""
         self._dead = True
         self.close()
-        self._answer(Died("killed"))
+        self._answer(ProcessEnded("killed"))
 
     def _work(self) -> None:
         while not isinstance(message := self._queue.get(), End):
             if isinstance(message, Begin):
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
-            elif isinstance(message, LookNow):
-                self._answer(Back(LOOKED, off=True))
+            elif isinstance(message, Settle):
+                self._answer(JobReturned(SETTLED, off=True))
             elif isinstance(message, RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()
 
-    def _run(self, message: RunJob) -> FromSlot:
+    def _run(self, message: RunJob) -> FromDevice:
         if self._holds_back or not self._grant.go or self._grant.is_over:
             self._holds_back = True
-            return Back(message.number, off=True)
+            return JobReturned(message.number, off=True)
         planned: PlannedJob = message.planned
         _, milliseconds = words_of(planned.job.case).split()
         began_s, began_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -117,7 +122,7 @@ class StubSlot:
             broken = self._broken.wait(int(milliseconds) / 1000)
         if broken:
             self._holds_back = True
-            return Back(message.number, off=True)
+            return JobReturned(message.number, off=True)
         attempt = Attempt(
             planned.job.id,
             Verdict.PASSED,
@@ -128,7 +133,7 @@ class StubSlot:
             seconds=time.monotonic() - began_s,
             bundle_key=planned.key,
         )
-        return Ended(message.number, (attempt,))
+        return JobEnded(message.number, (attempt,))
 
 
 def devices_of(plan: HostPlan) -> list[Device]:
@@ -156,7 +161,7 @@ def main() -> int:
         name=plan.name,
         note=note,
         devices=lambda: devices,
-        slots=partial(StubSlot, plan.evidence),
+        processes=partial(StubProcess, plan.evidence),
         timing=Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3, rest_s=plan.rest_s, fetch_s=plan.fetch_s),
     )
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -24,11 +24,10 @@ from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.bundles.cache import BundleCache
-from farm.cluster.terms import PROTOCOL
 from farm.device_run.canary import canary_jobs
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import PROTOCOL, Build, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store

@@ -11,16 +11,17 @@ import msgspec
 from stub_farm import EXPECTED
 
 from farm.config.settings import HealthConfig, load_config
+from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.local_run import LocalRun
 from farm.pool.device_pool import DevicePool
 from farm.pool.lease_keeper import LeaseTerms
 from farm.request.plan import RunPlan
 from farm.request.profiling import Profile
-from farm.request.pytest_session import execute
 from farm.results.attempt import Verdict
-from farm.run.controller import Controller
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
+from farm.system.processes import Supervisor
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from stub_farm import StubFarm
 
-    from farm.run.fork_server import ForkServer
     from farm.store.leases.rules import Lease
     from farm.store.view import RunView
 
@@ -69,24 +69,19 @@ class StubRun:
     """How it ended."""
 
     view: RunView
-    status: int
-    """pytest's."""
     leases: list[Lease]
     """That are left."""
     front: Quiet
 
 
-def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, forks: ForkServer | None = None) -> StubRun:
-    """Run every job of `farm` with its store and its state in `folder`.
-
-    Without `forks`, which are to be made before any thread is, every worker imports for itself.
-    """
+def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
+    """Run every job of `farm` with its store and its state in `folder`."""
     os.environ["FARM_STATE_DIR"], os.environ["FARM_CACHE_DIR"] = str(folder / "state"), str(folder / "cache")
     config = load_config(folder=folder)
     front = Quiet()
     # Devices that others could use as well: each needs a lease.
     devices = tuple(msgspec.structs.replace(device, host=socket.gethostname()) for device in farm.devices)
-    with open_store(config.store_url) as store:
+    with open_store(config.store_url) as store, Supervisor() as supervisor:
         run_id = store.begin_run(RunRecord("bench", user_name(), socket.gethostname(), {"runner": "stub"}))
         store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
         plan = RunPlan(
@@ -112,13 +107,11 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, forks: Fork
         pool = DevicePool(devices, store, terms, front.note)
         try:
             pool.acquire()
-            pool.begin(plan.folder)
-            controller = Controller(plan, front, store, pool, forks)
-            status = execute(plan, (), config, controller)
+            LocalRun(plan, pool, store, front, forks=ForkServer(supervisor)).run()
         finally:
             pool.close()
-        store.finish_run(run_id, status)
-        return StubRun(store.runs.view(run_id), status, store.leases.all(), front)
+        store.finish_run(run_id, 0)
+        return StubRun(store.runs.view(run_id), store.leases.all(), front)
 
 
 def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:

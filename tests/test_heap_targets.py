@@ -41,9 +41,9 @@ def test_programs_that_make_their_contexts_on_the_device_are_refused(tmp_path: P
     online = msgspec.structs.replace(
         one, case=msgspec.structs.replace(one.case, features=Features(online_prepare=True))
     )
-    assert select(config, HEAP, [other], judged=False) == (other,)
+    assert select(HEAP, [other], judged=False) == (other,)
     with pytest.raises(UsageError, match=r"makes its own on the device \(online_prepare\): leave it out with -k 'not "):
-        select(config, HEAP, [online, other], judged=False)
+        select(HEAP, [online, other], judged=False)
 
 
 def test_the_simulator_is_refused_and_a_stub_in_its_place_is_not(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ _ARGUMENTS = {
     ("check", "names"): _devices,
     # What has commands beside its arguments.
     ("list", "names"): lambda asked: [*_suites(asked), *([] if asked.is_later else ["tune"])],
-    ("run", "pytest_arguments"): lambda asked: [] if asked.is_later else ["list", "delete"],
+    ("run", "words"): lambda asked: [] if asked.is_later else ["list", "delete"],
     ("tune", "case"): _jobs,
     ("show", "name"): _toolchains,
     ("check", "name"): _toolchains,

@@ -190,10 +190,19 @@ def refuse_together(given: dict[str, Any], because: str) -> None:
 def require_separator(pytest_arguments: tuple[str, ...]) -> None:
     """Raise UsageError for arguments that do not stand behind `--`."""
     if pytest_arguments and "--" not in sys.argv:
-        word = pytest_arguments[0]
-        if ("--virtual", word) in pairwise(sys.argv):
-            raise UsageError(f"--virtual takes a number, not {word!r}; arguments for pytest stand behind --")
-        raise UsageError(f"{word!r} is not understood; arguments for pytest stand behind --")
+        raise UsageError(f"{_not_understood(pytest_arguments[0])}; arguments for pytest stand behind --")
+
+
+def require_no_words(words: tuple[str, ...]) -> None:
+    """Raise UsageError for an argument that a command does not take."""
+    if words:
+        raise UsageError(_not_understood(words[0]))
+
+
+def _not_understood(word: str) -> str:
+    if ("--virtual", word) in pairwise(sys.argv):
+        return f"--virtual takes a number, not {word!r}"
+    return f"{word!r} is not understood"
 
 
 FOR_ATTACHED = "{} is for attached devices: leave it, or --virtual, out"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.run.scheduler import dispatch_order
+from farm.dispatch.order import dispatch_order
 from farm.store.cluster.records import NewShard, ShardJob
 
 if TYPE_CHECKING:

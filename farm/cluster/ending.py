@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.cluster.terms import decode_terms
-from farm.errors import FarmError
+from farm.errors import FarmError, UsageError
 from farm.request.budget import Budget
 from farm.request.ending import exit_code_of
+from farm.store.cluster.unreadable import REFUSED_BY
 from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
         _mark_stale(store, view, order)
         view = store.runs.view(run_id)
     code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
+    if order.cancelled_by == REFUSED_BY:
+        code = UsageError.exit_code
     try:
         record_look_back(store, run_id)
     except FarmError as error:
@@ -51,7 +56,11 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
 
 def _mark_stale(store: Store, view: RunView, order: Order) -> None:
     """Note what had not begun when the time of a run was over."""
-    terms = decode_terms(order.terms)
+    try:
+        terms = decode_terms(order.terms)
+    except msgspec.MsgspecError:
+        # An order of another version of farm.
+        return
     left = [job.id for job in view.jobs if not job.attempts and job.stale is None]
     if terms.budget_s is None or not left or not order.is_late:
         return

@@ -8,9 +8,6 @@ from farm.request.profiling import Profile
 from farm.runtime.native.targets import Kind, Mode
 from farm.store.cluster.records import ShardJob
 
-PROTOCOL = 2
-"""Of orders, shards and agents: whoever has another one is refused."""
-
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """A `farm.runtime.runtime.Runtime` whose files are in the artifacts' store."""

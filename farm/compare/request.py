@@ -144,9 +144,9 @@ def jobs_of_side(config: Config, request: ComparisonRequest, side: SideRequest) 
         precisions=request.precisions,
         virtual=request.virtual,
         options=(*request.options, *(f"{name}={value}" for name, value in own.items())),
-        selection=("-k", request.keyword) if request.keyword else (),
+        keyword=request.keyword or "",
     )
-    jobs = select(config, asked, jobs_of(config, asked))
+    jobs = select(asked, jobs_of(config, asked))
     return {_common_name(job, own): job for job in jobs}
 
 

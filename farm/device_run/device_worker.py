@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.devices.health import RECOVERY, Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.health import RECOVERY, Event, Health, HealthEvent, HealthMark, is_doubtful, next_health
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.store.leases.registry import HealthEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,27 +33,16 @@ _FULL = "its storage is full, which is for whoever filled it to mend"
 _MARKS = 20
 
 
-class HealthRecorder(Protocol):
-    """Takes what happens to devices."""
-
-    def record_health(self, event: HealthEvent) -> None:
-        """Record what happened to a device. Raises StoreError."""
-
-
-class HealthStore(Protocol):
-    """Where the health of devices is recorded: a store, or what is in its place."""
-
-    @property
-    def devices(self) -> HealthRecorder:
-        """What is known of devices."""
-
-
 class DeviceWorker:
     """Whether the device of one worker is fit to measure on. Belongs to one thread."""
 
-    def __init__(self, plan: RunPlan, number: int, store: HealthStore, stop: Callable[[], bool]) -> None:
-        """`stop` returns whether this device is not waited for any more, well or not."""
-        self._plan, self._store, self._stop = plan, store, stop
+    def __init__(
+        self, plan: RunPlan, number: int, record: Callable[[HealthEvent], None], stop: Callable[[], bool]
+    ) -> None:
+        """`record` records a health event of a device; it raises FarmError for one that cannot be recorded.
+
+        `stop` returns whether this device is not waited for any more, well or not."""
+        self._plan, self._record_event, self._stop = plan, record, stop
         self.device = plan.devices[number]
         self._cache = BundleCache(plan.cache_root)
         self._canary = next((c for c in plan.canaries if c.job.target.soc == self.device.soc), None)
@@ -238,6 +226,4 @@ class DeviceWorker:
         if not self._plan.leased:
             return
         with contextlib.suppress(FarmError):
-            self._store.devices.record_health(
-                HealthEvent(device, event, str(state), reason, {"run": self._plan.run_id}, latency_ns)
-            )
+            self._record_event(HealthEvent(device, event, str(state), reason, {"run": self._plan.run_id}, latency_ns))

@@ -43,6 +43,23 @@ class Event(StrEnum):
     """A person took it out of quarantine."""
 
 
+class HealthEvent(msgspec.Struct, frozen=True):
+    """A recorded event in the health of a device."""
+
+    device: str
+    """Its id."""
+    event: str
+    """`canary`, a cause of `farm.results.attempt`, or a step of recovery."""
+    state: str
+    """Its health from then on."""
+    reason: str
+    detail: dict[str, str | float] = {}
+    latency_ns: tuple[float, ...] = ()
+    """Measured by a canary."""
+    time_ms: int = 0
+    """0 is now, on the database's clock."""
+
+
 class HealthMark(msgspec.Struct, frozen=True):
     """One event of a device."""
 

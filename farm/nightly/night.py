@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.nightly.plan import Plan, PlannedCell
     from farm.notify.credentials import Credentials
     from farm.request.request import RunOutcome, RunRequest
-    from farm.run.progress import ProgressListener
 
 CANDIDATES_SHARE = 0.2
 """Part of a cell's time that is kept for confirming candidates: docs/regressions.md has what they cost."""

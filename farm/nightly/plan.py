@@ -164,7 +164,7 @@ def _cells(
             precisions=table.precisions,
             toolchain=toolchain,
             virtual=table.virtual,
-            selection=("-k", table.keyword) if table.keyword else (),
+            keyword=table.keyword or "",
             iterations=3 if table.iterations is None else table.iterations,
             warm_up=1 if table.warm_up is None else table.warm_up,
             reducible=table.iterations is None and table.warm_up is None,
@@ -252,7 +252,7 @@ def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, 
     from farm.request.choose import jobs_of, select
 
     try:
-        return select(config, cell.request, jobs_of(config, cell.request))
+        return select(cell.request, jobs_of(config, cell.request))
     except NothingSelectedError:
         return ()
     except FarmError as error:
@@ -311,5 +311,6 @@ def command_of(request: RunRequest) -> str:
     words += [] if request.seconds is None else ["--seconds", str(request.seconds)]
     words += ["--timeout", f"{request.timeout_s:g}"] if request.timeout_s != _TIMEOUT_S else []
     words += ["--profile", str(request.profile)] if request.profile is not Profile.AUTO else []
-    words += [*request.selection, *["--lf"] * request.last_failed, *["--ff"] * request.failed_first]
+    words += ["-k", request.keyword] if request.keyword else []
+    words += [*["--lf"] * request.last_failed, *["--ff"] * request.failed_first]
     return shlex.join(words)

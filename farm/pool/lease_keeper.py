@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.devices.health import Health
 from farm.errors import FarmError, LeaseLostError
-from farm.pool.worker_grant import now_s
+from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     import threading

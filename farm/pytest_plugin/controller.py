@@ -14,13 +14,12 @@ from xdist.dsession import DSession
 from xdist.scheduler import LoadScheduling
 
 from farm.errors import FarmError
-from farm.pytest_plugin.plan import GIVEN_UP, devices_left
+from farm.pytest_plugin.plan import GIVEN_UP, STORE_VARIABLE, devices_left
 from farm.pytest_plugin.record import OPEN, attempt_of, collection_failure, job_of_test, unpack
 from farm.pytest_plugin.rework import count_report
-from farm.request.pytest_session import STORE_VARIABLE
+from farm.pytest_plugin.workers import Workers, WorkerSession
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried
-from farm.run.workers import Workers, WorkerSession
 from farm.store.store import open_store
 from farm.system.text import visible
 

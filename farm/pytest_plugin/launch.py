@@ -20,11 +20,11 @@ from farm.devices.device import common_kind
 from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.distribution import distribution_problem
-from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
+from farm.pytest_plugin.grants import GrantFiles
+from farm.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan, devices_left
 from farm.pytest_plugin.relay import relayed_output
 from farm.pytest_plugin.rework import require_tree, rooted_arguments
 from farm.request.ending import exit_code_of, write_report
-from farm.request.pytest_session import STORE_VARIABLE
 from farm.store.view import Purpose
 from farm.suites.socs import find_soc, load_socs
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
@@ -179,7 +179,9 @@ class _Launch:
                 with self._pool(fleet, folder) as (pool, chosen):
                     plan = self._plan(token, folder, fleet, chosen, tools)
                     plan.write()
-                    pool.begin(folder)
+                    grants = GrantFiles(folder, pool, len(fleet.devices))
+                    grants.update()
+                    pool.begin(grants.update)
                     status = self._pytest(plan, supervisor)
                 interrupted = self._interrupted or plan.was_interrupted
                 return self._finished(plan.run_id, status, interrupted=interrupted)
@@ -216,6 +218,7 @@ class _Launch:
         def look() -> list[str]:
             for number, reason in devices_left(folder).items():
                 pool.retire(number, reason)
+                pool.let_go(number, pool.leases.fence(number))
             return fleet.revive()
 
         pool.revive_with(look)
@@ -225,6 +228,7 @@ class _Launch:
             for number, device in enumerate(fleet.devices):
                 if device.id not in held:
                     pool.retire(number)
+                    pool.let_go(number, pool.leases.fence(number))
             yield pool, tuple(number for number, device in enumerate(fleet.devices) if device.id in held)
         finally:
             pool.close()

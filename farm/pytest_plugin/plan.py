@@ -16,6 +16,9 @@ from farm.store.records import RunRecord
 from farm.system.atomic import write_atomically
 from farm.toolchains.toolchain import Compiler
 
+STORE_VARIABLE = "FARM_STORE"
+"""Environment variable with the URL of the store, which may hold a password and so is in no file."""
+
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
 

@@ -15,8 +15,8 @@ from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.liveness import Liveness, cause_of
-from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.pytest_plugin.device import LeasedDevice
+from farm.pytest_plugin.grants import FileGrant, read_grant
 from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.request.profiling import Profile
@@ -81,7 +81,7 @@ class SuiteWorker:
         self.test_folder: Path = self.scratch
         """Where the file of the running test is."""
         self._liveness = Liveness(transport)
-        self._grant: WorkerGrant | None = None
+        self._grant: FileGrant | None = None
         self._takeover_due = False
         """A former owner's files and processes are still to be removed; later, they are those of tests."""
         self._doubt = ""

@@ -216,7 +216,7 @@ def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[in
 
 def _probe(plan: RunPlan, number: int, store: Store) -> tuple[str, float | None]:
     """Return what is wrong with a device, empty when nothing is, and the median of its canary in ms."""
-    worker = DeviceWorker(plan, number, store, lambda: False)
+    worker = DeviceWorker(plan, number, store.devices.record_health, lambda: False)
     try:
         worker.await_canary()
         problem = worker.check()

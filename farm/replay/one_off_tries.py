@@ -12,13 +12,12 @@ from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.canary import canary_job
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.device_run.reruns import with_rerun
-from farm.devices.health import Event, Health, HealthMark, next_health
+from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 from farm.errors import FarmError
 from farm.execution.raw import RunnerOptions
 from farm.replay.llama_program import judged
 from farm.results.attempt import Verdict
 from farm.results.blame import classify, is_open, needs_health_check, settle, tried, unfit
-from farm.store.leases.registry import HealthEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.toolchains.toolchain import Toolchain
 
-_PYTEST_USAGE = 4
-# pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
-_OURS = (
-    "-n", "--numprocesses", "--dist", "-d", "--tx", "--px", "--maxprocesses", "--maxschedchunk", "--max-worker-restart",
-    "--no-loadscope-reorder", "--testrunuid", "--rsync", "-f", "--looponfail", "--farm-", "-c", "--rootdir", "no:",
-    "-pno:",
-)  # fmt: skip
 # A run that is another one for each of several that begin one after the other.
 _RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
 
@@ -93,13 +85,13 @@ def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
     return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
 
 
-def select(config: Config, request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> tuple[Job, ...]:
-    """Return the jobs that pytest's own options leave.
+def select(request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> tuple[Job, ...]:
+    """Return the jobs that `-k` selects.
 
-    Raises UsageError for options that it does not know or may not have, and for jobs that are to be `judged` and that
-    no limit decides; NothingSelectedError.
+    Raises UsageError for an expression that pytest does not accept, and for jobs that are to be `judged` without a
+    limit that decides; NothingSelectedError.
     """
-    selected = _select(config, request, jobs)
+    selected = _select(request, jobs)
     if request.seconds is not None:
         _require_generation(selected)
     if request.heap:
@@ -128,23 +120,15 @@ def _require_generation(jobs: Sequence[Job]) -> None:
         )
 
 
-def _select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
-    arguments = (*request.selection, *request.pytest_arguments)
-    if not arguments:
+def _select(request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
+    if not request.keyword:
         return tuple(jobs)
-    for argument in arguments:
-        if argument.startswith(_OURS):
-            raise UsageError(f"{argument} is not for the user to say: farm starts one worker for every device")
-    from farm.request.pytest_session import collected
+    from farm.request.keyword import matching
 
-    with tempfile.TemporaryDirectory(prefix="farm-select-") as folder:
-        status, ids = collected(config, Path(folder), jobs, arguments)
-    if status == _PYTEST_USAGE:
-        raise UsageError(f"pytest does not understand {' '.join(arguments)}")
-    chosen = set(ids)
+    chosen = set(matching([job.id for job in jobs], request.keyword))
     selected = tuple(job for job in jobs if job.id in chosen)
     if not selected:
-        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(arguments)}")
+        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by -k {request.keyword}")
     return selected
 
 
@@ -308,7 +292,7 @@ def collect(
         from farm.toolchains.select import toolchain_of
 
         toolchain_of(config, request.toolchain)
-    jobs = select(config, request, jobs_of(config, request), judged=judged)
+    jobs = select(request, jobs_of(config, request), judged=judged)
     if request.asks_the_store:
         from farm.store.store import open_store
         from farm.toolchains.prepare import line_of, prepare

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def write_report(view: RunView, path: Path, store: Store, config: Config) -> Path:
     """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
     from farm.report.html.context import artifact_links
-    from farm.report.html.page_of_run import write_html
+    from farm.report.html.page_of_run import keep_templates, write_html
     from farm.store.artifacts import open_artifacts
 
+    keep_templates(config.cache_dir)
     artifacts = open_artifacts(config)
 
     def links(known: Background) -> dict[str, str]:

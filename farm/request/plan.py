@@ -80,14 +80,9 @@ class RunPlan(msgspec.Struct, frozen=True):
         # What a job is asked to go on for is no silence.
         return _SILENCE_SECONDS + 2 * (self.timeout_s + (self.seconds or 0))
 
-    @property
-    def tried(self) -> Path:
-        """A folder with a file for every job that failed on a device and that another is to try."""
-        return self.folder / "tried"
-
     def prepare_folder(self) -> None:
         """Make the folders that everybody writes into, with nothing of an earlier part of the run, and write it."""
-        for name in ("builds", "workers", "tried", "grants"):
+        for name in ("builds", "workers"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
         for number in range(len(self.devices)):

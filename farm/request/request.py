@@ -22,10 +22,10 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     precisions: tuple[str, ...] = ()
     virtual: int = 0
     """Virtual devices a SoC; 0 for attached ones."""
-    selection: tuple[str, ...] = ()
-    """pytest arguments that choose jobs."""
-    pytest_arguments: tuple[str, ...] = ()
-    """Other arguments for pytest."""
+    keyword: str = ""
+    """Expression of `-k`; empty for all jobs."""
+    most_failures: int | None = None
+    """After so many failed jobs nothing else begins; None for no limit."""
     iterations: int = 3
     warm_up: int = 1
     reducible: bool = False

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
     from farm.bundles.reuse import FoundBundle
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.request import RunRequest
-    from farm.run.progress import ProgressListener
     from farm.suites.suite import Job
     from farm.system.processes import Supervisor
     from farm.toolchains.toolchain import Toolchain

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from farm.bundles.cache import BundleCache
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.plan import RunPlan
-    from farm.run.progress import ProgressListener
     from farm.run.rebuild import Rebuild
     from farm.store.store import Store
     from farm.system.processes import Supervisor

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.dispatch.local_run import replay_results
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.pool.waiting import Wait
@@ -19,7 +20,6 @@ from farm.request.budget import Budget
 from farm.request.choose import device_kind_of, optrace_tools
 from farm.request.ending import exit_code_of
 from farm.run.compiling import builders
-from farm.run.fork_server import forking
 from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
 from farm.suites.socs import find_soc
 from farm.system.interrupts import INTERRUPTED, InterruptHandler, handling
@@ -28,18 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.pool.fleet import Fleet
     from farm.pool.lease_keeper import LeaseTerms
     from farm.request.plan import PlannedJob, RunPlan
     from farm.request.request import RunOutcome, RunRequest
-    from farm.run.fork_server import ForkServer
-    from farm.run.progress import ProgressListener
     from farm.store.store import Store
     from farm.suites.suite import Job
     from farm.system.processes import Supervisor
     from farm.toolchains.toolchain import Toolchain
-
-_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED = 0, 1, 2
 
 
 def run(
@@ -62,10 +59,10 @@ def run(
 
     budget = Budget(request.budget_s)
     config, jobs = choose(config, request, listener.note, only)
-    with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
+    with handling(interrupts) as handler, open_store(config.store_url) as store:
         kind = partial(device_kind_of, config, request, store)
         jobs = narrowed(config, request, store, jobs, listener.note, kind)
-        return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
+        return _Run(config, request, listener, store, handler, budget).execute(jobs, begun=begun)
 
 
 def resume(
@@ -87,11 +84,13 @@ def resume(
     from farm.store.store import open_store
 
     hide_secrets(config)
-    with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
+    with handling(interrupts) as handler, open_store(config.store_url) as store:
+        run_id = store.runs.resolve(ref, unbegun=True)
+        replay_results(run_id, config.run_folder(run_id), store, listener.note)
         config, request, view, missing = left_of(config, store, ref, listener.note)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         if missing:
-            return _Run(config, request, listener, store, handler, budget, forks).execute(missing, view.id)
+            return _Run(config, request, listener, store, handler, budget).execute(missing, view.id)
         if view.exit_code is None:
             with in_progress(config.run_folder(view.id)) as before:
                 _release_leases(store, before)
@@ -121,10 +120,9 @@ class _Run(RunSteps):
         store: Store,
         interrupts: InterruptHandler,
         budget: Budget,
-        forks: ForkServer | None,
     ) -> None:
         super().__init__(config, request, listener, store, budget)
-        self._interrupts, self._forks = interrupts, forks
+        self._interrupts = interrupts
         self._given_up: frozenset[str] = frozenset()
         """SoCs of which no device came in time."""
 
@@ -158,8 +156,9 @@ class _Run(RunSteps):
             try:
                 _release_leases(self._store, before)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
-                    status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
-                exit_code = INTERRUPTED if self._interrupts.was_interrupted else self._exit_code(run_id, status)
+                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
+                was_interrupted = self._interrupts.was_interrupted
+                exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
             except KeyboardInterrupt:
                 exit_code = INTERRUPTED
             except FarmError as error:
@@ -172,13 +171,14 @@ class _Run(RunSteps):
 
     def _on_devices(
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
-    ) -> int:
-        """Return pytest's exit status."""
+    ) -> None:
+        from farm.dispatch.fork_server import ForkServer
+        from farm.dispatch.local_run import LocalRun
         from farm.pool.device_pool import DevicePool
-        from farm.request.pytest_session import execute
-        from farm.run.controller import Controller
 
         wait = Wait(self._request.wait_s, self._listener.note)
+        # Its imports take place meanwhile.
+        forks = ForkServer(supervisor)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools, self._rebuild)
@@ -195,22 +195,19 @@ class _Run(RunSteps):
             per_soc = Counter(device.soc for device in pool.held())
             planned = self._fit(run_id, planned, per_soc)
             if not planned:
-                return _PYTEST_OK
+                return
             run_plan = self._plan(run_id, folder, planned, fleet, canaries)
             run_plan.prepare_folder()
             with builders(
                 self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
             ) as to_build:
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
-                pool.begin(folder)
-                controller = Controller(run_plan, self._listener, self._store, pool, self._forks)
-                stop, say = pool.finish_running, partial(self._say_finishing, run_id)
+                most = self._request.most_failures or 0
+                local = LocalRun(run_plan, pool, self._store, self._listener, forks=forks, most_failures=most)
+                stop, say = local.finish_running, partial(self._say_finishing, run_id)
                 with self._interrupts.finishing(stop, say), self._budget.watched(stop, self._listener.note):
-                    status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
-                if controller.interrupted:
-                    raise KeyboardInterrupt
-                self._leave(run_id, controller.abandoned)
-                return status
+                    end = local.run()
+                self._leave(run_id, end.abandoned)
         finally:
             pool.close()
 
@@ -289,9 +286,3 @@ class _Run(RunSteps):
         due = [job for job in jobs if job.soc not in self._given_up]
         left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
         self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
-
-    def _exit_code(self, run_id: str, status: int) -> int:
-        """Return the exit code by what is in the store. Raises InfraError for a session that broke down."""
-        if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
-            raise InfraError(f"the test session broke down (pytest status {status}); the lines above show why")
-        return exit_code_of(self._store.runs.view(run_id))

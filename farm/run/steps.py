@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.budget import Budget
     from farm.request.plan import PlannedJob
     from farm.request.request import RunRequest
-    from farm.run.progress import ProgressListener
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.store.view import RunView, Stale
@@ -47,7 +47,7 @@ def choose(
     jobs = jobs_of(config, request)
     config = use_toolchain(config, request.toolchain, note)
     check_machine(config, request)
-    jobs = select(config, request, jobs)
+    jobs = select(request, jobs)
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs, request)
@@ -153,8 +153,8 @@ class RunSteps:
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
+        from farm.dispatch.order import dispatch_order
         from farm.request.plan import PlannedJob
-        from farm.run.scheduler import dispatch_order
 
         cache = BundleCache(self._config.cache_dir)
         found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)

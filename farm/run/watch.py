@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.request import RunOutcome, RunRequest
-    from farm.run.progress import ProgressListener
     from farm.suites.suite import Job
 
 _LOOK_EVERY_S = 0.5
@@ -70,7 +70,7 @@ class Watch:
         """Return the folders that count, the key of every job's bundle by its id, and those keys that are cached."""
         forget_sources()
         config = use_toolchain(self._config, self._request.toolchain, self._note)
-        jobs = select(config, self._request, jobs_of(config, self._request))
+        jobs = select(self._request, jobs_of(config, self._request))
         tools = prepare(config, self._note, virtual=self._request.virtual > 0)
         found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
         developed = [Path(root.folder) for root in tools.compiler.developed]

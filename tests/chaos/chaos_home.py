@@ -14,7 +14,7 @@ from stub_farm import SOC, fill_bundle, words_of
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.device_run.canary import canary_jobs
-from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.suites.manifests import load_suite
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job, plan
@@ -36,7 +36,7 @@ _ROLES = {
     "runner": "--serve",
     "builder": "farm.compile.builder",
     "tunnel": "farm.devices.ssh.tunnel",
-    "worker": WORKER_NAME,
+    "worker": PROCESS_NAME,
     "fork server": SERVER_NAME,
     "controller": "chaos_farm.py run",
 }
@@ -181,7 +181,7 @@ def processes_of(folder: Path) -> list[Process]:
             elif raw and (mark in raw or mark in (entry / "environ").read_bytes()):
                 # A worker is a copy of the controller, under a name that it gives itself.
                 name = (entry / "comm").read_text().strip()
-                command = f"{name} {command}" if name in (SERVER_NAME, WORKER_NAME) else command
+                command = f"{name} {command}" if name in (SERVER_NAME, PROCESS_NAME) else command
                 role = next((role for role, word in _ROLES.items() if word in command), "other")
                 found.append(Process(int(entry.name), role, command))
         except OSError:

@@ -28,10 +28,11 @@ from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import AdbAddress, Device, Unusable
 from farm.devices.discovery import Scan
+from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.errors import UnknownNameError
 from farm.pool.inventory import DeviceRow, addresses_of, find_rows, rows
-from farm.store.leases.registry import HealthEvent, Registered, Seen
+from farm.store.leases.registry import Registered, Seen
 from farm.store.leases.rules import Lease, Priority, Waiting
 from farm.store.store import open_store
 from farm.system.processes import Supervisor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.adb.server import start_adb_server
-from farm.store.leases.registry import HealthEvent
+from farm.devices.health import HealthEvent
 from farm.store.leases.rules import Priority
 from farm.store.store import Store, open_store
 from farm.system.processes import Supervisor

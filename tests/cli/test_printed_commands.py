@@ -27,7 +27,9 @@ from farm.cli.main import cli
 from farm.cli.options import with_numbers
 from farm.cli.running import debug as debug_command
 from farm.devices.device import AdbAddress, Device
+from farm.devices.health import HealthEvent
 from farm.errors import FIRST_RUN, UsageError
+from farm.nightly import debug_failures
 from farm.nightly.plan import command_of
 from farm.pool.fleet import Choice
 from farm.regressions import commit_evidence
@@ -38,7 +40,7 @@ from farm.report.model.rerun import fetch_command, rerun_command, ways_again
 from farm.request.request import RunRequest
 from farm.results.attempt import Attempt, Cause, OperatorProfile, Stage, Verdict
 from farm.results.layers import Diagnosis
-from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.store.view import JobView
@@ -95,6 +97,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm bisect --commits GOOD..BAD JOB": (),
     "farm bisect --resume {}": ("s-conv",),
     "farm cancel {}": ("1",),
+    "farm compare --options {}=false --options {}=true": ("direct_mode", "direct_mode"),
     "farm connect {}": ("phone-1",),
     "farm device in DEVICE": (),
     "farm device out DEVICE": (),
@@ -112,7 +115,6 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm serve": (),
     "farm shell {}": ("phone-1",),
     "farm shell {} -- COMMAND": ("phone-1",),
-    "farm show JOB": (),
     "farm sign": (),
     "farm sign --lpai v{}": ("5",),
     "farm sign --lpai v{} --direct --htp v{}": ("5", "75"),
@@ -333,7 +335,7 @@ def built() -> dict[str, list[str]]:
     target = Target("SM8650", "htp", "8a8w", options=(("htp_performance_mode", "burst"),))
     request = RunRequest(
         socs=("SM8650",), suites=("a suite",), precisions=("8a8w",), options=("htp_performance_mode=burst",),
-        choice=Choice(("phone-1",), ("lab",)), selection=("-k", "conv and 3"), most_devices=2, seconds=9, timeout_s=7,
+        choice=Choice(("phone-1",), ("lab",)), keyword="conv and 3", most_devices=2, seconds=9, timeout_s=7,
     )  # fmt: skip
     commits = CommitsRequest(
         checkout="/x", good="a" * 40, bad="b" * 40, jobs=(JOB.id,), metric="latency", build=("make", "-j 2"),
@@ -352,6 +354,7 @@ def built() -> dict[str, list[str]]:
             coverage._command("SM8650", "gpu", ["s"], ["latest"], "main", Path("coverage.md")),
         ],
         "cli/running/debug.py:_text": commands_in("\n".join(debug_command._text(outcome, 0))),
+        "nightly/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
         "nightly/plan.py:command_of": [command_of(request)],
         "regressions/commit_evidence.py:_command": [commit_evidence._command(commits)],
         "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),

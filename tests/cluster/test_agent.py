@@ -11,8 +11,8 @@ from agent_hosts import SMOKE, AgentHosts, agent_hosts
 from chaos_store import PostgresStore, postgres_cluster
 from farm_home import FarmHome
 
-from farm.cluster.terms import PROTOCOL
 from farm.results.attempt import Verdict
+from farm.store.cluster.records import PROTOCOL
 from farm.virtual.faults import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ def test_an_agent_that_was_killed_comes_back_and_nothing_is_lost_or_run_twice(le
 @pytest.mark.whole
 def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(left: AgentHosts) -> None:
     run_id = begun(left, "-k", _FEW)
-    [slot] = left.slots("left")
+    [slot] = left.device_processes("left")
     os.kill(slot, signal.SIGKILL)
     view = left.finished(run_id)
     assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
     once_each(left, run_id, _SOME)
-    [another] = left.slots("left")
+    [another] = left.device_processes("left")
     assert another != slot
     assert "another takes its place" in left.printed("left")
 

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,23 @@ def test_a_hostile_archive_writes_nothing_outside_and_no_more_than_it_is(name: s
     assert not Path("/var/farm-evil").exists()
     assert not any(one.is_symlink() for one in folder.rglob("*"))
     assert sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) <= 16
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_huge_extended_header_takes_no_memory(kind: bytes, tmp_path: Path) -> None:
+    size = 1 << 28
+    path, folder = tmp_path / "evil.tar", tmp_path / "out"
+    folder.mkdir()
+    path.write_bytes(member("header", kind, size).tobuf(tarfile.USTAR_FORMAT))
+    # Sparse: a few KiB on the disk.
+    os.truncate(path, 512 + size + 1024)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArtifactLostError, match=f"an extended header has {size} bytes"):
+            unpack(path, folder)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar", b"\x1f\x8b\x08\x00bomb", os.urandom(3000), bytes(10240)[:700]])

@@ -11,11 +11,10 @@ import pytest
 from farm.cli.cluster.queue import queue_lines
 from farm.cluster.client.devices import choose
 from farm.cluster.client.follow import Shown
-from farm.cluster.client.manner import most_failures
 from farm.cluster.queue import queued, why_it_waits
-from farm.cluster.terms import PROTOCOL
 from farm.pool.fleet import Choice
 from farm.store.cluster.records import (
+    PROTOCOL,
     Agent,
     AgentDevice,
     AgentFacts,
@@ -117,14 +116,6 @@ def test_bundles_are_counted_from_where_the_run_began() -> None:
     shown.show(progress(building=("a", "needs 0"), built=1))
     shown.show(progress(built=3))
     assert sorted(listener.told) == [("build", "a"), ("build", "canary"), ("built", "a"), ("built", "canary")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "most"),
-    [((), None), (("-x",), 1), (("--maxfail=3",), 3), (("-m", "slow"), None), (("--maxfail=0",), None)],
-)
-def test_after_how_many_failures_a_run_ends(arguments: tuple[str, ...], most: int | None) -> None:
-    assert most_failures(arguments) == most
 
 
 def agent(name: str, *devices: AgentDevice, alive: bool = True, protocol: int = PROTOCOL) -> Agent:

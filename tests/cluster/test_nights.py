@@ -21,11 +21,10 @@ from store_template import drop_database
 from waiting import ends
 
 from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
-from farm.cluster.terms import PROTOCOL
 from farm.config.settings import load_config
 from farm.config.shared import NightConfig
 from farm.errors import ConfigError, StoreError, UsageError
-from farm.store.cluster.records import AgentFacts, NightStart
+from farm.store.cluster.records import PROTOCOL, AgentFacts, NightStart
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A host of devices has neither torch nor ExecuTorch: what its agent and its slots import does without."""
+"""A host of devices has neither torch nor ExecuTorch: what its agent and its device processes import does without."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 _MODULES = """
-farm.cli.cluster.agent farm.cluster.agent.host_agent farm.cluster.agent.device_work farm.cluster.slots.slot
-farm.cluster.files.prepare farm.device_run.device_worker farm.run.worker farm.results.judge farm.results.generation
+farm.cli.cluster.agent farm.cluster.agent.host_agent farm.dispatch.device_runner farm.dispatch.device_process
+farm.cluster.files.prepare farm.device_run.device_worker farm.dispatch.worker farm.results.judge farm.results.generation
 """
 _REFUSING = """
 import importlib.abc, importlib.util, sys
@@ -23,7 +23,7 @@ for module in sys.argv[1:]:
 """
 
 
-def test_an_agent_and_its_slots_are_loaded_where_there_is_no_torch() -> None:
+def test_an_agent_and_device_processes_are_loaded_where_there_is_no_torch() -> None:
     argv = [sys.executable, "-c", f"import importlib\n{_REFUSING}", *_MODULES.split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from farm.errors import NoDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.pool.fleet import Fleet, virtual_fleet
-from farm.pool.worker_grant import WorkerGrant, write_grant
+from farm.pytest_plugin.grants import FileGrant
 from farm.pytest_plugin.plan import SuitePlan
 from farm.pytest_plugin.worker import SuiteWorker
 from farm.store.records import RunRecord
@@ -167,7 +168,8 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
         suite_folders=(), versions={}, compiler=Compiler("", {}), build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
     )  # fmt: skip
     plan.folder.mkdir()
-    write_grant(plan.folder, 0, WorkerGrant(go=True))
+    (plan.folder / "grants").mkdir()
+    (plan.folder / "grants" / "0.json").write_bytes(msgspec.json.encode(FileGrant(go=True)))
     worker = SuiteWorker(plan, 0)
     try:
         worker.get_ready()

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from farm.devices.health import HealthEvent
 from farm.report.model.chart import HEIGHT, WIDTH, ChartPoint, chart
 from farm.report.model.drift import canary_chart, drift_of
 from farm.report.model.history import tables
-from farm.store.leases.registry import HealthEvent
 from farm.store.queries.browse import DeviceAttempt
 from farm.store.records import HistoryPoint
 

@@ -17,12 +17,12 @@ from farm_home import FarmHome, processes_of, wait_for_no_process
 from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import all_the_time, poll, until
 
-from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 
 VICTIMS = {
     "controller": "run --soc",
     "fork server": SERVER_NAME,
-    "worker": WORKER_NAME,
+    "worker": PROCESS_NAME,
     "builder": "farm.compile.builder",
     "adb server": "server nodaemon",
     "runner": "--serve",

@@ -18,7 +18,7 @@ from small_disk import small_disk
 from stub_home import StubHome, make_stub_home, write_stub_suite
 from waiting import until
 
-from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
@@ -142,4 +142,4 @@ def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: StubHome) ->
 
 
 def workers(home: FarmHome) -> list[int]:
-    return [pid for pid, command in processes_of(home).items() if WORKER_NAME in command]
+    return [pid for pid, command in processes_of(home).items() if PROCESS_NAME in command]

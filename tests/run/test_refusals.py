@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,12 @@ from run_model import Script, World
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
 from farm.config.settings import HealthConfig
-from farm.device_run.device_worker import DeviceWorker
-from farm.device_run.executor import Executor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import Event
+from farm.dispatch.messages import Grant
+from farm.dispatch.worker import Returned, Worker
 from farm.errors import DeviceError, ProgramError
 from farm.pool.acquire import AcquiredDevice
-from farm.pool.worker_grant import WorkerGrant, write_grant
 from farm.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.pytest_plugin.worker import SuiteWorker
 from farm.replay.one_off_request import OneOffRequest
@@ -30,7 +28,7 @@ from farm.replay.one_off_tries import OneOffTries
 from farm.request.plan import PlannedJob, RunPlan
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.run.worker import Outfit, Returned, Worker
+from farm.results.blame import Tried
 from farm.runtime.runtime import Runtime
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 from farm.system.processes import Supervisor
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farm.devices.device import Device
-    from farm.store.leases.registry import HealthEvent
+    from farm.devices.health import HealthEvent
     from farm.suites.suite import OptionSet
 
 STUB = Path(__file__).with_name("refusing_runner_stub.py")
@@ -114,17 +112,13 @@ class StubFarm:
         serials = [device.serial for device in devices]
         for number, serial in enumerate(serials):
             others = tuple(other for other in serials if other != serial)
-            write_grant(self.plan.folder, number, WorkerGrant(go=True, others=others))
-            self.workers.append(Worker(self.plan, number, os.getppid(), self._outfit))
-
-    def _outfit(self, plan: RunPlan, number: int, unwanted: Any) -> Outfit:
-        store: Any = SimpleNamespace(
-            record_attempt=lambda _, attempt, **__: self.attempts.append(attempt),
-            devices=SimpleNamespace(record_health=self._record_health),
-            close=lambda: None,
-        )
-        device_worker = DeviceWorker(plan, number, store, unwanted)
-        return Outfit(store, device_worker, Executor(plan, device_worker))
+            grant = Grant(go=True, others=others)
+            self.workers.append(
+                Worker(
+                    self.plan, number, lambda grant=grant: grant, record_health=self._record_health,
+                    is_orphan=lambda: False,
+                )
+            )  # fmt: skip
 
     def _record_health(self, event: HealthEvent) -> None:
         if event.event == Event.OUTVOTED:
@@ -134,13 +128,18 @@ class StubFarm:
         """Run every job on the first device, and elsewhere what another one has to try; return the last verdicts."""
         for number, job in enumerate(self.jobs):
             following = self.jobs[number + 1] if number + 1 < len(self.jobs) else None
+            history: tuple[Tried, ...] = ()
             for place, worker in enumerate(self.workers):
-                done = worker.run(job, following if not place else None)
+                done = worker.run(job, history, following if not place else None)
                 if isinstance(done, Returned):
                     # The device has to be recovered, or is given up: others do its jobs.
-                    self.events.append((done.device, done.unfit or done.given_up))
-                elif not done.avoid:
+                    serial = self.plan.devices[place].serial
+                    self.events.append((serial, done.unfit or done.given_up))
+                    continue
+                self.attempts += done.attempts
+                if not done.repeat:
                     break
+                history = done.repeat
         last = {attempt.job_id: attempt for attempt in self.attempts}
         assert len(last) == len(self.jobs), self.events
         return {one.case.name: last[one.id].verdict for one in (job.job for job in self.jobs)}

@@ -18,8 +18,9 @@ import pytest
 from run_model import Script, World
 from waiting import until
 
+from farm.dispatch.device_runner import MOST_EXITS
+from farm.pytest_plugin.workers import START_SECONDS, STOPPED_SECONDS, Workers
 from farm.results.attempt import Cause, Verdict
-from farm.run.workers import MOST_DEATHS, START_SECONDS, STOPPED_SECONDS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_a_disk_that_is_full_for_a_while(world: object, name: str) -> None:
 
 
 def test_a_disk_that_stays_full_stops_the_run_and_says_what_to_do(world: object) -> None:
-    full = world("healthy", full=range(40, 10**9))  # type: ignore[operator]
+    full = world("healthy", full=range(16, 10**9))  # type: ignore[operator]
     full.run()
     [stop] = [note for note in full.notes if note.startswith("the run stops")]
     assert "No space left on device" in stop
@@ -124,7 +125,7 @@ def test_a_disk_that_stays_full_stops_the_run_and_says_what_to_do(world: object)
 def test_a_device_whose_workers_die_all_the_time_is_given_up_and_the_others_do_its_jobs(world: object) -> None:
     dying = world("healthy", kills=dict.fromkeys(range(1, 2000), (0,)))  # type: ignore[operator]
     check(dying)
-    assert any(f"device-0 is not used any more: its worker process died {MOST_DEATHS} times" in n for n in dying.notes)
+    assert any(f"device-0 is not used any more: its device process exited {MOST_EXITS} times" in n for n in dying.notes)
 
 
 def test_a_run_whose_workers_all_die_ends(world: object) -> None:

@@ -53,11 +53,11 @@ def jobs(tmp_path: Path) -> list[Job]:
 def test_it_is_refused_where_nothing_is_generated(tmp_path: Path) -> None:
     story, other = jobs(tmp_path)
     config = load_config(folder=tmp_path)
-    assert select(config, SUSTAINED, [story], judged=False) == (story,)
+    assert select(SUSTAINED, [story], judged=False) == (story,)
     with pytest.raises(UsageError, match=r"--seconds is for programs that generate text: smoke/.* does not"):
-        select(config, SUSTAINED, [story, other], judged=False)
+        select(SUSTAINED, [story, other], judged=False)
     with pytest.raises(UsageError, match="nor 1 more"):
-        select(config, SUSTAINED, [other, other], judged=False)
+        select(SUSTAINED, [other, other], judged=False)
     with pytest.raises(UsageError, match="--heap runs every job once: leave --seconds out"):
         jobs_of(config, msgspec.structs.replace(SUSTAINED, heap=True))
 

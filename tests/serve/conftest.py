@@ -18,11 +18,12 @@ from sqlalchemy import text
 
 from farm.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
+from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.server import listen, settings
 from farm.store.artifacts import ArtifactStore
-from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.registry import Seen
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store

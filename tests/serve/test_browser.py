@@ -115,7 +115,7 @@ def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
 
 
 def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: Server, filled: Filled) -> None:
-    from farm.store.leases.registry import HealthEvent
+    from farm.devices.health import HealthEvent
     from farm.store.leases.rules import Priority
 
     show(browser, f"{server.url}/devices/pixel-left")

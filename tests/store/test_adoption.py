@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from sqlalchemy import update
 
 from farm.devices.device import AdbAddress
+from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.store import schema
-from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.registry import Seen
 from farm.store.leases.rules import Priority
 
 if TYPE_CHECKING:

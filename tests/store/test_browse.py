@@ -126,7 +126,8 @@ def test_all_of_it_works_in_a_store_that_is_open_to_read_only_while_another_writ
 
 
 def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None:
-    from farm.store.leases.registry import HealthEvent, Seen
+    from farm.devices.health import HealthEvent
+    from farm.store.leases.registry import Seen
 
     device = make.device()
     store.devices.see([Seen(device, "device", None)])

@@ -9,12 +9,11 @@ import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
 from store_template import drop_database
 
-from farm.cluster.terms import PROTOCOL
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.results.measurements import counted
-from farm.store.cluster.records import NewOrder
+from farm.store.cluster.records import PROTOCOL, NewOrder
 from farm.store.leases.rules import Priority
 from farm.store.records import ArtifactRecord, JobFile
 from farm.store.store import open_store

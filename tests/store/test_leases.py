@@ -20,11 +20,12 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import delete, func, select
 
+from farm.devices.health import HealthEvent
 from farm.errors import LeaseLostError
 from farm.store import schema
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
-from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.registry import Seen
 from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
 from farm.store.store import Store, open_store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from farm.store.leases.registry import HealthEvent
+from farm.devices.health import HealthEvent
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

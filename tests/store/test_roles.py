@@ -17,9 +17,10 @@ from postgresql_server import running_cluster
 from shared_rows import SOC, TTL_S, agent, job, key, result, shards, submit
 
 from farm.devices.device import AdbAddress
+from farm.devices.health import HealthEvent
 from farm.errors import LeaseLostError, StoreError, UsageError
 from farm.store.cluster.records import Build, NewBuild
-from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.registry import Seen
 from farm.store.leases.rules import Priority
 from farm.store.records import Remark, RunRecord
 from farm.store.schema import metadata

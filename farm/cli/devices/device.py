@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.store.leases.registry import HealthEvent, Registered
+    from farm.devices.health import HealthEvent
+    from farm.store.leases.registry import Registered
     from farm.store.store import Store
 
 
@@ -78,8 +79,7 @@ def in_command(*, device: str, config_file: Path | None) -> None:
 @config_option
 def unquarantine_command(*, device: str, config_file: Path | None) -> None:
     """Give a device that is in quarantine another chance: its canary decides."""
-    from farm.devices.health import Event, Health, HealthMark, next_health
-    from farm.store.leases.registry import HealthEvent
+    from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 
     # A forgotten device keeps its quarantine.
     with _device(config_file, device, forgotten=True) as (store, known):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farm.run.compile_only import Compilation, CompiledJob
 
 
-def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any], pytest_arguments: tuple[str, ...]) -> None:
+def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     """Raise UsageError for options that say how to run: nothing is."""
     devices = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
     running = {
@@ -36,7 +36,6 @@ def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any], pytest_a
         "--maxfail": asked.maxfail,
         "--failed-first": asked.failed_first,
         "--collect-only": asked.collect_only,
-        "what stands behind --": pytest_arguments,
     }
     refuse_together({**devices, **running, **outputs}, "--compile-only runs nothing on a device: leave {} out")
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from farm.dispatch.progress import ProgressListener
     from farm.nightly.record import Night
-    from farm.run.progress import ProgressListener
 
 
 @click.command("nightly")

@@ -19,7 +19,7 @@ from farm.cli.options import (
     named,
     purpose_options,
     refuse_together,
-    require_separator,
+    require_no_words,
     timeout_option,
 )
 from farm.cli.output import as_called, deliver, echo, notice
@@ -44,8 +44,6 @@ FAILED = 1
 _CONFIRMED_AFTER = (0, FAILED, 4)
 # Of several runs, by what is to be done about it: the last is that of all.
 _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
-# pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
-_LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
 _OF_RUNS = ("list", "delete")
 
 
@@ -119,10 +117,10 @@ class _RunCommand(click.Command):
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON instead of a summary.")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
+@click.argument("words", nargs=-1, metavar="[list|delete]")
 def command(
     config_file: Path | None,
-    pytest_arguments: tuple[str, ...],
+    words: tuple[str, ...],
     *,
     html: Path | None,
     junitxml: Path | None,
@@ -131,8 +129,7 @@ def command(
 ) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
-    Behind `--` stand options of pytest that choose jobs, or a plugin (-p)
-    and its options. Attached devices are leased: see farm devices. A nightly run hands one over, between two jobs,
+    Attached devices are leased: see farm devices. A nightly run hands one over, between two jobs,
     to a person who waits for it. Ctrl-C finishes the running jobs and reports;
     a second one stops at once. farm run --resume latest goes on.
 
@@ -165,16 +162,17 @@ def command(
     from farm.cluster.client.anywhere import run
     from farm.request.choose import collect
 
+    require_no_words(words)
     asked = SimpleNamespace(**given)
     if asked.resume is not None:
         outcome = _resumed(asked, config_file)
         return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
-    _check(asked, pytest_arguments, {"--html": html, "--junitxml": junitxml, "--json": as_json})
+    _check(asked, {"--html": html, "--junitxml": junitxml, "--json": as_json})
     if asked.compile_only:
         from farm.cli.running.compile_only import check_compile_only
 
-        check_compile_only(asked, {"--html": html, "--junitxml": junitxml}, pytest_arguments)
-    requests = _requests(asked, pytest_arguments)
+        check_compile_only(asked, {"--html": html, "--junitxml": junitxml})
+    requests = _requests(asked)
     config = load_config(config_file)
     if asked.collect_only:
         from farm.cluster.client.devices import kind_of
@@ -243,7 +241,7 @@ def _watched(
     return code
 
 
-def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: dict[str, Any]) -> None:
+def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     """Raise UsageError for options of a fresh run that do not go together; `outputs` are those that name a result."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
@@ -251,7 +249,6 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     if asked.virtual:
         attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
         refuse_together(attached, FOR_ATTACHED)
-    require_separator(pytest_arguments)
     if asked.nightly and asked.purpose == "trial":
         raise UsageError("--nightly is --purpose nightly, not trial: leave one of them out")
     if asked.collect_only or asked.compile_only:
@@ -289,40 +286,35 @@ def _purpose(asked: SimpleNamespace) -> str:
     return "nightly" if asked.nightly else asked.purpose or "trial"
 
 
-def _requests(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> list[RunRequest]:
+def _requests(asked: SimpleNamespace) -> list[RunRequest]:
     """Return one request for each toolchain."""
     import msgspec
 
     from farm.toolchains.select import absolute_ref
 
-    request = _request(asked, pytest_arguments)
+    request = _request(asked)
     # A run may be resumed from another folder.
     refs = dict.fromkeys(map(absolute_ref, asked.toolchains)) or ("",)
     return [msgspec.structs.replace(request, toolchain=ref) for ref in refs]
 
 
-def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRequest:
+def _request(asked: SimpleNamespace) -> RunRequest:
     """Return what options of a fresh run ask for: most of them are called as the field is."""
     from farm.pool.fleet import Choice
     from farm.request.request import RunRequest
     from farm.request.selection import parse_shard
     from farm.store.view import Purpose
 
-    limits = [*(["-x"] if asked.exitfirst else []), *([f"--maxfail={asked.maxfail}"] if asked.maxfail else [])]
     same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
     return RunRequest(**same | {
-        "selection": ("-k", asked.keyword) if asked.keyword else (),
-        "pytest_arguments": (
-            *limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)
-        ),
+        "keyword": asked.keyword or "",
+        "most_failures": 1 if asked.exitfirst else asked.maxfail,
         **executions(asked.iterations, asked.warm_up),
         "profile": Profile(asked.profile),
         "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
         "choice": Choice(asked.devices, asked.labels, asked.heap),
         "shard": None if asked.shard is None else parse_shard(asked.shard),
-        "last_failed": asked.last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
-        "failed_first": asked.failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),
     })  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import FarmError
-from farm.pool.worker_grant import now_s
+from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,25 +15,28 @@ import socket
 import threading
 import time
 from functools import partial
-from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from farm import __version__
 from farm.cluster.agent.claimer import Claimer
-from farm.cluster.agent.desk import Desk, DeskParts
 from farm.cluster.agent.host_devices import HostDevices
 from farm.cluster.agent.ledger import Ledger
 from farm.cluster.agent.life import Life, once_name_is_free
 from farm.cluster.agent.minder import Minder
-from farm.cluster.agent.recorder import Recorder
-from farm.cluster.agent.spool import Spool
+from farm.cluster.agent.shared_jobs import SharedJobs, SharedParts
+from farm.cluster.agent.shared_records import SharedRecords
 from farm.cluster.agent.timing import Timing
 from farm.cluster.agent.works import Works
 from farm.cluster.files.prepare import Preparer
-from farm.cluster.terms import PROTOCOL
+from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.process_link import ForkedProcess
+from farm.dispatch.recorder import Recorder
+from farm.dispatch.result_log import ResultLog
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
-from farm.store.cluster.records import AgentFacts
+from farm.store.cluster.records import PROTOCOL, AgentFacts
+from farm.system.threads import noticing_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,9 +45,9 @@ if TYPE_CHECKING:
     from farm.cluster.agent.host_devices import Attachments
     from farm.cluster.delivery.worker import MessageDelivery
     from farm.cluster.nights import NightStarter
-    from farm.cluster.slots.slot_protocol import DeviceSlot
     from farm.config.settings import Config
     from farm.devices.device import Device
+    from farm.dispatch.messages import DeviceProcess
     from farm.store.cluster.records import AgentId, HeldShard, Minded
     from farm.store.store import Store
 
@@ -65,22 +68,31 @@ class HostAgent:
         builds: bool = False,
         has_devices: bool = True,
         devices: Callable[[], Sequence[Device]] | None = None,
-        slots: Callable[[Device], DeviceSlot] | None = None,
+        processes: Callable[[Device], DeviceProcess] | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         """`note` gets a line for people; `builds` lets it compile for others.
 
-        `devices` are used in the place of those that are attached, `slots` in the place of processes.
+        `devices` replaces the attached devices, `processes` makes their processes.
         """
         self._config, self._timing = config, timing
         self.name = name or config.agent.name or socket.gethostname()
         self._builds, self._has_devices = builds, has_devices
         self._find, self._note = devices, note
-        self._desk = Desk(lambda device: self._works.get(device).device.soc, self._changed, note, slots)
-        self._works = Works(self._desk, lambda work: self._desk.aside(work.close), timing)
+        self._dispatcher = Dispatcher(note, processes or self._device_process)
+        self._jobs = SharedJobs(
+            self._dispatcher,
+            lambda device: self._works.get(device).device.called,
+            lambda device: self._works.get(device).device.soc,
+            self._changed,
+        )
+        self._works = Works(self._jobs, self._dispatcher, lambda work: self._jobs.aside(work.close), timing)
+        self._forks: ForkServer | None = None
         self._is_draining = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
+        self._is_replaced = False
+        """Another agent has the name by now."""
         self._is_hurried = threading.Event()
         self._patience_s = float("inf")
         self._ending = threading.Event()
@@ -102,6 +114,7 @@ class HostAgent:
         # Before anything starts that would inherit them.
         hide_secrets(self._config)
         with self._stack:
+            self._stack.enter_context(noticing_deaths(self._thread_died))
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)
             self._store: Store = self._stack.enter_context(store)
             self._supervisor = self._stack.enter_context(Supervisor())
@@ -112,7 +125,7 @@ class HostAgent:
             self._life.remember(self._agent.token)
             try:
                 self._begin()
-                self._decide()
+                self._dispatcher.run(self._is_over, self._tick, _TICK_SECONDS)
             finally:
                 self._end()
         if self._ended_by is not None:
@@ -123,7 +136,12 @@ class HostAgent:
         if self._ending.is_set():
             self._is_hurried.set()
         self._ending.set()
-        self._desk.post(self._drain)
+        self._dispatcher.post(self._drain)
+
+    def _thread_died(self, why: str) -> None:
+        """End the agent, which its service manager starts again."""
+        self._ended_by = self._ended_by or InfraError(f"{why}: the agent ends, to be started again")
+        self._dispatcher.post(lambda: None)
 
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
@@ -134,23 +152,22 @@ class HostAgent:
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )
         self._stack.callback(preparer.close)
-        self._spool = Spool(folder / "spool")
+        self._log = ResultLog(folder / "spool")
         ledger = Ledger()
-        self._recorder = Recorder(self._store, self._spool, ledger, preparer, self._note, ttl_s)
+        self._records = SharedRecords(self._store, ledger, ttl_s)
+        self._recorder = Recorder(self._records, self._log, preparer, self._note)
         self._minder = Minder(
             self._store,
             ledger,
             self.facts,
-            minded=lambda minded, until_s: self._desk.post(partial(self._minded, minded, until_s)),
+            minded=lambda minded, until_s: self._dispatcher.post(partial(self._minded, minded, until_s)),
             hinted=self._hinted,
             note=self._note,
             ttl_s=ttl_s,
             heartbeat_s=self._timing.heartbeat_s,
         )
         self._claimer = Claimer(self._store, ledger, self._claimed, self._note, ttl_s, self._minder.is_settled)
-        self._desk.open(
-            DeskParts(self._store, self._supervisor, self._recorder, self._claimer, preparer, folder / "logs")
-        )
+        self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
         self._announcer = Announcer(self._config, self._store, self._note)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
@@ -164,7 +181,7 @@ class HostAgent:
             self._build_host.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:
-        self._desk.post(partial(self._works.claimed, held, until_s))
+        self._dispatcher.post(partial(self._works.claimed, held, until_s))
 
     def _register(self) -> AgentId:
         ttl_s, who = self._timing.ttl_s, {"user": self._store.user, "replaces": self._life.former}
@@ -173,7 +190,8 @@ class HostAgent:
 
     def _begin(self) -> None:
         agent = self._agent
-        self._recorder.begin(agent)
+        self._records.begin(agent)
+        self._recorder.begin()
         self._store.cluster.begun(agent)
         self._claimer.begin(agent)
         self._minder.begin(agent)
@@ -217,28 +235,29 @@ class HostAgent:
             self._build_host.wake()
         return True
 
-    # The thread of decisions.
+    def _device_process(self, device: Device) -> ForkedProcess:
+        if self._forks is None:
+            self._forks = ForkServer(self._supervisor)
+        return ForkedProcess(self._forks, self._life.folder / "logs" / f"{device.id.replace('/', '_')}.log")
 
-    def _decide(self) -> None:
-        """Do what comes, one after the other, until this agent is at its end."""
-        ticked_s = time.monotonic()
-        while not self._is_over():
-            with contextlib.suppress(Empty):
-                self._desk.events.get(timeout=max(0.0, ticked_s + _TICK_SECONDS - time.monotonic()))()
-            if time.monotonic() >= ticked_s + _TICK_SECONDS:
-                ticked_s = time.monotonic()
-                for work in self._works.all():
-                    work.tick()
-            if self._is_hurried.is_set():
-                self._is_hurried.clear()
-                # The store may be away: what is held ends by itself then.
-                self._patience_s = time.monotonic() + _LAST_SECONDS
-                for work in self._works.all():
-                    work.hurry("the agent ends")
-                if self._build_host is not None:
-                    self._build_host.stop()
+    # The decision thread.
+
+    def _tick(self) -> None:
+        for work in self._works.all():
+            work.tick()
+
+    def _hurry(self) -> None:
+        self._is_hurried.clear()
+        # The store may be away: leases end by themselves then.
+        self._patience_s = time.monotonic() + _LAST_SECONDS
+        for work in self._works.all():
+            work.hurry("the agent ends")
+        if self._build_host is not None:
+            self._build_host.stop()
 
     def _is_over(self) -> bool:
+        if self._is_hurried.is_set():
+            self._hurry()
         if self._ended_by is not None or time.monotonic() > self._patience_s:
             return True
         if not self._is_draining or self._drainer.is_alive():
@@ -259,10 +278,11 @@ class HostAgent:
             self._nights.stop()
         if self._build_host is not None:
             self._build_host.drain()
-        self._desk.post(lambda: None)
+        self._dispatcher.post(lambda: None)
 
     def _minded(self, minded: Minded, until_s: float) -> None:
         if minded.replaced:
+            self._is_replaced = True
             self._ended_by = InfraError(f"another agent is called {self.name} by now: this one ends")
             return
         self._works.minded(minded, until_s)
@@ -291,7 +311,7 @@ class HostAgent:
                 self._claimer.decided(name)
                 is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
             elif word == "ended":
-                self._desk.post(partial(self._forget_run, name))
+                self._dispatcher.post(partial(self._forget_run, name))
             elif word == "drain":
                 is_urgent = is_urgent or name == self.name
         return is_urgent
@@ -301,8 +321,8 @@ class HostAgent:
     def _keep_looking(self) -> None:
         while not self._ending.wait(self._timing.scan_s):
             self._look_at_devices()
-            if self._desk.has_quarantined:
-                self._desk.has_quarantined = False
+            if self._jobs.has_quarantined:
+                self._jobs.has_quarantined = False
                 self._announcer.look()
 
     def _look_at_devices(self, *, is_first: bool = False) -> None:
@@ -318,7 +338,7 @@ class HostAgent:
         if is_first:
             self._looked(look)
         else:
-            self._desk.post(partial(self._looked, look))
+            self._dispatcher.post(partial(self._looked, look))
 
     def _looked(self, look: Attachments) -> None:
         if self._works.looked(look):
@@ -326,7 +346,7 @@ class HostAgent:
 
     def _forget_run(self, run_id: str) -> None:
         if self._works.forget_run(run_id):
-            self._desk.forget_run(run_id)
+            self._jobs.forget_run(run_id)
 
     def facts(self) -> AgentFacts:
         """Return what the agent says of itself now."""
@@ -352,7 +372,7 @@ class HostAgent:
         """Leave nothing behind."""
         self._ending.set()
         self._claimer.close()
-        is_replaced = self._ended_by is not None
+        is_replaced = self._is_replaced
         closing = [threading.Thread(target=work.close) for work in self._works.all()]
         for thread in closing:
             thread.start()
@@ -364,12 +384,13 @@ class HostAgent:
             self._delivery.stop(2.0)
         for thread in closing:
             thread.join()
-        self._desk.close()
+        self._dispatcher.close()
+        self._jobs.close()
         if not self._recorder.close(_LAST_SECONDS):
             self._note("the store is away: what is not recorded is offered at the next start")
-        elif self._desk.has_quarantined:
+        elif self._jobs.has_quarantined:
             self._announcer.close()
-        self._spool.close()
+        self._log.close()
         self._minder.close()
         if not is_replaced:
             with contextlib.suppress(FarmError):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.key import recipe_digest, recipe_now
-from farm.cluster.slots.slot_process import SECRETS
 from farm.cluster.toolchain_id import offered
 from farm.config.toolchains import DEFAULT
+from farm.dispatch.fork_server import SECRETS
 from farm.errors import FarmError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from farm.cluster.hints import Hints
 from farm.errors import FarmError
-from farm.pool.worker_grant import now_s
+from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

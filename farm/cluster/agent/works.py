@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.cluster.agent.device_work import DeviceWork
+from farm.dispatch.device_runner import DeviceRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cluster.agent.host_devices import Attachments, HostDevice
-    from farm.cluster.agent.office import Office
     from farm.cluster.agent.timing import Timing
+    from farm.dispatch.job_source import Host, JobSource
     from farm.store.cluster.records import AgentDevice, HeldShard, Minded
 
 
 class Works:
     """What is done with each device. Other threads may ask for `facts`, `busy`, `socs` and `has`."""
 
-    def __init__(self, office: Office, closing: Callable[[DeviceWork], None], timing: Timing) -> None:
-        """`closing` ends the slot of a device that is gone, in another thread."""
-        self._office, self._closing, self._timing = office, closing, timing
-        self._works: dict[str, DeviceWork] = {}
+    def __init__(self, source: JobSource, host: Host, closing: Callable[[DeviceRunner], None], timing: Timing) -> None:
+        """`closing` ends the process of a device that is gone, in another thread."""
+        self._source, self._host, self._closing, self._timing = source, host, closing, timing
+        self._works: dict[str, DeviceRunner] = {}
         self._facts: dict[str, AgentDevice] = {}
         self._others: tuple[AgentDevice, ...] = ()
         self._is_open = False
@@ -31,11 +31,11 @@ class Works:
     def __len__(self) -> int:
         return len(self._works)
 
-    def all(self) -> list[DeviceWork]:
+    def all(self) -> list[DeviceRunner]:
         """Return what is done with each device."""
         return list(self._works.values())
 
-    def get(self, device: str) -> DeviceWork:
+    def get(self, device: str) -> DeviceRunner:
         """Return what is done with a device. Raises KeyError."""
         return self._works[device]
 
@@ -93,6 +93,8 @@ class Works:
         """Take what came of a heartbeat; leases that are still the agent's are so `until_s`."""
         for id_, work in self._works.items():
             if id_ in minded.lost:
+                if work.lease is not None:
+                    self._host.note(f"{work.device.called} is not ours any more: its lease was lost")
                 work.lost()
             elif work.lease is not None:
                 work.renewed(until_s)
@@ -127,7 +129,9 @@ class Works:
             self._facts[id_], work = one.facts, None
         if work is None:
             timing = self._timing
-            self._works[id_] = DeviceWork(one.device, self._office, linger_s=timing.linger_s, rest_s=timing.rest_s)
+            self._works[id_] = DeviceRunner(
+                one.device, self._source, self._host, linger_s=timing.linger_s, rest_s=timing.rest_s
+            )
         self._use(id_)
 
     def _use(self, id_: str) -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.request import RunOutcome, RunRequest
-    from farm.run.progress import ProgressListener
     from farm.system.interrupts import InterruptHandler
 
 _DEFAULT = Manner()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from farm.cluster.client.follow import Meaning
     from farm.config.settings import Config
-    from farm.run.progress import ProgressListener
+    from farm.dispatch.progress import ProgressListener
 
 
 def attach(

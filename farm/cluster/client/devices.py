@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from farm.cluster.terms import PROTOCOL
 from farm.devices.adb.names import SERIAL_VARIABLE, named_device
 from farm.devices.device import common_kind
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import out_of_use
 from farm.report.model.format import duration
 from farm.request.choose import device_kind_of
+from farm.store.cluster.records import PROTOCOL
 from farm.suites.socs import find_soc, load_socs
 
 if TYPE_CHECKING:

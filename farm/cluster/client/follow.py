@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from farm.run.progress import ProgressListener
+    from farm.dispatch.progress import ProgressListener
     from farm.store.cluster.records import RunProgress
     from farm.store.store import Store
     from farm.system.interrupts import InterruptHandler

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import UsageError
 from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from farm.cluster.client.follow import Meaning
     from farm.request.request import RunRequest
-
-# Options of pytest that need the session which runs the jobs; those that choose jobs are answered here.
-_OF_A_SESSION = ("-p", "--pdb", "--trace", "--capture", "-s", "--durations")
 
 
 class Manner(NamedTuple):
@@ -42,18 +38,3 @@ def require_possible(request: RunRequest, manner: Manner) -> None:
             "--profile optrace needs the SDK that made the program beside the device: run it on the machine that the "
             "device hangs on, without artifacts in farm.toml, or on the simulator with --virtual"
         )
-    for word in request.pytest_arguments:
-        if word.startswith(_OF_A_SESSION):
-            raise UsageError(f"{word}: no session of pytest's runs the jobs of a shared farm: leave it out")
-
-
-def most_failures(pytest_arguments: Sequence[str]) -> int | None:
-    """Return after how many failures nothing else begins, as -x and --maxfail say; None for no end. Pure."""
-    most: int | None = None
-    for word in pytest_arguments:
-        if word in ("-x", "--exitfirst"):
-            most = 1
-        elif word.startswith("--maxfail="):
-            with contextlib.suppress(ValueError):
-                most = int(word.partition("=")[2])
-    return most or None

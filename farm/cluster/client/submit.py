@@ -15,14 +15,15 @@ import msgspec
 from farm.bundles.cache import BundleCache
 from farm.cluster.client.devices import Wanted, pinned
 from farm.cluster.client.follow import FollowEnd, Signals, follower_of
-from farm.cluster.client.manner import most_failures, require_possible
+from farm.cluster.client.manner import require_possible
 from farm.cluster.client.work import RunWork, manifests_of, upload_runtimes
-from farm.cluster.terms import PROTOCOL, WorkTerms, encode_terms
+from farm.cluster.terms import WorkTerms, encode_terms
 from farm.errors import FarmError, StoreError, UsageError
 from farm.report.model.format import plural
 from farm.request.budget import Budget
 from farm.request.request import RunOutcome
 from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
+from farm.store.cluster.records import PROTOCOL
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.system.interrupts import INTERRUPTED
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from farm.cluster.terms import RemoteRuntime
     from farm.compile.protocol import BuildReply
     from farm.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
     from farm.request.plan import PlannedJob
     from farm.request.request import RunRequest
-    from farm.run.progress import ProgressListener
     from farm.store.cluster.records import Build, NewOrder, ShardJob
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
@@ -292,7 +293,7 @@ class _SharedRun(RunSteps):
             devices=request.choice.devices,
             labels=request.choice.labels,
             most_devices=request.most_devices,
-            most_failures=most_failures(request.pytest_arguments),
+            most_failures=request.most_failures,
             classes=self._wanted.classes,
             budget_s=self._budget.left_s,
         )

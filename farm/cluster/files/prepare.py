@@ -13,13 +13,14 @@ import msgspec
 from farm.bundles.bundle import MANIFEST
 from farm.bundles.cache import BundleCache
 from farm.cluster.files.runtime_files import fetch_runtime
-from farm.cluster.terms import PROTOCOL, decode_terms
+from farm.cluster.terms import decode_terms
 from farm.compile.protocol import BuildReply
 from farm.device_run.builds import builds_folder, leave_reply
 from farm.devices.local.files import local_errors
-from farm.errors import ArtifactLostError, InfraError, NoDeviceError
+from farm.errors import ArtifactLostError, InfraError, NoDeviceError, UnreadableRowError
 from farm.request.plan import PlannedJob, RunPlan
 from farm.store.artifacts import ArtifactStore
+from farm.store.cluster.records import PROTOCOL
 from farm.store.objects.bundle_archive import fetch_bundle
 from farm.system.atomic import write_atomically
 from farm.system.publish import make_folders
@@ -139,7 +140,7 @@ class Preparer:
             try:
                 terms = decode_terms(held.terms)
             except msgspec.MsgspecError as error:
-                raise _other_version(held.run_id, str(error)) from None
+                raise UnreadableRowError("run_order", held.run_id, f"its terms: {error}") from None
             if terms.protocol != PROTOCOL:
                 raise _other_version(held.run_id, f"protocol {terms.protocol}, expected {PROTOCOL}")
             with self._lock:

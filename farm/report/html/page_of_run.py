@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
 import math
+import os
 import shlex
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm import __version__
 from farm.program.layers import LayerStep
@@ -216,6 +218,24 @@ def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[
         )
         for job in summary.jobs
     ]
+
+
+def keep_templates(cache_dir: Path) -> None:
+    """Keep compiled templates in the cache: compiling them takes longer than rendering the page of a short run."""
+    import jinja2
+
+    class Kept(jinja2.FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Any) -> None:
+            # On a full disk templates are compiled for each process.
+            with contextlib.suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    folder = cache_dir / f"templates-{jinja2.__version__}-{__version__}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Compiled templates are code: none is read that another user could have written.
+        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
+            _environment().bytecode_cache = Kept(str(folder))
 
 
 @functools.cache

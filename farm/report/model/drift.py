@@ -14,7 +14,7 @@ from farm.report.model.format import milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.store.leases.registry import HealthEvent
+    from farm.devices.health import HealthEvent
     from farm.store.queries.browse import DeviceAttempt
 
 LEAST_BEFORE = 3

@@ -27,8 +27,6 @@ _OTHER_PROTOCOL = text("""
     SELECT 'agent ' || name AS who, CAST(facts AS jsonb) ->> 'protocol' AS protocol FROM agent
     WHERE NOT has_left AND expires_ms > :now_ms AND name <> :name
       AND CAST(CAST(facts AS jsonb) ->> 'protocol' AS integer) <> :protocol
-    UNION ALL
-    SELECT 'run ' || run_id, CAST(protocol AS text) FROM run_order WHERE state = 'open' AND protocol <> :protocol
     LIMIT 1
 """)
 _REGISTER = text("""
@@ -222,11 +220,7 @@ class Agents(ClusterPart):
         other = connection.execute(_OTHER_PROTOCOL, asked).first()
         if other is not None:
             older = int(other.protocol) > protocol
-            remedy = (
-                "update farm on this host"
-                if older
-                else "update farm there; runs that are open have to end, or be cancelled, first"
-            )
+            remedy = "update farm on this host" if older else "update farm there"
             raise AgentRefusedError(
                 f"this farm speaks protocol {protocol} of the shared farm, and {other.who} {other.protocol}: {remedy}"
             )

@@ -14,6 +14,7 @@ from farm.store import values
 from farm.store.cluster.build_rows import drop_unwanted, find_builds, manifest_facts, offer, outcome_columns, settle
 from farm.store.cluster.part import ClusterPart, lock_soc, notify
 from farm.store.cluster.records import Build, HeldBuild, NewBuild
+from farm.store.cluster.unreadable import reading
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -99,10 +100,11 @@ class BuildWork(ClusterPart):
             for key in in_turns(first, making)[:most]:
                 row = connection.execute(_HOLD, {"key": key, "now_ms": now_ms, **us}).first()
                 if row is not None:
-                    held.append(HeldBuild(msgspec.json.decode(row.task, type=NewBuild), row.fence))
+                    with reading("build", key):
+                        held.append(HeldBuild(msgspec.json.decode(row.task, type=NewBuild), row.fence))
             return held
 
-        return self._database.write(claim)
+        return self._write(claim)
 
     def built(self, agent: AgentId, key: str, fence: int, build: Build, manifest: Manifest | None = None) -> None:
         """Record that a bundle is made and in the artifacts' store, also with every run that asked for it.

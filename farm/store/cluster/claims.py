@@ -15,6 +15,7 @@ from farm.store.cluster.part import ClusterPart, lock_soc
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.situations import lease_of_row, read_free, read_living
+from farm.store.cluster.unreadable import reading
 from farm.store.cluster.wanted import look_for_wanted
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.sharing import share_out
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from farm.store.cluster.records import AgentId
+    from farm.store.cluster.records import AgentId, ShardJob
     from farm.store.cluster.situations import KnownSoc
     from farm.store.leases.rules import Lease
     from farm.store.leases.situation import LivingDevice, Share
@@ -115,7 +116,7 @@ class Claims(ClusterPart):
                 look_for_wanted(connection, known, shares)
             return held
 
-        return self._database.write(claim)
+        return self._write(claim)
 
     def _living_of(self, connection: Connection, soc: str, now_ms: int) -> Sequence[LivingDevice]:
         """Return the living devices of a SoC, as they were a few seconds ago."""
@@ -125,6 +126,11 @@ class Claims(ClusterPart):
             living = read_living(connection, soc, now_ms)
             cache[soc] = time.monotonic(), living
         return living
+
+
+def _left(row: Row[Any]) -> tuple[ShardJob, ...]:
+    with reading("shard_jobs", row.id):
+        return jobs_left(row.jobs, row.done)
 
 
 class _HolderFacts(msgspec.Struct):
@@ -216,7 +222,7 @@ class _Taking:
         """Return what devices run with all that they need to know."""
         if not held:
             return []
-        jobs = {row.id: jobs_left(row.jobs, row.done) for row, _ in held}
+        jobs = {row.id: _left(row) for row, _ in held}
         builds = find_builds(self._connection, {one.key for left in jobs.values() for one in left})
         failures = find_failures(self._connection, [row.id for row, _ in held])
         others = self._others({row.run_id for row, _ in held})

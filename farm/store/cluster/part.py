@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import text
 
+from farm.errors import UnreadableRowError
+from farm.store.cluster.unreadable import set_aside
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from sqlalchemy import Connection
 
     from farm.store.clock import Clock
     from farm.store.database import Database
 
+_T = TypeVar("_T")
+_MOST_UNREADABLE = 100
+"""Rows that one call sets aside."""
 CHANNEL = "farm"
 """Of PostgreSQL, on which agents and clients hear that it may be worth looking: a hint, never the truth."""
 
@@ -29,6 +35,19 @@ class ClusterPart:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
+
+    def set_aside(self, error: UnreadableRowError) -> None:
+        """Refuse the runs that an unreadable row belongs to."""
+        self._database.write(lambda connection: set_aside(connection, error))
+
+    def _write(self, action: Callable[[Connection], _T]) -> _T:
+        """Call `action` in one transaction; rows that it cannot read are set aside first."""
+        for _ in range(_MOST_UNREADABLE):
+            try:
+                return self._database.write(action)
+            except UnreadableRowError as error:
+                self.set_aside(error)
+        return self._database.write(action)
 
 
 def notify(connection: Connection, hints: Iterable[str]) -> None:

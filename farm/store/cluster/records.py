@@ -14,6 +14,9 @@ from farm.store.leases.situation import Situation
 from farm.store.records import ArtifactRecord
 from farm.suites.suite import Job
 
+PROTOCOL = 2
+"""Of orders, shards and agents: agents refuse agents of another protocol, and run no orders of it."""
+
 OrderState = Literal["open", "cancelled", "ended"]
 ShardState = Literal["waiting", "held", "ended"]
 BuildState = Literal["waiting", "held", "built", "failed"]
@@ -238,6 +241,10 @@ class ShardResult(msgspec.Struct, frozen=True):
     artifacts: tuple[ArtifactRecord, ...] = ()
     repeat: tuple[Tried, ...] = ()
     """All of its history, where another device is to try the job; empty where it has its verdict."""
+    avoid: tuple[str, ...] = ()
+    """Ids of devices that cannot run the job, if another device of the same host is to try it."""
+    outvoted: tuple[str, ...] = ()
+    """Devices, as the history names them, on which the job had failed, if it passed here."""
 
 
 class Claimed(msgspec.Struct, frozen=True):

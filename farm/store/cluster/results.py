@@ -23,6 +23,7 @@ from farm.store.cluster.shard_rows import (
     encode_names,
     insert_shards,
 )
+from farm.store.cluster.unreadable import reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.store.cluster.records import AgentId
-    from farm.store.leases.rules import Lease
+from farm.store.leases.rules import Lease
 
 # Commits that notify wait for each other: followers look every second or so by themselves.
 _TELL_S = 0.5
@@ -110,7 +111,7 @@ class ShardResults(ClusterPart):
             renewed = connection.execute(_LEASES, {**ours, "ttl_ms": round(ttl_s * 1000)})
             fences = {row.device: row.fence for row in renewed}
             asked = {"shards": sorted({result.shard for result in results}), "token": agent.token}
-            shards = {row.id: _OpenShard(row) for row in connection.execute(_SHARDS, asked)}
+            shards = {row.id: _open(row) for row in connection.execute(_SHARDS, asked)}
             refused: dict[int, str] = {}
             for number, result in enumerate(results):
                 shard = shards.get(result.shard)
@@ -125,7 +126,7 @@ class ShardResults(ClusterPart):
             self._settle(connection, taken)
             return refused
 
-        return self._database.write(write)
+        return self._write(write)
 
     def put_back(
         self, agent: AgentId, shard: int, fence: int, *, why: str, jobs: Sequence[ShardJob] | None = None
@@ -142,9 +143,10 @@ class ShardResults(ClusterPart):
             if soc is None:
                 raise _lost(shard)
             if jobs is not None:
-                done = set(decode_names(connection.execute(READ_NAMES, {"shard": shard}).one().done))
                 newer = {one.job.id: one for one in jobs}
-                stored = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard}).scalar_one())
+                with reading("shard_jobs", shard):
+                    done = set(decode_names(connection.execute(READ_NAMES, {"shard": shard}).one().done))
+                    stored = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard}).scalar_one())
                 every = [newer.pop(one.job.id, one) for one in stored]
                 every += newer.values()
                 left = [one.job.id for one in every if one.job.id not in done]
@@ -153,7 +155,7 @@ class ShardResults(ClusterPart):
                 connection.execute(_CHANGE, {**changed, "next_job": left[0] if left else "", "left": len(left)})
             notify(connection, [f"work {soc}"])
 
-        self._database.write(change)
+        self._write(change)
 
     def end_shard(self, agent: AgentId, shard: int, fence: int) -> None:
         """End a shard of which nothing is left to do, as of a run that was cancelled. Raises LeaseLostError."""
@@ -188,7 +190,8 @@ class ShardResults(ClusterPart):
             done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
             connection.execute(_DONE, {**done, "left": len(left)})
             if any(result.repeat for result in shard.taken):
-                jobs = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard.row.id}).scalar_one())
+                with reading("shard_jobs", shard.row.id):
+                    jobs = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard.row.id}).scalar_one())
                 retries = list(shard.retries(jobs))
                 insert_shards(connection, shard.row.run_id, retries, now_ms=self._clock(connection))
                 hints.add(f"work {shard.row.soc}")
@@ -211,18 +214,24 @@ class ShardResults(ClusterPart):
         return True
 
 
+def _open(row: Row[Any]) -> _OpenShard:
+    with reading("shard_jobs", row.id):
+        return _OpenShard(row)
+
+
 class _OpenShard:
     """A shard while results are recorded."""
 
     def __init__(self, row: Row[Any]) -> None:
         self.row = row
         self.done = decode_names(row.done)
+        self._names = decode_names(row.names)
         self.taken: list[ShardResult] = []
 
     @property
     def left(self) -> list[str]:
         done = set(self.done)
-        return [name for name in decode_names(self.row.names) if name not in done]
+        return [name for name in self._names if name not in done]
 
     @property
     def failures(self) -> int:

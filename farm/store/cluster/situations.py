@@ -10,7 +10,9 @@ import msgspec
 from sqlalchemy import text
 
 from farm.store.cluster.quotas import read_quotas
-from farm.store.leases.rows import decode_devices
+from farm.store.cluster.records import PROTOCOL
+from farm.store.cluster.unreadable import reading
+from farm.store.leases.rows import readable_requests
 from farm.store.leases.rules import Lease, Priority, Request
 from farm.store.leases.situation import LABEL, USER, LivingDevice, OpenOrder, Retry, Situation
 
@@ -52,7 +54,7 @@ _READY = text("""
         SELECT EXISTS (SELECT 1 FROM shard WHERE soc = :soc AND shard.run_id = run_order.run_id AND retry
             AND shard.state = 'waiting' AND lacking = 0) AS retries) AS again
     WHERE state = 'open' AND (until_ms IS NULL OR until_ms > :now_ms)
-      AND (most_failures IS NULL OR failures < most_failures) AND (ready > 0 OR retries)
+      AND (most_failures IS NULL OR failures < most_failures) AND (ready > 0 OR retries) AND protocol = :protocol
 """)
 _ORDERS = text("""
     SELECT run_order.run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices,
@@ -64,7 +66,7 @@ _ORDERS = text("""
         FROM shard WHERE soc = :soc AND state IN ('waiting', 'held') GROUP BY run_id
     ) AS counts ON counts.run_id = run_order.run_id
     WHERE state = 'open' AND (until_ms IS NULL OR until_ms > :now_ms)
-      AND (most_failures IS NULL OR failures < most_failures)
+      AND (most_failures IS NULL OR failures < most_failures) AND protocol = :protocol
 """)
 _RETRIES = text("""
     SELECT run_id, id, avoid FROM shard
@@ -118,7 +120,7 @@ def read_situation(connection: Connection, soc: str, now_ms: int) -> KnownSoc:
         now_ms=now_ms,
         devices=[living_device(row) for row in rows if row.is_fit],
         leases=[lease for lease in leases.values() if lease.is_held(now_ms) or lease.reserved_by(now_ms)],
-        orders=_with_retries(connection, of_soc, connection.execute(_ORDERS, of_soc).all()),
+        orders=_with_retries(connection, of_soc, connection.execute(_ORDERS, {**of_soc, "protocol": PROTOCOL}).all()),
         requests=read_requests(connection, now_ms),
         quotas=quotas,
         elsewhere=_elsewhere(connection, of_soc, quotas, here, ()),
@@ -144,12 +146,17 @@ def read_free(
         held[Priority(row.priority), row.user_name] = row.n
         here[row.user_name] += row.n
     quotas = read_quotas(connection)
+    asked = {**of_soc, "most": len(rows) + 1, "protocol": PROTOCOL}
     situation = Situation(
         soc=soc,
         now_ms=now_ms,
         devices=[living_device(row) for row in rows],
         leases=[lease for lease in leases.values() if lease.reserved_by(now_ms) and not lease.is_held(now_ms)],
-        orders=_with_retries(connection, of_soc, connection.execute(_READY, {**of_soc, "most": len(rows) + 1}).all()),
+        orders=_with_retries(
+            connection,
+            of_soc,
+            connection.execute(_READY, asked).all(),
+        ),
         requests=read_requests(connection, now_ms),
         quotas=quotas,
         here=here,
@@ -168,10 +175,7 @@ def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDev
 
 def read_requests(connection: Connection, now_ms: int) -> list[Request]:
     """Return what processes that are alive wait for."""
-    return [
-        Request(row.id, decode_devices(row.devices), row.wanted, row.user_name, Priority(row.priority), row.since_ms)
-        for row in connection.execute(_WAITING, {"now_ms": now_ms})
-    ]
+    return readable_requests(connection.execute(_WAITING, {"now_ms": now_ms}))
 
 
 def living_device(row: Row[Any]) -> LivingDevice:
@@ -202,8 +206,12 @@ def _with_retries(connection: Connection, of_soc: Mapping[str, Any], rows: Seque
     if runs := [row.run_id for row in rows if row.retries]:
         for found in connection.execute(_RETRIES, {"soc": of_soc["soc"], "runs": runs}):
             retries.setdefault(found.run_id, []).append(Retry(found.id, tuple(found.avoid)))
-    return [
-        OpenOrder(
+    return [_open_order(row, retries) for row in rows]
+
+
+def _open_order(row: Row[Any], retries: Mapping[str, Sequence[Retry]]) -> OpenOrder:
+    with reading("run_order", row.run_id):
+        return OpenOrder(
             run_id=row.run_id,
             user=row.user_name,
             priority=Priority(row.priority),
@@ -217,8 +225,6 @@ def _with_retries(connection: Connection, of_soc: Mapping[str, Any], rows: Seque
             held=row.held,
             lacking=int(row.lacking),
         )
-        for row in rows
-    ]
 
 
 def _elsewhere(

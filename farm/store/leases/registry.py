@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import func, or_, select, update
 
 from farm.devices.device import Device
-from farm.devices.health import RECOVERY, Event, Health
+from farm.devices.health import RECOVERY, Event, Health, HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
 from farm.errors import LeaseLostError, UnknownNameError, UsageError
@@ -82,23 +82,6 @@ class Registered(msgspec.Struct, frozen=True):
     def called(self) -> str:
         """What messages call it."""
         return self.name or self.id
-
-
-class HealthEvent(msgspec.Struct, frozen=True):
-    """Something that says how healthy a device is."""
-
-    device: str
-    """Its id."""
-    event: str
-    """What happened: `canary`, a cause of `farm.results.attempt`, a step of recovery."""
-    state: str
-    """Its health from then on."""
-    reason: str
-    detail: dict[str, str | float] = {}
-    latency_ns: tuple[float, ...] = ()
-    """What a canary measured."""
-    time_ms: int = 0
-    """0 is now, on the database's clock."""
 
 
 class Registry:

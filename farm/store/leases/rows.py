@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -201,27 +202,37 @@ def waiting_now(connection: Connection, now_ms: int) -> list[Waiting]:
     """Return the processes that are alive and wait, the most urgent first, then who waits longest."""
     row = schema.waiter.c
     query = select(schema.waiter).where(row.expires_ms > now_ms, row.wanted > 0)
-    return [
-        Waiting(
-            devices=decode_devices(found.devices),
-            count=found.wanted,
-            user=found.user_name,
-            host=found.host,
-            pid=found.pid,
-            purpose=found.purpose,
-            priority=Priority(found.priority),
-            since_ms=found.since_ms,
-        )
-        for found in connection.execute(query.order_by(row.priority.desc(), row.since_ms, row.id))
-    ]
+    waiting = []
+    for found in connection.execute(query.order_by(row.priority.desc(), row.since_ms, row.id)):
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            waiting.append(
+                Waiting(
+                    devices=decode_devices(found.devices),
+                    count=found.wanted,
+                    user=found.user_name,
+                    host=found.host,
+                    pid=found.pid,
+                    purpose=found.purpose,
+                    priority=Priority(found.priority),
+                    since_ms=found.since_ms,
+                )
+            )
+    return waiting
 
 
 def _requests(connection: Connection, now_ms: int) -> list[Request]:
     """Return what is waited for by processes that are alive."""
-    return [
-        Request(token, decode_devices(devices), wanted, user, Priority(priority), since_ms)
-        for token, devices, wanted, user, priority, since_ms in connection.execute(_WAITING, {"now_ms": now_ms})
-    ]
+    return readable_requests(connection.execute(_WAITING, {"now_ms": now_ms}))
+
+
+def readable_requests(rows: Iterable[Row[Any]]) -> list[Request]:
+    """Return requests without those that cannot be read: only their own process learns why, when it asks."""
+    found = []
+    for row in rows:
+        token, devices, wanted, user, priority, since_ms = tuple(row)
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            found.append(Request(token, decode_devices(devices), wanted, user, Priority(priority), since_ms))
+    return found
 
 
 def _usable(connection: Connection, requests: Iterable[Request]) -> Collection[str]:

@@ -8,6 +8,7 @@ smaller than what is in it, so that its size bounds what it writes.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
+_MOST_HEADER_BYTES = 4096
+"""Of an extended header, which tarfile reads into memory before anything can look at it."""
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_SIZE_RECORD = re.compile(rb"\d+ size=(\d{1,18})\n")
 _CHUNK = 1 << 20
 # Of the file system, those that a name brings about, as of a file that is to be a folder as well.
 _NOT_OURS = (tarfile.TarError, ValueError, EOFError, OverflowError, FileExistsError, NotADirectoryError)
@@ -52,6 +63,7 @@ def unpack(path: Path, folder: Path) -> list[str]:
 
 def _unpack(file: BinaryIO, folder: Path) -> set[str]:
     left, found = os.fstat(file.fileno()).st_size, set[str]()
+    _require_small_headers(file)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
         for member in archive:
             _require_plain(member)
@@ -73,6 +85,31 @@ def _unpack(file: BinaryIO, folder: Path) -> set[str]:
             if copied != member.size:
                 raise tarfile.ReadError(f"{member.name!r:.100} is cut off")
     return found
+
+
+def _require_small_headers(file: BinaryIO) -> None:
+    """Raise ReadError for an extended header that would take much memory."""
+    size: int | None = None
+    while len(block := file.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE and block.strip(b"\0"):
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        is_extended = header.type in _EXTENDED
+        if is_extended and not 0 <= header.size <= _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(
+                f"an extended header has {header.size} bytes, expected at most {_MOST_HEADER_BYTES}"
+            )
+        if is_extended:
+            records = file.read(-(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+            # Sizes above 8 GiB are in an extended header alone.
+            told = _SIZE_RECORD.search(records)
+            size = int(told[1]) if told else size
+            continue
+        length = header.size if size is None else size
+        size = None
+        blocks = -(-length // tarfile.BLOCKSIZE) if header.type in tarfile.REGULAR_TYPES else 0
+        if not 0 <= blocks * tarfile.BLOCKSIZE <= os.fstat(file.fileno()).st_size:
+            raise tarfile.ReadError(f"{header.name!r:.100} is too much")
+        file.seek(blocks * tarfile.BLOCKSIZE, os.SEEK_CUR)
+    file.seek(0)
 
 
 def _require_plain(member: tarfile.TarInfo) -> None:

@@ -1,1 +1,0 @@
-"""Slots: the processes of an agent that run jobs, one a device."""

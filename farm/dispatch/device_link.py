@@ -1,0 +1,93 @@
+"""A device runner's link to its device process: started when it is needed, and again after it exited."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from farm.dispatch.messages import SETTLED, JobReturned, ProcessEnded, Settle
+from farm.errors import FarmError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.devices.device import Device
+    from farm.dispatch.job_source import Host
+    from farm.dispatch.messages import DeviceProcess, FromDevice, ToDevice
+
+
+class DeviceLink:
+    """Belongs to the decision thread, but for `close`."""
+
+    def __init__(self, device: Device, host: Host, heard: Callable[[FromDevice], None]) -> None:
+        """`heard` gets the messages of the present process, in the decision thread."""
+        self._device, self._host, self._heard = device, host, heard
+        self._process: DeviceProcess | None = None
+        self._life = 0
+        """Number of the process: messages of an earlier process are dropped."""
+        self._settling = 0
+        """Number of Settle messages without an answer."""
+        self.sign_s = time.monotonic()
+        """Time of its last message."""
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the answer to a Settle is due."""
+        return self._process is not None and self._settling > 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the process."""
+        return self._process is not None and self._process.is_stopped
+
+    def start(self) -> None:
+        """Start a process if there is none."""
+        if self._process is not None:
+            return
+        self._life += 1
+        life = self._life
+        process = self._host.process(self._device)
+        try:
+            process.start(lambda message: self._host.post(lambda: self._take(life, message)))
+        except FarmError as error:
+            reason = str(error)
+            self._host.post(lambda: self._take(life, ProcessEnded(reason)))
+            return
+        self._process, self._settling = process, 0
+        self.sign_s = time.monotonic()
+
+    def send(self, *messages: ToDevice) -> None:
+        """Send messages, to a new process if there is none."""
+        self.start()
+        if self._process is not None:
+            self._process.send(*messages)
+
+    def settle(self, *messages: ToDevice) -> None:
+        """Send `messages` and a Settle; only the answer to the last Settle is heard."""
+        self.start()
+        self._settling += 1
+        self.send(*messages, Settle())
+
+    def kill(self) -> None:
+        """Kill the process; its end is heard."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and hear nothing more. May take some seconds: any thread may call it."""
+        process, self._process = self._process, None
+        self._life += 1
+        if process is not None:
+            process.close()
+
+    def _take(self, life: int, message: FromDevice) -> None:
+        if life != self._life:
+            return
+        self.sign_s = time.monotonic()
+        if isinstance(message, ProcessEnded):
+            self._process, self._settling = None, 0
+        elif isinstance(message, JobReturned) and message.number == SETTLED:
+            self._settling -= 1
+            if self._settling > 0:
+                return
+        self._heard(message)

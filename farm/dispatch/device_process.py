@@ -1,0 +1,221 @@
+"""Process of one device: runs the jobs that a dispatcher sends, and sends their results back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import traceback
+from collections import Counter, defaultdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from farm.dispatch.messages import (
+    SETTLED,
+    Begin,
+    Break,
+    DeviceEvent,
+    End,
+    Frames,
+    Grant,
+    JobBegun,
+    JobBroken,
+    JobEnded,
+    JobReturned,
+    RunJob,
+    SetGrant,
+    Settle,
+    ToDevice,
+    frame,
+)
+from farm.dispatch.worker import Outcome, Returned, Worker
+from farm.request.plan import read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.devices.health import HealthEvent
+    from farm.dispatch.messages import FromDevice
+    from farm.request.plan import RunPlan
+
+_READ_BYTES = 1 << 16
+
+
+class DeviceLoop:
+    """Messages of a device process, from the first to the last."""
+
+    def __init__(self, tell: Callable[[FromDevice], None], make: Callable[..., Worker] = Worker) -> None:
+        """`tell` sends a message to the dispatcher; `make` returns a worker, with the arguments of `Worker`."""
+        self._tell, self._make = tell, make
+        self._queue: SimpleQueue[ToDevice] = SimpleQueue()
+        self._after: ToDevice | None = None
+        """Message behind the running job, which was looked at to stage its bundle."""
+        self._grant = Grant(go=False)
+        self._returns_all = False
+        """Each job is returned until the next grant."""
+        self._broken_off = self._is_orphan = False
+        self._worker: Worker | None = None
+        self._server_losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By run, as its worker ends when a worker of another run begins."""
+        self._plan: RunPlan | None = None
+        self._number = 0
+
+    def take(self, message: ToDevice) -> None:
+        """Take a message. Called in another thread than `run`."""
+        if isinstance(message, SetGrant):
+            self._grant, self._returns_all = message.grant, False
+        elif isinstance(message, Break):
+            self._break_off()
+        elif isinstance(message, End):
+            self._grant, self._returns_all = Grant(go=False), True
+            self._break_off()
+            self._queue.put(message)
+        else:
+            self._queue.put(message)
+
+    def lose_dispatcher(self) -> None:
+        """End everything: the dispatcher has exited."""
+        self._is_orphan = True
+        self.take(End())
+
+    def run(self) -> None:
+        """Handle messages until End."""
+        try:
+            while self.step():
+                pass
+        finally:
+            self._close_worker()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether `step` would find a message."""
+        return self._after is not None or not self._queue.empty()
+
+    def step(self) -> bool:
+        """Wait for a message and handle it; return False for End."""
+        message = self._after or self._queue.get()
+        self._after = None
+        if isinstance(message, RunJob):
+            self._after = self._queue.get() if message.more or not self._queue.empty() else None
+            self._run(message, self._after if isinstance(self._after, RunJob) else None)
+        elif isinstance(message, Settle):
+            self._settle()
+        elif isinstance(message, Begin):
+            self._begin(message)
+        return not isinstance(message, End)
+
+    def _break_off(self) -> None:
+        self._broken_off = True
+        if (worker := self._worker) is not None:
+            worker.break_off()
+
+    def _begin(self, message: Begin) -> None:
+        self._close_worker()
+        self._plan, self._number = read_plan(Path(message.plan)), message.number
+        self._broken_off = False
+        if self._grant.go:
+            with contextlib.suppress(Exception):
+                # The first job reports what is wrong.
+                self._begun(self._plan)
+
+    def _begun(self, plan: RunPlan) -> Worker:
+        """Return the worker of the plan; it opens a session ahead of the first job."""
+        if self._worker is None:
+            self._worker = self._make(
+                plan,
+                self._number,
+                lambda: self._grant,
+                record_health=self._record_health,
+                is_orphan=lambda: self._is_orphan,
+                server_losses=self._server_losses[plan.run_id],
+            )
+        return self._worker
+
+    def _record_health(self, event: HealthEvent) -> None:
+        # The end of a job that the dispatcher broke off is no event of the device.
+        if not self._broken_off:
+            self._tell(DeviceEvent(event))
+
+    def _close_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+            # A worker that closes ignores SIGTERM, and others follow here.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def _run(self, message: RunJob, following: RunJob | None) -> None:
+        if self._returns_all or self._plan is None:
+            self._tell(JobReturned(message.number, off=True))
+            return
+        self._tell(JobBegun(message.number))
+        try:
+            worker = self._begun(self._plan)
+            done = worker.run(message.planned, message.history, following.planned if following else None)
+        except Exception:  # noqa: BLE001 - other jobs may have a result
+            self._tell(JobBroken(message.number, traceback.format_exc()))
+            return
+        if self._broken_off or isinstance(done, Returned):
+            self._returns_all = True
+            if self._broken_off:
+                self._close_worker()
+            self._tell(_returned(message.number, done))
+            return
+        self._tell(JobEnded(message.number, done.attempts, done.artifacts, done.repeat, done.avoid, done.outvoted))
+
+    def _settle(self) -> None:
+        if self._broken_off:
+            # A session that was broken off is of no more use.
+            self._close_worker()
+        if self._worker is None:
+            returned: Returned | None = None
+            if self._grant.recover and self._plan is not None:
+                returned = self._begun(self._plan).settle()
+        else:
+            returned = self._worker.settle()
+        self._returns_all = True
+        self._tell(_returned(SETTLED, returned))
+
+
+def _returned(number: int, returned: Outcome | Returned | None) -> JobReturned:
+    if not isinstance(returned, Returned):
+        return JobReturned(number, off=True)
+    return JobReturned(
+        number,
+        off=returned.off or not (returned.unfit or returned.recovered or returned.given_up or returned.halt),
+        unfit=returned.unfit,
+        recovered=returned.recovered,
+        given_up=returned.given_up,
+        halt=returned.halt,
+    )
+
+
+def serve(stdin: int, stdout: int) -> None:
+    """Handle the messages of the descriptor `stdin` and write answers to `stdout`, until End or its end."""
+    # The dispatcher decides what a signal of the terminal means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Several threads answer: running and staging.
+    lock = threading.Lock()
+
+    def tell(message: FromDevice) -> None:
+        data = frame(message)
+        with lock, contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(stdout, data) :]
+
+    loop = DeviceLoop(tell)
+    threading.Thread(target=_listen, args=(stdin, loop), daemon=True, name="dispatcher").start()
+    with contextlib.suppress(KeyboardInterrupt):
+        loop.run()
+
+
+def _listen(stdin: int, loop: DeviceLoop) -> None:
+    frames: Any = Frames(ToDevice)
+    try:
+        while data := os.read(stdin, _READ_BYTES):
+            for message in frames.feed(data):
+                loop.take(message)
+    finally:
+        loop.lose_dispatcher()

@@ -1,0 +1,445 @@
+"""One device of a dispatcher: claimed shards go to its device process job by job, without a pause between shards.
+
+Everything happens in the decision thread; slow work is done elsewhere and comes back as a call.
+
+idle        no shard, no lease: a shard is claimed for the device
+working     a shard, and near its end the next one
+leaving     the device process finishes or breaks off its job and leaves the device; then the lease ends
+recovering  the device process recovers the device: no shard, but the lease stays
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, own_fault
+from farm.dispatch.device_link import DeviceLink
+from farm.dispatch.feed import Feed
+from farm.dispatch.messages import (
+    SETTLED,
+    Break,
+    DeviceEvent,
+    JobBegun,
+    JobBroken,
+    JobEnded,
+    JobReturned,
+    ProcessEnded,
+    ProcessTimes,
+)
+from farm.errors import FarmError, UnreadableRowError
+from farm.store.cluster.records import ShardResult
+from farm.system.text import reason_line
+
+if TYPE_CHECKING:
+    from farm.devices.device import Device
+    from farm.dispatch.assigned import SentJob
+    from farm.dispatch.job_source import Host, JobSource, Prepared
+    from farm.dispatch.messages import FromDevice, ToDevice
+    from farm.store.cluster.records import HeldShard
+    from farm.store.leases.rules import Lease
+
+MOST_EXITS = 5
+"""After so many exits of its process in a row, without a finished job between them, a device rests."""
+
+
+class Phase(Enum):
+    """Present use of a device."""
+
+    IDLE = "idle"
+    WORKING = "working"
+    LEAVING = "leaving"
+    RECOVERING = "recovering"
+
+
+class DeviceRunner:
+    """One device."""
+
+    def __init__(
+        self,
+        device: Device,
+        source: JobSource,
+        host: Host,
+        *,
+        linger_s: float = 0.5,
+        rest_s: float = 60.0,
+        times: ProcessTimes = ProcessTimes(),  # noqa: B008 - frozen
+    ) -> None:
+        """Without jobs a device keeps lease and session for `linger_s`; after a fault it rests for `rest_s`."""
+        self.device, self._source, self._host, self._times = device, source, host, times
+        self._linger_s, self._rest_s = linger_s, rest_s
+        self.phase = Phase.IDLE
+        self.resting = ""
+        """Reason for giving the device no jobs for a while; empty if it may have jobs."""
+        self.is_open = False
+        """Whether the device may have jobs."""
+        self.lease: Lease | None = None
+        self._link = DeviceLink(device, host, self._heard)
+        self._assigned = AssignedJobs()
+        self._feeding = Feed(self._link, self._assigned, source.others)
+        self._is_stalled = False
+        """The process has returned every job, as the lease is over as far as it knows."""
+        self._trouble: JobReturned | None = None
+        self._why_leaving, self._is_broken_off, self._leaving_since_s = "", False, 0.0
+        self._must_recover = self._has_left = False
+        self._exits = 0
+        self._idle_since_s: float | None = None
+        self._stopped_since_s: float | None = None
+        self._wants: tuple[Lease | None] | None = None
+
+    # Decisions of others.
+
+    def open(self) -> None:
+        """Use the device from now on."""
+        if not self.is_open:
+            self.is_open = True
+            self._link.start()
+            self._want()
+
+    def shut(self, why: str) -> None:
+        """Use the device no more; the running job is finished."""
+        if self.is_open:
+            self.is_open = False
+            self._unwant()
+            if self.phase in (Phase.WORKING, Phase.RECOVERING):
+                self._leave(why)
+
+    def hurry(self, why: str) -> None:
+        """Break off the running job, and leave the device."""
+        if self.phase is not Phase.IDLE:
+            self._leave(why, broken_off=True)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing of the dispatcher is on the device, and its lease is not held."""
+        return self.phase is Phase.IDLE
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing of the dispatcher is on the device; its lease may still be held."""
+        return self.phase is Phase.IDLE or (self.phase is Phase.LEAVING and self._has_left)
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """Ids of the runs of its shards."""
+        return self._assigned.runs
+
+    @property
+    def running_job(self) -> str:
+        """Id of the running job; empty without one."""
+        return next((one.job.job.id for one in self._assigned.jobs.values()), "")
+
+    def claimed(self, held: HeldShard, until_s: float | None) -> None:
+        """Take a shard that was claimed for the device, whose lease is held `until_s`."""
+        self._wants = None
+        is_used = self.phase is not Phase.IDLE and self.lease is not None
+        may = self.is_open and not self.resting and not self._must_recover and len(self._assigned.shards) < MOST_SHARDS
+        if not may or self.phase in (Phase.LEAVING, Phase.RECOVERING):
+            # The claim was on its way when the device left.
+            self._source.put_back(held, held.jobs, "the device is wanted for something else")
+            if is_used:
+                self.lease = held.lease
+            else:
+                self._source.release(held.lease, lambda: None)
+            return
+        self.lease, self._feeding.until_s = held.lease, until_s
+        shard = AssignedShard(held)
+        self.phase = Phase.WORKING
+        self._assigned.shards.append(shard)
+        self._idle_since_s = None
+        self._source.prepare(held, self.device, lambda answer: self._prepared(shard, answer))
+
+    def renewed(self, until_s: float | None) -> None:
+        """Continue under a lease that is held `until_s`."""
+        self._feeding.until_s = until_s
+        self._is_stalled = False
+        if self.phase is Phase.WORKING and self._feeding.has_begun:
+            self._grant()
+            self._feed()
+        elif self.phase is Phase.RECOVERING:
+            self._grant()
+
+    def lost(self) -> None:
+        """Stop at once: another process has the lease."""
+        if self.lease is not None:
+            self.lease = self._feeding.until_s = None
+            self._leave("its lease was lost", broken_off=True)
+
+    def wanted(self, by: str) -> None:
+        """Leave the device to `by` after the running job."""
+        if self.phase in (Phase.WORKING, Phase.RECOVERING):
+            self._host.note(f"{self.device.called} is given to {by}, who waits for it")
+            self._leave(f"{by} waits for the device")
+
+    def cancelled(self, run_id: str) -> None:
+        """Break off the jobs of a run."""
+        if self._assigned.runs_now(run_id):
+            self._leave("the run was cancelled", broken_off=True)
+        elif run_id in self.runs:
+            for shard in self._assigned.shards[1:]:
+                self._put_back(shard, "the run was cancelled")
+            self._go_on()
+
+    def stopped(self, run_id: str) -> None:
+        """Begin no other job of a run: its time is over, or too many of its jobs have failed."""
+        if self._assigned.runs_now(run_id) and self.phase is Phase.WORKING:
+            self._leave("nothing more of the run may begin")
+
+    def forget(self, run_id: str) -> None:
+        """Begin a run anew, if it goes on: its files are removed."""
+        self._feeding.forget(run_id)
+
+    def outvoted(self, times: int) -> None:
+        """Recover the device before its next job: jobs failed on it that passed on others."""
+        # A session that begins later starts with the health check.
+        if self.phase is Phase.WORKING and self._feeding.has_begun:
+            self._feeding.outvoted += times
+            self._must_recover = True
+            self._grant()
+            self._go_on()
+
+    def tick(self) -> None:
+        """Look for what takes too long: called every second or so."""
+        now = time.monotonic()
+        if self.phase is Phase.WORKING and self._idle_since_s is not None and now > self._idle_since_s + self._linger_s:
+            self._leave("there is nothing to do")
+        if self.phase is Phase.LEAVING and self._is_broken_off and now > self._leaving_since_s + self._times.break_s:
+            self._link.kill()
+        elif self._link.is_stopped:
+            self._stopped_since_s = self._stopped_since_s or now
+            if now > self._stopped_since_s + self._times.stopped_s:
+                self._link.kill()
+        else:
+            self._stopped_since_s = None
+            if (self._assigned.jobs or self._link.is_settling) and self._feeding.is_silent(now):
+                self._host.note(f"the device process of {self.device.called} gives no sign of life: it is killed")
+                self._link.kill()
+
+    def close(self) -> None:
+        """End the device process, which may take some seconds. Any thread may call it once nothing else happens."""
+        self._link.close()
+
+    # Answers.
+
+    def _prepared(self, shard: AssignedShard, answer: Prepared | FarmError) -> None:
+        if shard not in self._assigned.shards:
+            return
+        if isinstance(answer, FarmError):
+            why = reason_line(str(answer))
+            self._host.note(f"{self.device.called}: a shard of {shard.held.run_id} cannot begin: {why}")
+            self._put_back(shard, why)
+            if isinstance(answer, UnreadableRowError):
+                # No fault of this machine: the run was refused.
+                self._go_on()
+            else:
+                self._rest(why)
+            return
+        shard.ready(answer)
+        self._feed()
+
+    def _heard(self, message: FromDevice) -> None:
+        if isinstance(message, DeviceEvent):
+            self._source.health(message.event)
+        elif isinstance(message, ProcessEnded):
+            self._exited(message.reason, message.log)
+        elif isinstance(message, JobBegun):
+            self._assigned.begun(message.number)
+        elif isinstance(message, JobEnded):
+            self._exits = 0
+            self._record(self._assigned.ended(message.number), message)
+            self._go_on()
+        elif isinstance(message, JobBroken):
+            last = message.text.strip().rpartition("\n")[2] or "without a message"
+            self._record_own_fault(message.number, f"the worker broke down over this job: {last}", message.text)
+            self._go_on()
+        elif message.number == SETTLED:
+            self._settled(message)
+        else:
+            self._came_back(message)
+
+    def _record(self, done: SentJob, ended: JobEnded) -> None:
+        held, job_id = done.shard.held, done.job.job.id
+        self._source.result(
+            ShardResult(
+                held.id, self.device.id, held.lease.fence, job_id, ended.attempts, ended.artifacts, ended.repeat,
+                ended.avoid, ended.outvoted,
+            )
+        )  # fmt: skip
+
+    def _record_own_fault(self, number: int, reason: str, log: str = "") -> None:
+        """Record a job that farm itself failed to run."""
+        done = self._assigned.ended(number)
+        self._record(
+            done, JobEnded(number, (own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),))
+        )
+
+    def _came_back(self, message: JobReturned) -> None:
+        self._assigned.take_back(message.number)
+        if self._trouble is None and (message.unfit or message.given_up or message.halt):
+            self._trouble = message
+        if self._assigned.jobs or self.phase is not Phase.WORKING:
+            return
+        trouble, self._trouble = self._trouble, None
+        if trouble is None and not self._must_recover:
+            # The lease is over as far as the process knows: it goes on when the lease is renewed.
+            self._is_stalled = True
+        elif trouble is None or trouble.unfit:
+            why = trouble.unfit if trouble is not None else "jobs that failed on it passed on other devices"
+            self._recover(why)
+        else:
+            self._rest(trouble.given_up or trouble.halt, halts=bool(trouble.halt))
+
+    def _settled(self, message: JobReturned) -> None:
+        if self.phase is Phase.LEAVING:
+            self._left()
+        elif self.phase is Phase.RECOVERING:
+            self._recovered(message)
+        else:
+            self._go_on()
+
+    def _recovered(self, message: JobReturned) -> None:
+        self._must_recover = False
+        if not message.recovered:
+            why = message.given_up or message.halt or "it could not be brought back"
+            self._rest(why, halts=bool(message.halt))
+            return
+        self._host.note(f"{self.device.called} is back")
+        self.phase = Phase.WORKING
+        self._grant()
+        self._go_on()
+
+    def _exited(self, reason: str, log: str) -> None:
+        self._feeding.exited()
+        self._is_stalled = False
+        self._stopped_since_s = None
+        if self.phase is Phase.WORKING and (number := self._assigned.exited()) is not None:
+            self._record_own_fault(number, f"the device process exited twice while it ran this job: {reason}", log)
+        self._assigned.take_all_back()
+        self._exits += 1
+        if self.phase is Phase.LEAVING:
+            self._left()
+        elif self._exits >= MOST_EXITS:
+            self._rest(f"its device process exited {self._exits} times in a row, the last time: {reason}")
+        else:
+            self._host.note(f"the device process of {self.device.called} exited ({reason}); another takes its place")
+            if self.phase is Phase.RECOVERING and self.lease is not None:
+                self._link.settle(*self._feeding.recovering_again(self.lease.fence))
+            else:
+                self._go_on()
+
+    # Effects.
+
+    def _go_on(self) -> None:
+        if self.phase is not Phase.WORKING:
+            return
+        if self._must_recover:
+            if not self._assigned.jobs:
+                self._recover("jobs that failed on it passed on other devices")
+            return
+        self._feed()
+        if not self._assigned.shards and self._idle_since_s is None:
+            self._idle_since_s = time.monotonic()
+            self._want()
+            if self._linger_s < math.inf:
+                self._host.later(self._linger_s + 0.01, self.tick)
+
+    def _feed(self) -> None:
+        """Send as many jobs as the device process has room for, and claim the next shard in time."""
+        if self.phase is not Phase.WORKING or self._is_stalled or self._must_recover:
+            return
+        self._feeding.feed()
+        if self._assigned.is_nearly_empty:
+            self._want()
+
+    def _grant(self) -> None:
+        fence = self.lease.fence if self.lease is not None else None
+        may_go = self.phase is Phase.WORKING and not self._must_recover
+        self._feeding.grant(fence, recover=self.phase is Phase.RECOVERING, go=may_go)
+
+    def _recover(self, why: str) -> None:
+        """Let the process recover the device; its shards are for other devices."""
+        self._host.note(f"{self.device.called} is being brought back: {why}")
+        self._put_back_all(f"{self.device.called} is being brought back: {why}")
+        self._unwant()
+        self.phase, self._must_recover, self._idle_since_s = Phase.RECOVERING, True, None
+        self._grant()
+        self._link.settle()
+
+    def _rest(self, why: str, *, halts: bool = False) -> None:
+        """Use the device no more for a while."""
+        self._unwant()
+        self.resting = why
+        self._source.resting(self.device.id, why, halts=halts)
+        if self._rest_s < math.inf:
+            self._host.later(self._rest_s, self._rested)
+        if self.phase is not Phase.IDLE:
+            self._leave(why)
+
+    def _rested(self) -> None:
+        if self.resting:
+            self.resting, self._exits = "", 0
+            self._source.resting(self.device.id, "", halts=False)
+            self._want()
+
+    def _leave(self, why: str, *, broken_off: bool = False) -> None:
+        """Let the process finish, or break off, its job; then others may have the device."""
+        self._unwant()
+        self._idle_since_s = None
+        is_new = self.phase is not Phase.LEAVING
+        if not is_new and (not broken_off or self._is_broken_off):
+            return
+        self.phase, self._why_leaving, self._must_recover = Phase.LEAVING, why, False
+        self._has_left = self._has_left and not is_new
+        self._is_broken_off, self._leaving_since_s = broken_off, time.monotonic()
+        if is_new and not self._feeding.has_begun:
+            self._left()
+            return
+        messages: list[ToDevice] = [self._feeding.revoked(broken_off=broken_off)]
+        if broken_off:
+            messages.append(Break())
+            self._host.later(self._times.break_s + 0.1, self.tick)
+        if is_new:
+            self._link.settle(*messages)
+        else:
+            self._link.send(*messages)
+
+    def _left(self) -> None:
+        """Go on after the process has left the device."""
+        if self._has_left:
+            return
+        self._has_left = True
+        self._assigned.take_all_back()
+        self._put_back_all(self._why_leaving)
+        self._is_broken_off = self._is_stalled = False
+        self._trouble = None
+        lease, self.lease, self._feeding.until_s = self.lease, None, None
+        # The device is claimed for again when its lease has ended.
+        if lease is not None:
+            self._source.release(lease, self._released)
+        else:
+            self._released()
+
+    def _released(self) -> None:
+        if self.phase is Phase.LEAVING:
+            self.phase = Phase.IDLE
+            self._want()
+
+    def _put_back_all(self, why: str) -> None:
+        for shard in list(self._assigned.shards):
+            self._put_back(shard, why)
+
+    def _put_back(self, shard: AssignedShard, why: str) -> None:
+        self._assigned.shards.remove(shard)
+        self._source.put_back(shard.held, tuple(shard.left), why)
+
+    def _want(self) -> None:
+        is_usable = self.phase in (Phase.IDLE, Phase.WORKING) and not self._must_recover
+        if self.is_open and not self.resting and is_usable and self._wants != (self.lease,):
+            self._wants = (self.lease,)
+            self._source.want(self.device.id, self.lease)
+
+    def _unwant(self) -> None:
+        self._wants = None
+        self._source.unwant(self.device.id)

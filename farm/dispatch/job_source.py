@@ -1,0 +1,76 @@
+"""Where jobs come from and results go, as a device runner sees it: `JobSource`; and the dispatcher, `Host`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.devices.device import Device
+    from farm.devices.health import HealthEvent
+    from farm.dispatch.messages import DeviceProcess
+    from farm.errors import FarmError
+    from farm.request.plan import PlannedJob, RunPlan
+    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.leases.rules import Lease
+
+
+class Prepared(NamedTuple):
+    """A shard whose bundles and runtime are on this machine."""
+
+    plan: RunPlan
+    planned: Sequence[PlannedJob]
+    """Jobs of the shard."""
+    number: int = 0
+    """Of the device in the plan."""
+
+
+class JobSource(Protocol):
+    """Gives shards to devices and takes their results. No call waits."""
+
+    def want(self, device: str, keep: Lease | None) -> None:
+        """Claim a shard for a device, by its id; `keep` is the lease under which it finishes another shard."""
+
+    def unwant(self, device: str) -> None:
+        """Claim nothing for a device."""
+
+    def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
+        """Bring the files of a shard to this machine, then call `done` in the decision thread."""
+
+    def others(self, held: HeldShard) -> tuple[str, ...]:
+        """Return the devices that could try a failed job of a shard now."""
+
+    def result(self, result: ShardResult) -> None:
+        """Record a result."""
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Give back a shard with the jobs that are left, after its results are recorded."""
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        """End a lease after all results are recorded, then call `done` in the decision thread."""
+
+    def health(self, event: HealthEvent) -> None:
+        """Record a health event of a device."""
+
+    def resting(self, device: str, why: str, *, halts: bool) -> None:
+        """Take note that a device gets no jobs for a while, or gets jobs again if `why` is empty.
+
+        `halts`: a lasting fault of this machine, no fault of the device.
+        """
+
+
+class Host(Protocol):
+    """The dispatcher of a machine. No call waits."""
+
+    def process(self, device: Device) -> DeviceProcess:
+        """Return a new device process, which is not started."""
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Call `action` in the decision thread."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` in the decision thread, after `seconds`."""
+
+    def note(self, line: str) -> None:
+        """Write a line for people."""

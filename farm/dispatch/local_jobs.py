@@ -1,0 +1,382 @@
+"""The job source of a run on this machine: jobs in memory, for the devices of a pool."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.dispatch.assigned import own_fault
+from farm.dispatch.job_source import Prepared
+from farm.errors import LeaseLostError
+from farm.results.attempt import Verdict
+from farm.store.cluster.records import HeldShard, ShardJob
+from farm.store.leases.rules import Lease, Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from farm.devices.device import Device
+    from farm.devices.health import HealthEvent
+    from farm.dispatch.device_runner import DeviceRunner
+    from farm.dispatch.job_source import Host
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.recorder import Recorder
+    from farm.errors import FarmError
+    from farm.pool.device_pool import DevicePool
+    from farm.request.plan import PlannedJob, RunPlan
+    from farm.results.attempt import Attempt
+    from farm.results.blame import Tried
+    from farm.store.cluster.records import ShardResult
+
+
+class _LocalJob:
+    """A job of the run that has no verdict yet."""
+
+    def __init__(self, planned: PlannedJob) -> None:
+        self.planned = planned
+        self.history: tuple[Tried, ...] = ()
+        self.avoid: frozenset[str] = frozenset()
+        """Ids of devices that do not get the job."""
+        self.attempt: Attempt | None = None
+        """Last attempt, if another device is to try the job."""
+        self.is_refused = False
+        """The store has refused a result of the job."""
+
+    @property
+    def id(self) -> str:
+        return self.planned.job.id
+
+    @property
+    def soc(self) -> str:
+        return self.planned.job.target.soc
+
+
+class LocalJobs:
+    """A `JobSource`, and the end of the run. Belongs to the decision thread, except the methods that say otherwise."""
+
+    def __init__(
+        self, plan: RunPlan, pool: DevicePool, host: Host, listener: ProgressListener, most_failures: int = 0
+    ) -> None:
+        """After `most_failures` failed jobs nothing else begins; 0 for no limit."""
+        self._plan, self._pool, self._host, self._listener = plan, pool, host, listener
+        self._most_failures = most_failures
+        self._jobs = {planned.job.id: _LocalJob(planned) for planned in plan.jobs}
+        self._pending = list(self._jobs)
+        """Ids of jobs that no device has, in order."""
+        self._position = {job_id: number for number, job_id in enumerate(self._jobs)}
+        self._unfinished = Counter(job.soc for job in self._jobs.values())
+        self._number = {device.id: number for number, device in enumerate(plan.devices)}
+        self._serial = {device.id: device.serial for device in plan.devices}
+        self._id = {device.serial: device.id for device in plan.devices}
+        self._wishes: dict[str, Lease | None] = {}
+        self._runners: dict[str, DeviceRunner] = {}
+        self._until_s: dict[str, float | None] = {}
+        self._given_back: dict[str, int] = {}
+        """Fence of the last lease that ended without a job, by device."""
+        self._shard_numbers = itertools.count(1)
+        self._failures = 0
+        self._is_serving = self._is_stopped = self._is_halted = False
+        self._shown: dict[str, str] = {}
+        self.abandoned: set[str] = set()
+        """Ids of jobs for which no device was left."""
+
+    def begin(self, runners: Sequence[DeviceRunner], recorder: Recorder) -> None:
+        """Give jobs to `runners`, and results to `recorder`."""
+        self._recorder = recorder
+        self._runners = {runner.device.id: runner for runner in runners}
+        for soc in {runner.device.soc for runner in runners}:
+            self._leave_done(soc)
+        for runner in runners:
+            if self._unfinished[runner.device.soc]:
+                runner.open()
+
+    # The end of a run.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every job has its verdict, or nothing else begins, and every device is left."""
+        if self._is_halted:
+            # The store may be away, and so no lease ends.
+            return all(runner.has_left for runner in self._runners.values())
+        is_done = self._is_stopped or not self._unfinished.total()
+        return is_done and all(runner.is_free for runner in self._runners.values())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no other job begins."""
+        return self._is_stopped
+
+    def finish_running(self) -> None:
+        """Begin no other job; running jobs are finished."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._pending.clear()
+        self._pool.want_no_more()
+        for runner in self._runners.values():
+            runner.shut("nothing more of the run may begin")
+
+    def halt(self, reason: str) -> None:
+        """Stop the run, because no device could change the reason."""
+        if not self._is_halted:
+            self._is_halted = True
+            resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
+            self._host.note(f"the run stops: {reason}; once that is mended, {resume}")
+        self.finish_running()
+
+    # JobSource.
+
+    def want(self, device: str, keep: Lease | None) -> None:
+        """Give a job to a device as soon as there is one."""
+        self._wishes[device] = keep
+        self._serve_soon()
+
+    def unwant(self, device: str) -> None:
+        """Give no job to a device."""
+        self._wishes.pop(device, None)
+
+    def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
+        """Call `done`: every file is here, or on its way from a builder that the device process waits for."""
+        planned = [self._jobs[job.job.id].planned for job in held.jobs]
+        done(Prepared(self._plan, planned, self._number[device.id]))
+
+    def others(self, held: HeldShard) -> tuple[str, ...]:
+        """Return the serials of the other devices of an SoC that the run may use."""
+        soc = held.jobs[0].job.target.soc
+        return tuple(
+            runner.device.serial
+            for id_, runner in self._runners.items()
+            if runner.device.soc == soc and id_ != held.lease.device and self._is_ours(runner)
+        )
+
+    def result(self, result: ShardResult) -> None:
+        """Record a result."""
+        self._recorder.result(result)
+        if self._is_stopped or not (result.repeat or result.avoid):
+            self._count(result.attempts[-1])
+        self._serve_soon()
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Give the jobs that are left to other devices."""
+        del held, why
+        self._put_back([job.job.id for job in jobs])
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        """End a lease after all results are recorded, then call `done` in the decision thread."""
+        self._recorder.release(lease, partial(self._host.post, done))
+
+    def health(self, event: HealthEvent) -> None:
+        """Record a health event of a device."""
+        self._recorder.health(event)
+
+    def resting(self, device: str, why: str, *, halts: bool) -> None:
+        """Use a device no more; stop the run if the fault is this machine's."""
+        if halts:
+            self.halt(why)
+        else:
+            self._pool.retire(self._number[device], why)
+            self._abandon()
+
+    # Calls of other threads.
+
+    def recorded(self, results: Sequence[ShardResult], refused: Mapping[int, FarmError]) -> None:
+        """Take results that are recorded, or refused, by index. Any thread may call it."""
+        self._host.post(partial(self._recorded, results, refused))
+
+    def store_failing(self, error: FarmError, seconds: float) -> None:
+        """Stop the run if the store has given no answer for too long. Any thread may call it."""
+        if seconds > self._plan.health.store_wait_s:
+            self._host.post(partial(self.halt, f"the store: {error}"))
+
+    def pool_changed(self) -> None:
+        """Look at the leases of the pool. Any thread may call it."""
+        self._host.post(self._look_at_pool)
+
+    # Choices.
+
+    def _serve_soon(self) -> None:
+        if not self._is_serving:
+            self._is_serving = True
+            self._host.post(self._serve)
+
+    def _serve(self) -> None:
+        """Give jobs to devices, to those with the fewest jobs first."""
+        self._is_serving = False
+        for device in sorted(self._wishes, key=lambda id_: bool(self._runners[id_].runs)):
+            runner = self._runners[device]
+            # The next job depends on the result of this one if failures end the run.
+            is_early = self._most_failures > 0 and bool(runner.runs)
+            if not self._is_ours(runner) or device not in self._wishes or is_early:
+                continue
+            job_id = next((one for one in self._pending if self._may_have(device, self._jobs[one])), None)
+            if job_id is not None:
+                self._pending.remove(job_id)
+                self._give(runner, self._jobs[job_id])
+        self._show()
+
+    def _give(self, runner: DeviceRunner, job: _LocalJob) -> None:
+        device, planned = runner.device, job.planned
+        lease = self._wishes.pop(device.id) or self._lease_of(device)
+        history = tuple(
+            one if one.device not in self._serial else _named(one, self._serial[one.device]) for one in job.history
+        )
+        shard_job = ShardJob(planned.job, planned.key, failed_before=planned.failed_before, history=history)
+        held = HeldShard(next(self._shard_numbers), self._plan.run_id, "", (shard_job,), lease, b"")
+        self._until_s[device.id] = until_s = self._pool.leases.until_s(self._number[device.id])
+        runner.claimed(held, until_s)
+
+    def _lease_of(self, device: Device) -> Lease:
+        fence = self._pool.leases.fence(self._number[device.id])
+        return Lease(device.id, fence, "", "", "", 0, "", Priority.PERSON, 0, 0)
+
+    def _is_ours(self, runner: DeviceRunner) -> bool:
+        return not runner.resting and self._pool.is_ours(self._number[runner.device.id])
+
+    def _may_have(self, device: str, job: _LocalJob) -> bool:
+        runner = self._runners[device]
+        return (
+            not self._pool.is_retired(self._number[device])
+            and not runner.resting
+            and runner.device.soc == job.soc
+            and device not in job.avoid
+        )
+
+    def _put_back(self, job_ids: Collection[str]) -> None:
+        if not self._is_stopped:
+            # A job that another device has tried goes first, then the order of the plan.
+            self._pending = sorted(
+                {*self._pending, *job_ids}, key=lambda one: (not self._jobs[one].history, self._position[one])
+            )
+            self._abandon()
+            self._serve_soon()
+
+    def _abandon(self) -> None:
+        """Finish jobs for which no device is left."""
+        for job_id in list(self._pending):
+            job = self._jobs[job_id]
+            # A job that a device has tried waits for none that the run does not hold: that may never come.
+            if not any(
+                self._may_have(id_, job) and (not job.avoid or self._is_ours(runner))
+                for id_, runner in self._runners.items()
+            ):
+                self._pending.remove(job_id)
+                self.abandoned.add(job_id)
+                if job.attempt is not None:
+                    self._listener.job_ended(shown(job.attempt))
+                    self._count(job.attempt)
+                self._finish(job)
+
+    def _recorded(self, results: Sequence[ShardResult], refused: Mapping[int, FarmError]) -> None:
+        for index, result in enumerate(results):
+            job = self._jobs[result.job_id]
+            if isinstance(refused.get(index), LeaseLostError):
+                self._put_back([job.id])
+            elif index in refused:
+                self._take_refused(job, result, refused[index])
+            else:
+                self._take(job, result)
+        self._show()
+
+    def _take(self, job: _LocalJob, result: ShardResult) -> None:
+        attempt = result.attempts[-1]
+        for name in result.outvoted:
+            self._outvote(self._id.get(name, name), job.id)
+        if (result.repeat or result.avoid) and not self._is_stopped:
+            job.history, job.attempt = result.repeat, attempt
+            job.avoid |= {*result.avoid, *(one.device for one in result.repeat if one.device), result.device}
+            self._listener.job_repeated(shown(attempt))
+            self._put_back([job.id])
+            return
+        self._listener.job_ended(shown(attempt))
+        self._finish(job)
+
+    def _count(self, attempt: Attempt) -> None:
+        """Count the last attempt of a job, and stop the run after too many failures."""
+        if attempt.verdict in (Verdict.FAILED, Verdict.INFRA) and not attempt.known_issue:
+            self._failures += 1
+            if 0 < self._most_failures <= self._failures:
+                self.finish_running()
+
+    def _take_refused(self, job: _LocalJob, result: ShardResult, error: FarmError) -> None:
+        """Record a fault of farm for a result that the store refuses; finish the job if that is refused as well."""
+        if job.is_refused:
+            self._finish(job)
+            return
+        job.is_refused = True
+        log = "\n".join(attempt.log for attempt in result.attempts)
+        attempt = own_fault(result.job_id, job.planned.key, result.attempts[-1].device, f"not recorded: {error}", log)
+        self._recorder.result(
+            msgspec.structs.replace(result, attempts=(attempt,), artifacts=(), repeat=(), avoid=(), outvoted=())
+        )
+
+    def _outvote(self, device: str, job_id: str) -> None:
+        if (runner := self._runners.get(device)) is not None:
+            self._host.note(f"{runner.device.called}: {job_id} failed on it and passed on another device")
+            runner.outvoted(1)
+
+    def _finish(self, job: _LocalJob) -> None:
+        """Leave the devices of an SoC after its last job."""
+        self._unfinished[job.soc] -= 1
+        self._leave_done(job.soc)
+
+    def _leave_done(self, soc: str) -> None:
+        for runner in self._runners.values() if not self._unfinished[soc] else ():
+            if runner.device.soc == soc:
+                self._pool.retire(self._number[runner.device.id])
+                runner.shut("there is nothing left to do")
+
+    def _look_at_pool(self) -> None:
+        """Tell runners of leases that were renewed, lost or are wanted by others."""
+        if self._pool.lost_store:
+            self.halt(f"the store: {self._pool.lost_store}")
+        leases = self._pool.leases
+        for id_, runner in self._runners.items():
+            number = self._number[id_]
+            if runner.is_free and (self._pool.is_retired(number) or number in leases.leaving):
+                self._give_back(runner.device)
+            if runner.lease is None or not leases.is_needed:
+                continue
+            until_s = leases.until_s(number)
+            if leases.fence(number) != runner.lease.fence:
+                runner.lost()
+            elif number in leases.leaving:
+                runner.wanted("somebody")
+            elif until_s != self._until_s.get(id_):
+                self._until_s[id_] = until_s
+                runner.renewed(until_s)
+        self._abandon()
+        self._serve_soon()
+
+    def _give_back(self, device: Device) -> None:
+        """End the lease of a device that has no job, so that no message to its process is due."""
+        lease = self._lease_of(device)
+        if lease.fence and self._given_back.get(device.id) != lease.fence:
+            self._given_back[device.id] = lease.fence
+            self._recorder.release(lease, lambda: None)
+
+    def _show(self) -> None:
+        running = {one.device.called: one.running_job for one in self._runners.values() if one.running_job}
+        if running != self._shown:
+            self._shown = running
+            self._listener.devices(running)
+
+
+def shown(attempt: Attempt) -> dict[str, str | float]:
+    """Return the facts of an attempt for a progress listener."""
+    return {
+        "job_id": attempt.job_id,
+        "verdict": str(attempt.verdict),
+        "stage": str(attempt.stage),
+        "reason": attempt.reason,
+        "device": attempt.device,
+        "seconds": attempt.seconds,
+        "known_issue": attempt.known_issue,
+    }
+
+
+def _named(one: Tried, serial: str) -> Tried:
+    return msgspec.structs.replace(one, device=serial)

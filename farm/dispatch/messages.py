@@ -1,0 +1,212 @@
+"""Messages between a dispatcher and a device process, and their frames in a pipe.
+
+A device process handles messages in order, except SetGrant, Break and End, which count at once. Each RunJob and each
+Settle has one answer. After a JobReturned the process returns every job that it has, until the next SetGrant.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+from farm.devices.connect import from_plain
+from farm.devices.health import HealthEvent
+from farm.request.plan import PlannedJob
+from farm.results.attempt import Attempt
+from farm.results.blame import Tried
+from farm.store.records import ArtifactRecord
+from farm.system.clock import now_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SETTLED = -1
+"""Number of the answer to a Settle."""
+
+_SIZE = struct.Struct(">I")
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Permission of the dispatcher to use one device."""
+
+    go: bool
+    """A job may begin on it."""
+    fence: int = 0
+    """Of the lease; 0 for a device of this run alone, without a lease."""
+    until_s: float | None = None
+    """End of the lease on the clock of `now_s`, if nobody renews it: a dispatcher that is stopped or cut off from the
+    store cannot revoke the grant. None without a lease."""
+    recover: bool = False
+    """The device is to be recovered before the next job."""
+    outvoted: int = 0
+    """Number of jobs that failed on the device and passed on another device of the run."""
+    others: tuple[str, ...] = ()
+    """Serials or ids of other devices of its SoC that may try a job that failed here."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the lease has ended as far as this process knows."""
+        return self.until_s is not None and now_s() >= self.until_s
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The following jobs belong to this plan."""
+
+    plan: str
+    """Path of the plan's file."""
+    number: int = 0
+    """Of the device in the plan."""
+
+
+class SetGrant(msgspec.Struct, frozen=True, tag=True):
+    """Permission to use the device from now on."""
+
+    grant: Grant
+
+
+class RunJob(msgspec.Struct, frozen=True, tag=True):
+    """One job."""
+
+    number: int
+    planned: PlannedJob
+    history: tuple[Tried, ...] = ()
+    """Attempts of other devices, by their ids."""
+    more: bool = False
+    """Another RunJob follows at once; its bundle can be staged meanwhile."""
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Recover the device or leave it, as the newest grant has it."""
+
+
+class Break(msgspec.Struct, frozen=True, tag=True):
+    """Break off the running job; its result is dropped."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Leave the device as it was found, and exit."""
+
+
+ToDevice = Begin | SetGrant | RunJob | Settle | Break | End
+
+
+class JobBegun(msgspec.Struct, frozen=True, tag=True):
+    """The device process works on a job from now on."""
+
+    number: int
+
+
+class JobEnded(msgspec.Struct, frozen=True, tag=True):
+    """Result of a job."""
+
+    number: int
+    attempts: tuple[Attempt, ...]
+    """Oldest first."""
+    artifacts: tuple[ArtifactRecord, ...] = ()
+    """Of the last attempt; the files are in this machine's artifact store."""
+    repeat: tuple[Tried, ...] = ()
+    """Whole history of the job, by ids of devices, if another device is to try it."""
+    avoid: tuple[str, ...] = ()
+    """Ids of devices that cannot run the job, if another device is to try it."""
+    outvoted: tuple[str, ...] = ()
+    """Devices, as the history names them, on which the job had failed, if it passed here."""
+
+
+class JobReturned(msgspec.Struct, frozen=True, tag=True):
+    """A job that was not begun, or the answer to a Settle."""
+
+    number: int
+    off: bool = False
+    """Nothing of farm is left on the device."""
+    unfit: str = ""
+    """Fault of the device, which has to be recovered first."""
+    recovered: bool = False
+    given_up: str = ""
+    """Reason for using the device no more."""
+    halt: str = ""
+    """Lasting fault of this machine."""
+
+
+class JobBroken(msgspec.Struct, frozen=True, tag=True):
+    """A job without a result: farm itself failed."""
+
+    number: int
+    text: str
+    """A traceback."""
+
+
+class DeviceEvent(msgspec.Struct, frozen=True, tag=True):
+    """A health event of a device."""
+
+    event: HealthEvent
+
+
+class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
+    """Last message: the device process has exited."""
+
+    reason: str
+    log: str = ""
+    """End of its standard error."""
+
+
+FromDevice = JobBegun | JobEnded | JobReturned | JobBroken | DeviceEvent | ProcessEnded
+
+
+class DeviceProcess(Protocol):
+    """Runs the jobs of one device, in another process or thread."""
+
+    def start(self, answer: Callable[[FromDevice], None]) -> None:
+        """Start; `answer` gets every message, from any thread. Raises InfraError."""
+
+    def send(self, *messages: ToDevice) -> None:
+        """Send messages; those to a process that has exited are lost."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the process."""
+
+    def close(self) -> None:
+        """Let the process leave the device and exit, wait, then kill it. No message comes afterwards."""
+
+    def kill(self) -> None:
+        """Kill the process. Its last message is ProcessEnded."""
+
+
+class Frames:
+    """Decoder of messages in a stream of bytes: each its size, four bytes, and MessagePack, as JSON has no infinity."""
+
+    def __init__(self, kind: Any) -> None:
+        """`kind` is ToDevice or FromDevice."""
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=from_plain)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the messages that are complete now. Raises msgspec.DecodeError."""
+        data, at, found = self._rest + data, 0, []
+        while len(data) >= at + _SIZE.size:
+            end = at + _SIZE.size + _SIZE.unpack_from(data, at)[0]
+            if len(data) < end:
+                break
+            found.append(self._decoder.decode(memoryview(data)[at + _SIZE.size : end]))
+            at = end
+        self._rest = data[at:]
+        return found
+
+
+def frame(message: ToDevice | FromDevice) -> bytes:
+    """Return the bytes of a message in a stream."""
+    content = msgspec.msgpack.encode(message, enc_hook=str)
+    return _SIZE.pack(len(content)) + content
+
+
+class ProcessTimes(NamedTuple):
+    """Time limits of a device process, in seconds."""
+
+    close_s: float = 20.0
+    """To leave its device; then it is killed, and the next user of the device removes its files."""
+    break_s: float = 10.0
+    """To break off a job."""
+    stopped_s: float = 60.0
+    """A process that is stopped (SIGSTOP, a debugger) for so long is killed."""

@@ -1,0 +1,127 @@
+"""The dispatcher's end of a device process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, frame
+from farm.errors import InfraError
+from farm.system.processes import ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.dispatch.fork_server import Forked, ForkServer
+    from farm.dispatch.messages import ToDevice
+
+_READ_BYTES = 1 << 16
+_TAIL_BYTES = 4096
+
+
+class ForkedProcess:
+    """A device process that a ForkServer makes."""
+
+    def __init__(self, forks: ForkServer, log: Path, times: ProcessTimes = ProcessTimes()) -> None:  # noqa: B008 - frozen
+        """The standard error of the process goes into `log`."""
+        self._forks, self._log, self._times = forks, log, times
+        self._forked: Forked | None = None
+        self._answer: Callable[[FromDevice], None] = lambda _: None
+        self._reader: threading.Thread | None = None
+        self._writing = threading.Lock()
+        self._has_exited = threading.Event()
+
+    def start(self, answer: Callable[[FromDevice], None]) -> None:
+        """Start the process; `answer` gets every message, from a thread. Raises InfraError."""
+        self._answer = answer
+        try:
+            self._forked = self._forks.fork(self._log)
+        except OSError as error:
+            raise InfraError(f"a device process cannot be started: {error}") from error
+        os.set_blocking(self._forked.stdin, False)
+        self._reader = threading.Thread(target=self._read, args=(self._forked,), daemon=True, name="device process")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the start."""
+        forked = self._forked
+        return forked.pid if forked is not None else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the process."""
+        return not self._has_exited.is_set() and _state(self.pid) in {b"T", b"t"}
+
+    def send(self, *messages: ToDevice) -> None:
+        """Send messages in one piece. A process that is stopped, and so reads nothing, is killed."""
+        data = b"".join(map(frame, messages))
+        with self._writing:
+            forked = self._forked
+            try:
+                while data and forked is not None:
+                    data = data[os.write(forked.stdin, data) :]
+            except BlockingIOError:
+                self.kill()
+            except (OSError, ValueError):
+                # It has exited: its last message follows.
+                return
+
+    def close(self) -> None:
+        """Let the process leave the device and exit, wait, then kill it."""
+        self._answer = lambda _: None
+        if self._reader is None:
+            return
+        self.send(End())
+        if not self._has_exited.wait(self._times.close_s):
+            self.kill()
+        self._reader.join()
+
+    def kill(self) -> None:
+        """Kill the process and everything in its session that it started."""
+        forked = self._forked
+        if forked is not None and not self._has_exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(forked.pid, signal.SIGKILL)
+
+    def _read(self, forked: Forked) -> None:
+        frames: Any = Frames(FromDevice)
+        reason = ""
+        try:
+            while data := os.read(forked.stdout, _READ_BYTES):
+                for message in frames.feed(data):
+                    self._answer(message)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            reason = f"its messages could not be read: {error}"
+        self.kill()
+        code = self._forks.wait(forked.pid)
+        self._has_exited.set()
+        with self._writing:
+            os.close(forked.stdin)
+            self._forked = None
+        os.close(forked.stdout)
+        forked.lifeline.cut()
+        how = reason or ("it has exited" if code is None else ending(code))
+        log = self._log_tail()
+        last = log.rpartition("\n")[2]
+        self._answer(ProcessEnded(": ".join(filter(None, [how, last])), log))
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace").strip()
+        return ""
+
+
+def _state(pid: int) -> bytes:
+    """Return the kernel's letter for the state of a process; empty for none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b""

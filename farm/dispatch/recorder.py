@@ -1,0 +1,312 @@
+"""Records results, health events and the ends of leases in the store: in batches, in order, until they are there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from farm.devices.health import HealthEvent
+from farm.errors import (
+    ArtifactLostError,
+    ArtifactsError,
+    FarmError,
+    LeaseLostError,
+    StoreError,
+    StoreLostError,
+)
+from farm.system.text import reason_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from farm.dispatch.result_log import ResultLog
+    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.leases.rules import Lease
+    from farm.store.records import ArtifactRecord
+
+_COALESCE_SECONDS = 0.05
+"""Results that arrive within that time are one transaction."""
+
+_AGAIN_SECONDS = 1.0
+_LAST_SECONDS = 0.2
+_UPLOAD_SECONDS = 120.0
+"""After so long without the artifacts' store a result is recorded without its files."""
+
+
+class RecordSink(Protocol):
+    """The store, as a recorder uses it. Every method raises FarmError."""
+
+    def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
+        """Record results under their fences; return the reason for each refused result, by its index."""
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Give back a shard with the jobs that are left."""
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """End leases."""
+
+    def record_health(self, event: HealthEvent) -> None:
+        """Record a health event of a device."""
+
+
+class ShardBack(NamedTuple):
+    """A shard that a device gives back."""
+
+    held: HeldShard
+    jobs: tuple[ShardJob, ...]
+    """Jobs that are left."""
+    why: str
+
+
+class Release(NamedTuple):
+    """A lease that a device gives back."""
+
+    lease: Lease
+    done: Callable[[], None]
+
+
+class Uploads(Protocol):
+    """Store of the files of attempts."""
+
+    def upload(self, records: Sequence[ArtifactRecord]) -> None:
+        """Copy files of this machine's artifact store into the artifact store of all hosts. Raises FarmError."""
+
+    def settled(self, records: Sequence[ArtifactRecord]) -> None:
+        """Forget files whose attempt is recorded."""
+
+
+class _LoggedResult(NamedTuple):
+    """A result in the result log."""
+
+    result: ShardResult
+    is_uploaded: bool = False
+    """Whether the files of the result are in the artifact store."""
+
+
+_Item = _LoggedResult | ShardBack | Release | HealthEvent
+
+
+class Recorder:
+    """Thread that records in the order of arrival, for each device.
+
+    It tries again while the store gives no answer: until then its results are in the result log.
+    """
+
+    def __init__(
+        self,
+        sink: RecordSink,
+        log: ResultLog,
+        uploads: Uploads | None,
+        note: Callable[[str], None],
+        *,
+        recorded: Callable[[Sequence[ShardResult], Mapping[int, FarmError]], None] | None = None,
+        failing: Callable[[FarmError, float], None] | None = None,
+    ) -> None:
+        """`recorded` gets results and the refused results among them by index, `failing` the seconds without answer.
+
+        Both are called in the recorder's thread.
+        """
+        self._sink, self._log, self._uploads, self._note = sink, log, uploads, note
+        self._recorded, self._failing = recorded, failing
+        self._failing_since_s: float | None = None
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._uploading: Counter[str] = Counter()
+        """Number of results by device whose files are being uploaded."""
+        self._waiting: list[ShardBack | Release] = []
+        """Items behind uploads of their device."""
+        self._to_upload: SimpleQueue[_LoggedResult | None] = SimpleQueue()
+        self._ending, self._logging = threading.Event(), threading.Lock()
+        self._problem = ""
+        self._threads = [
+            threading.Thread(target=self._run, daemon=True, name="recorder"),
+            threading.Thread(target=self._upload_all, daemon=True, name="uploads"),
+        ]
+
+    def begin(self) -> None:
+        """Record the results that an earlier process left in the log, then new ones. Raises StoreError."""
+        if left := self._log.left():
+            self._note(f"{len(left)} results of the time before this start are recorded now")
+            self._record(left)
+        for thread in self._threads:
+            thread.start()
+
+    def result(self, result: ShardResult) -> None:
+        """Record a result, which is in the result log at once."""
+        with self._logging:
+            is_kept = self._log.append(result)
+        if not is_kept:
+            self._say("this disk is full: results are only in memory")
+        self._queue.put(_LoggedResult(result))
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Give back a shard with the jobs that are left."""
+        self._queue.put(ShardBack(held, tuple(jobs), why))
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        """End a lease, then call `done`, from another thread."""
+        self._queue.put(Release(lease, done))
+
+    def health(self, event: HealthEvent) -> None:
+        """Record a health event of a device."""
+        self._queue.put(event)
+
+    def close(self, patience_s: float) -> bool:
+        """Record everything and end; return False if that takes longer: then the result log keeps the rest."""
+        self._queue.put(None)
+        deadline = time.monotonic() + patience_s
+        if self._threads[0].ident is None:
+            return True
+        self._threads[0].join(patience_s)
+        self._ending.set()
+        self._to_upload.put(None)
+        for thread in self._threads:
+            thread.join(max(0.2, deadline - time.monotonic()))
+        return not self._threads[0].is_alive() and self._log.is_settled
+
+    def _run(self) -> None:
+        is_last = False
+        while not self._ending.is_set() and not (is_last and not self._waiting and not self._uploading.total()):
+            items, is_last = self._next(is_last=is_last)
+            self._do(self._divert(items))
+
+    def _next(self, *, is_last: bool) -> tuple[list[_Item], bool]:
+        """Return the next items, and whether no other follows."""
+        items: list[_Item] = []
+        try:
+            first = self._queue.get(timeout=_LAST_SECONDS if is_last else None)
+        except Empty:
+            return items, is_last
+        if first is None:
+            return items, True
+        items.append(first)
+        if isinstance(first, _LoggedResult):
+            time.sleep(_COALESCE_SECONDS)
+        while True:
+            try:
+                one = self._queue.get_nowait()
+            except Empty:
+                return items, is_last
+            if one is None:
+                is_last = True
+            else:
+                items.append(one)
+
+    def _divert(self, items: Sequence[_Item]) -> list[_Item]:
+        """Return the items of now: no results whose files are not uploaded, nor the items behind them on a device."""
+        now: list[_Item] = []
+        for item in items:
+            if isinstance(item, _LoggedResult) and item.is_uploaded:
+                now.append(item)
+                self._uploading[device := item.result.device] -= 1
+                if not self._uploading[device]:
+                    now += [one for one in self._waiting if _device(one) == device]
+                    self._waiting = [one for one in self._waiting if _device(one) != device]
+            elif isinstance(item, _LoggedResult) and item.result.artifacts and self._uploads is not None:
+                self._uploading[item.result.device] += 1
+                self._to_upload.put(item)
+            elif isinstance(item, ShardBack | Release) and self._uploading[_device(item)]:
+                self._waiting.append(item)
+            else:
+                now.append(item)
+        return now
+
+    def _upload_all(self) -> None:
+        while (found := self._to_upload.get()) is not None:
+            self._queue.put(_LoggedResult(self._upload(found.result), is_uploaded=True))
+
+    def _upload(self, result: ShardResult) -> ShardResult:
+        deadline = time.monotonic() + _UPLOAD_SECONDS
+        while self._uploads is not None:
+            try:
+                self._uploads.upload(result.artifacts)
+            except (FarmError, OSError) as error:
+                self._say(f"files of {result.job_id} cannot be uploaded: {error}")
+                is_away = isinstance(error, ArtifactsError) and not isinstance(error, ArtifactLostError)
+                if not is_away or time.monotonic() > deadline or self._ending.wait(_AGAIN_SECONDS):
+                    *earlier, last = result.attempts
+                    note = reason_line(f"its files are not kept: {error}")
+                    last = msgspec.structs.replace(last, notes=(*last.notes, note))
+                    return msgspec.structs.replace(result, attempts=(*earlier, last), artifacts=())
+                continue
+            return result
+        return result
+
+    def _do(self, items: Sequence[_Item]) -> None:
+        results = [item.result for item in items if isinstance(item, _LoggedResult)]
+        releases = [item for item in items if isinstance(item, Release)]
+        if results:
+            self._patiently(lambda: self._record(results))
+        for item in items:
+            if isinstance(item, ShardBack):
+                self._patiently(partial(self._put_back, item))
+            elif isinstance(item, HealthEvent):
+                self._patiently(partial(self._sink.record_health, item))
+        if releases:
+            self._patiently(partial(self._sink.release, [one.lease for one in releases]))
+            for one in releases:
+                one.done()
+
+    def _put_back(self, item: ShardBack) -> None:
+        # Another device may have the shard by now.
+        with contextlib.suppress(LeaseLostError):
+            self._sink.put_back(item.held, item.jobs, item.why)
+
+    def _record(self, results: Sequence[ShardResult]) -> None:
+        """Record results, and note refused ones: another device has the job by now. Raises StoreError."""
+        with contextlib.suppress(OSError):
+            self._log.sync()
+        refused = self._sink.record(results)
+        with self._logging:
+            self._log.settle(len(results))
+        for index, error in refused.items():
+            result = results[index]
+            self._note(f"{result.job_id} from {result.device} is not recorded: {error}")
+        if self._recorded is not None:
+            self._recorded(results, refused)
+        if self._uploads is not None:
+            for result in results:
+                if result.artifacts:
+                    self._uploads.settled(result.artifacts)
+
+    def _patiently(self, action: Callable[[], object]) -> None:
+        """Call `action` until the store answers."""
+        while True:
+            try:
+                action()
+            except StoreLostError as error:
+                self._say(f"not recorded: {error}")
+                self._is_failing(error, float("inf"))
+                return
+            except StoreError as error:
+                self._say(f"the store: {error}")
+                self._failing_since_s = self._failing_since_s or time.monotonic()
+                self._is_failing(error, time.monotonic() - self._failing_since_s)
+                if self._ending.wait(_AGAIN_SECONDS):
+                    return
+            except FarmError as error:
+                # Another try would fail in the same way.
+                self._say(f"not recorded: {error}")
+                return
+            else:
+                self._problem, self._failing_since_s = "", None
+                return
+
+    def _is_failing(self, error: FarmError, seconds: float) -> None:
+        if self._failing is not None:
+            self._failing(error, seconds)
+
+    def _say(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._note(problem)
+
+
+def _device(item: ShardBack | Release) -> str:
+    return item.held.lease.device if isinstance(item, ShardBack) else item.lease.device

@@ -1,0 +1,108 @@
+"""Result log: results that are not recorded yet, in a file that is replayed after a kill."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.store.cluster.records import ShardResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HEAD = struct.Struct(">II")
+"""Size and CRC-32 of what follows."""
+
+_decoder = msgspec.msgpack.Decoder(ShardResult)
+
+
+class ResultLog:
+    """A file to which results are appended. Belongs to one process, whose threads take turns.
+
+    What is cut short at its end, by a full disk or with the power, is as if it had never been written. Where the disk
+    is full, results wait in memory and are written as soon as there is room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._left, self._end = _read(path.read_bytes())
+        os.ftruncate(self._file, self._end)
+        self._unwritten: list[bytes] = []
+        self._open = len(self._left)
+
+    def left(self) -> list[ShardResult]:
+        """Return what a former life of the agent left, oldest first; only once."""
+        left, self._left = self._left, []
+        return left
+
+    def append(self, result: ShardResult) -> bool:
+        """Keep a result; return False while the disk is full, as then it is only in memory."""
+        content = msgspec.msgpack.encode(result)
+        self._unwritten.append(_HEAD.pack(len(content), zlib.crc32(content)) + content)
+        self._open += 1
+        while self._unwritten:
+            try:
+                self._write(self._unwritten[0])
+            except OSError:
+                # Nothing may stand behind half a result.
+                os.ftruncate(self._file, self._end)
+                return False
+            del self._unwritten[0]
+        return True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every result is recorded, or refused for good."""
+        return self._open <= 0
+
+    def sync(self) -> None:
+        """Bring the results to the disk, where they survive a loss of power. Raises OSError."""
+        os.fdatasync(self._file)
+
+    def settle(self, count: int) -> None:
+        """Note that so many results are recorded, or refused for good."""
+        self._open -= count
+        if self._open <= 0:
+            self._unwritten.clear()
+            self.clear()
+
+    def clear(self) -> None:
+        """Let go of all that was written."""
+        os.ftruncate(self._file, 0)
+        self._end = self._open = 0
+
+    def close(self) -> None:
+        """Close the file; where everything is recorded, it is empty then."""
+        if self._open <= 0:
+            self.clear()
+        os.close(self._file)
+
+    def _write(self, data: bytes) -> None:
+        at = self._end
+        while data:
+            written = os.pwrite(self._file, data, at)
+            data, at = data[written:], at + written
+        self._end = at
+
+
+def _read(content: bytes) -> tuple[list[ShardResult], int]:
+    """Return the results in a file, and where the last whole one ends. Pure."""
+    found, at = [], 0
+    while len(content) >= at + _HEAD.size:
+        size, checksum = _HEAD.unpack_from(content, at)
+        data = content[at + _HEAD.size : at + _HEAD.size + size]
+        if len(data) < size or zlib.crc32(data) != checksum:
+            break
+        try:
+            found.append(_decoder.decode(data))
+        except msgspec.MsgspecError:
+            # Of another version of farm, which a new one cannot record.
+            break
+        at += _HEAD.size + size
+    return found, at

@@ -1,0 +1,290 @@
+"""Jobs on one device, inside its device process: ask for permission, wait for the bundle, execute, classify."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.device_run.builds import await_reply
+from farm.device_run.device_worker import DeviceWorker
+from farm.device_run.executor import Executor
+from farm.dispatch.messages import Grant
+from farm.errors import LocalError
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import Tried, classify, is_open, needs_health_check, settle, tried, unfit
+from farm.system.structs import prepare_decoders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.devices.health import HealthEvent
+    from farm.request.plan import PlannedJob, RunPlan
+    from farm.store.records import ArtifactRecord
+
+_POLL_SECONDS = 1.0
+_ROOM_BYTES = 1 << 20
+"""Disk space that an attempt needs, with a reserve."""
+_MOST_SERVER_LOSSES = 2
+"""After so many ends of the adb server under one job on one device, the job counts as their cause."""
+
+
+class Outcome(NamedTuple):
+    """Result of a job that was tried."""
+
+    attempts: tuple[Attempt, ...]
+    """Oldest first; the last decides."""
+    artifacts: tuple[ArtifactRecord, ...] = ()
+    """Of the last attempt."""
+    repeat: tuple[Tried, ...] = ()
+    """Whole history of the job, by ids of devices, if another device should try it."""
+    avoid: tuple[str, ...] = ()
+    """Ids of devices that cannot run the job, if another device should try it."""
+    outvoted: tuple[str, ...] = ()
+    """Devices, as the history names them, on which the job had failed, if it passed here."""
+
+
+class Returned(NamedTuple):
+    """A job that was not begun, because the device may not be used."""
+
+    off: bool = False
+    """Nothing of farm is left on the device."""
+    unfit: str = ""
+    """Fault of the device, which has to be recovered first."""
+    recovered: bool = False
+    given_up: str = ""
+    """Reason for using the device no more."""
+    halt: str = ""
+    """Lasting fault of this machine."""
+
+
+class Parts(NamedTuple):
+    """Health and executor of a device."""
+
+    device_worker: DeviceWorker
+    executor: Executor
+
+
+class Worker:
+    """One device of a plan."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        number: int,
+        grant: Callable[[], Grant],
+        *,
+        record_health: Callable[[HealthEvent], None],
+        is_orphan: Callable[[], bool],
+        server_losses: Counter[str] | None = None,
+        parts: Callable[[RunPlan, int, Callable[[], bool]], Parts] | None = None,
+    ) -> None:
+        """`grant` returns the newest grant; `is_orphan` whether the dispatcher has exited.
+
+        `server_losses` counts, by job, how often the adb server ended; `parts` replaces health and executor.
+        """
+        prepare_decoders()
+        self._plan, self._number, self._newest, self._is_orphan = plan, number, grant, is_orphan
+        self._device = plan.devices[number]
+        self._local_trouble_s: float | None = None
+        """Begin of a lasting fault of this machine, on the monotonic clock; None without one."""
+        self._server_losses = Counter[str]() if server_losses is None else server_losses
+        self._history: tuple[Tried, ...] = ()
+        if parts is None:
+            device_worker = DeviceWorker(plan, number, record_health, self._unwanted)
+            self._device_worker, self._executor = device_worker, Executor(plan, device_worker)
+        else:
+            self._device_worker, self._executor = parts(plan, number, self._unwanted)
+        self._grant = Grant(go=False)
+        if self._may_go():
+            # The session opens while the first job is on its way.
+            self._device_worker.begin()
+
+    def run(
+        self, planned: PlannedJob, history: tuple[Tried, ...] = (), following: PlannedJob | None = None
+    ) -> Outcome | Returned:
+        """Run one job that other devices may have tried. `following` is staged meanwhile.
+
+        A job under which the adb server ends runs again, here, once the health check passes.
+        """
+        self._history = history
+        while True:
+            may_go = self._may_go()
+            try:
+                # A job that has begun is finished, whatever the newest grant is.
+                returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
+                done = returned or self._run(planned, following if may_go else None)
+                if done is not None:
+                    return done
+            except LocalError as error:
+                attempt = Attempt(planned.job.id, Verdict.INFRA, Stage.EXECUTE, str(error), cause=Cause(error.cause))
+                if not error.is_general:
+                    return Outcome((attempt,))
+                if not self._has_recovered():
+                    return Returned(halt=str(error))
+
+    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> Returned | None:
+        """Wait until a job can begin; return the reason if it cannot begin here and now."""
+        if not may_go:
+            # A device is recovered when no job waits for that.
+            return Returned() if self._grant.recover and not self._is_orphan() else self._off()
+        self._device_worker.await_canary()
+        built = self._executor.is_built(planned)
+        if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
+            return self._off()
+        problem = self._device_worker.check()
+        if self._unwanted():
+            return self._off()
+        if not problem:
+            return None
+        self._executor.forget()
+        return self._given_up(problem) if self._device_worker.given_up else Returned(unfit=problem)
+
+    def settle(self) -> Returned | None:
+        """Recover the device or leave it, as the grant has it; return None if jobs may begin."""
+        if self._may_go():
+            return None
+        if not self._grant.recover or self._is_orphan():
+            return self._off()
+        while True:
+            try:
+                problem = self._device_worker.recover(outvoted=self._grant.outvoted)
+                break
+            except (LocalError, OSError) as error:
+                if not self._has_recovered():
+                    return Returned(halt=str(error))
+                if self._unwanted():
+                    return self._off()
+        self._local_trouble_s = None
+        if self._unwanted():
+            return self._off()
+        return self._given_up(problem) if problem else Returned(recovered=True)
+
+    def break_off(self) -> None:
+        """End the running job with an error. Any thread may call it."""
+        self._device_worker.run.break_off()
+
+    def close(self) -> None:
+        """Leave the device as it was found."""
+        # A second signal must not interrupt the clean-up that the first one began.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._executor.shut()
+        self._device_worker.shut()
+
+    def _may_go(self) -> bool:
+        """Read the grant; end a session of an earlier lease."""
+        grant = self._read_grant()
+        if grant.fence != self._grant.fence and self._device_worker.is_open:
+            self._leave()
+        self._grant = grant
+        return self._holds(grant)
+
+    def _read_grant(self) -> Grant:
+        """Return the newest grant, and show the dispatcher that this process goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self._plan.workers / str(self._number))
+        return self._newest()
+
+    def _holds(self, grant: Grant) -> bool:
+        return grant.go and not grant.is_over and not self._is_orphan()
+
+    def _may_go_on(self) -> bool:
+        grant = self._read_grant()
+        return self._holds(grant) and grant.fence == self._grant.fence
+
+    def _unwanted(self) -> bool:
+        grant = self._read_grant()
+        return grant.is_over or not (grant.go or grant.recover) or self._is_orphan()
+
+    def _off(self) -> Returned:
+        self._leave()
+        return Returned(off=True)
+
+    def _given_up(self, problem: str) -> Returned:
+        self._leave()
+        return Returned(given_up=problem)
+
+    def _leave(self) -> None:
+        self._executor.forget()
+        self._device_worker.close()
+
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Outcome | None:
+        """Run a job and return its outcome; None if the adb server ended meanwhile."""
+        attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
+        last = attempts[-1]
+        if last.cause is Cause.ADB_SERVER and self._server_losses[last.job_id] < _MOST_SERVER_LOSSES:
+            self._server_losses[last.job_id] += 1
+            self._device_worker.ended(last)
+            return None
+        outcome = self._classified(planned, last)
+        self._local_trouble_s = None
+        return outcome._replace(attempts=(*attempts[:-1], *outcome.attempts), artifacts=artifacts)
+
+    def _has_recovered(self) -> bool:
+        """Wait until this machine's disk has room again; return whether another try makes sense."""
+        self._executor.forget()
+        if self._local_trouble_s is None:
+            self._local_trouble_s = time.monotonic()
+        while time.monotonic() < self._local_trouble_s + self._plan.health.disk_wait_s:
+            time.sleep(_POLL_SECONDS)
+            if self._unwanted() or _has_room(self._plan.folder):
+                return True
+        return False
+
+    def _classified(self, planned: PlannedJob, last: Attempt) -> Outcome:
+        """Return the attempt with a verdict that takes in every device that tried the job."""
+        if last.verdict is Verdict.SKIPPED:
+            return Outcome((last,), avoid=self._virtual_devices())
+        if not last.device:
+            return Outcome((last,))
+        failed_before = planned.failed_before or bool(last.known_issue)
+        if needs_health_check(last, failed_before=failed_before):
+            self._executor.finish()
+            if problem := self._device_worker.check(anew=True):
+                last = unfit(last, problem, self._device_worker.run.canary_cause)
+                # The following job was staged in the session that ended with the health check.
+                self._executor.forget()
+        history = (*self._history, tried(last))
+        devices = {one.device for one in history}
+        decision = classify(history, others=len(set(self._grant.others) - devices), failed_before=failed_before)
+        settled = settle(last, history, decision)
+        is_outvote = settled.verdict is Verdict.PASSED
+        outvoted = [one for one in self._history if is_open(one.cause)] if is_outvote else []
+        self._device_worker.outvote(outvoted)
+        self._device_worker.ended(settled)
+        return Outcome(
+            (settled,),
+            repeat=self._shared(history) if decision.repeat else (),
+            outvoted=tuple(one.device for one in outvoted),
+        )
+
+    def _shared(self, history: tuple[Tried, ...]) -> tuple[Tried, ...]:
+        """Return a history for other devices: virtual devices of two hosts may have one serial."""
+        last = history[-1]
+        return (*history[:-1], msgspec.structs.replace(last, device=self._device.id if last.device else ""))
+
+    def _virtual_devices(self) -> tuple[str, ...]:
+        """Return the ids of the plan's virtual devices if hardware of the run can execute their jobs."""
+        devices, others = self._plan.devices, self._grant.others
+        if not any(one.kind == "hardware" and one.serial in others for one in devices):
+            return ()
+        return tuple(one.id for one in devices if one.kind == "virtual")
+
+
+def _has_room(folder: Path) -> bool:
+    """Return whether a file of some size can be written in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""Rows that cannot be read, of another version or of a hostile user: set aside with a reason, so that others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import text
+
+from farm.errors import UnreadableRowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection, TextClause
+
+REFUSED_BY = "farm: a row of the run cannot be read"
+"""In the place of the user who cancelled a run."""
+
+_CANCEL = "UPDATE run_order SET state = 'cancelled', cancelled_by = :by WHERE state <> 'ended' AND run_id = "
+_STATEMENTS: dict[str, tuple[TextClause, ...]] = {
+    "run_order": (text(f"{_CANCEL}:key"),),
+    "shard_jobs": (
+        text("UPDATE shard SET state = 'ended', why = :why WHERE id = :key"),
+        text(f"{_CANCEL}(SELECT run_id FROM shard WHERE id = :key)"),  # noqa: S608 - a constant
+    ),
+    "build": (
+        text("UPDATE build SET state = 'failed', reply = :reply, agent = '', token = '' WHERE key = :key"),
+        text(f"{_CANCEL}ANY(SELECT run_id FROM build_wanted WHERE key = :key)"),  # noqa: S608 - a constant
+    ),
+}
+
+
+@contextlib.contextmanager
+def reading(table: str, key: str | int) -> Iterator[None]:
+    """Raise UnreadableRowError for a row of `table`, one of the tables that `set_aside` knows, that cannot be read."""
+    try:
+        yield
+    except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, zlib.error) as error:
+        raise UnreadableRowError(table, key, f"{type(error).__name__}: {error}") from None
+
+
+def set_aside(connection: Connection, error: UnreadableRowError) -> None:
+    """Refuse the runs that an unreadable row belongs to: the row is not read again."""
+    from farm.compile.protocol import BuildReply
+
+    why = str(error)
+    facts: dict[str, Any] = {"key": error.key, "by": REFUSED_BY, "why": why}
+    if error.table == "build":
+        reply = BuildReply(str(error.key), ok=False, seconds=0.0, reason=why, infra=True)
+        facts["reply"] = msgspec.json.encode(reply).decode()
+    for statement in _STATEMENTS[error.table]:
+        named = {name: facts[name] for name in statement.compile().params}
+        connection.execute(statement, named)

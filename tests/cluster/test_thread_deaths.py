@@ -1,0 +1,42 @@
+"""A thread of an agent that ends by a defect ends the agent, which its service manager starts again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from store_template import drop_database
+
+from farm.cluster.agent.claimer import Claimer
+from farm.cluster.agent.host_agent import HostAgent
+from farm.cluster.agent.minder import Minder
+from farm.config.settings import load_config
+from farm.dispatch.recorder import Recorder
+from farm.errors import InfraError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(("part", "method"), [(Minder, "_beat"), (Claimer, "_until_undecided"), (Recorder, "_next")])
+def test_an_agent_ends_with_its_thread(
+    new_store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
+) -> None:
+    address = new_store(f"death_of_{part.__name__.lower()}")
+    monkeypatch.setenv("FARM_STORE", address)
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FARM_ARTIFACTS", f"file://{tmp_path}/artifacts")
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(part, method, broken)
+    agent = HostAgent(load_config(folder=tmp_path), "h1", note=lambda _: None, has_devices=False)
+    with pytest.raises(InfraError, match="AttributeError: a defect: the agent ends, to be started again") as raised:
+        agent.run()
+    # Units do not start an agent again whose exit code is that of wrong usage.
+    assert raised.value.exit_code != UsageError.exit_code
+    drop_database(address)

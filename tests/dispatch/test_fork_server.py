@@ -1,0 +1,224 @@
+"""Device processes as forks of one server: their environment, descriptors, exit codes and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import ends, until
+
+from farm.device_run.canary import canary_job
+from farm.dispatch.fork_server import PROCESS_NAME, SECRETS, SERVER_NAME, ForkServer
+from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
+from farm.dispatch.process_link import ForkedProcess
+from farm.request.plan import PlannedJob, RunPlan
+from farm.system.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A dispatcher in a process of its own, which prints the ids of its server and of a device process.
+DISPATCHER = """
+import json, pathlib, signal, sys
+from farm.dispatch.fork_server import ForkServer
+from farm.system.processes import Supervisor
+with Supervisor() as supervisor:
+    forks = ForkServer(supervisor)
+    forked = forks.fork(pathlib.Path(sys.argv[1]))
+    print(json.dumps([forks.pid, forked.pid]), flush=True)
+    signal.pause()
+"""
+
+
+class Heard:
+    """A device process and its messages."""
+
+    def __init__(self, forks: ForkServer, log: Path) -> None:
+        self.messages: SimpleQueue[FromDevice] = SimpleQueue()
+        self.process = ForkedProcess(forks, log)
+        self.process.start(self.messages.put)
+        self.pid = self.process.pid
+        # A device process takes its name before it reads the first message.
+        until(lambda: _name(self.pid) == PROCESS_NAME, "a device process")
+
+    def end(self) -> str:
+        """Return how it ended."""
+        message = self.messages.get(timeout=60)
+        assert isinstance(message, ProcessEnded)
+        return message.reason
+
+
+@pytest.fixture(scope="module")
+def supervisor() -> Iterator[Supervisor]:
+    with Supervisor() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def forks(supervisor: Supervisor) -> Iterator[ForkServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SECRETS:
+            patch.setenv(name, "secret-of-the-store")
+        patch.setenv("FARM_TOLD", "yes")
+        yield ForkServer(supervisor)
+
+
+@contextmanager
+def device_process(forks: ForkServer, folder: Path) -> Iterator[Heard]:
+    heard = Heard(forks, folder / "device.log")
+    try:
+        yield heard
+    finally:
+        heard.process.close()
+
+
+def test_a_device_process_is_a_fork_of_the_server_in_a_session_of_its_own(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        assert _name(forks.pid) == SERVER_NAME
+        assert int(_stat(one.pid)[1]) == forks.pid
+        assert os.getsid(one.pid) == one.pid
+        assert os.getpgid(one.pid) == one.pid
+
+
+def test_a_device_process_has_the_environment_but_no_secrets_of_the_store(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        for pid in (forks.pid, one.pid):
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"secret-of-the-store" not in environment
+            assert b"FARM_TOLD=yes" in environment.split(b"\0")
+
+
+def test_a_device_process_has_no_pipes_of_another(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path / "first") as first, device_process(forks, tmp_path / "second") as second:
+        # Otherwise the first would not notice that the dispatcher has closed its pipe.
+        assert not _ends(first.pid) & _ends(second.pid) - _ends(forks.pid)
+
+
+def test_a_closed_device_process_ends_by_itself(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        pid = one.pid
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_signal_that_ended_a_device_process_is_reported(
+    forks: ForkServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    with device_process(forks, tmp_path) as one:
+        os.kill(one.pid, number)
+        assert one.end() == f"signal {number}"
+
+
+def test_the_exit_code_and_the_last_line_of_a_device_process_are_reported(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        one.process.send(Begin(str(tmp_path / "no-plan")))
+        reason = one.end()
+    assert reason.startswith("exit code 1: FileNotFoundError: ")
+    assert "no-plan" in reason
+
+
+def test_ctrl_c_in_a_terminal_does_not_end_a_device_process(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        os.kill(forks.pid, signal.SIGINT)
+        os.kill(one.pid, signal.SIGINT)
+        one.process.kill()
+        assert one.end() == f"signal {signal.SIGKILL}"
+    with device_process(forks, tmp_path):
+        pass
+
+
+def test_after_the_server_was_killed_the_next_fork_starts_another(supervisor: Supervisor, tmp_path: Path) -> None:
+    forks = ForkServer(supervisor)
+    with device_process(forks, tmp_path / "first") as first:
+        before = forks.pid
+        os.kill(before, signal.SIGKILL)
+        assert ends(before)
+        with device_process(forks, tmp_path / "second") as second:
+            assert forks.pid != before
+            assert int(_stat(second.pid)[1]) == forks.pid
+            os.kill(second.pid, signal.SIGKILL)
+            assert second.end() == f"signal {signal.SIGKILL}"
+        os.kill(first.pid, signal.SIGKILL)
+        # Only the killed server could have waited for the exit code.
+        assert first.end() == "it has exited"
+
+
+def test_server_and_device_processes_end_with_the_dispatcher(tmp_path: Path) -> None:
+    dispatcher = subprocess.Popen(
+        [sys.executable, "-c", DISPATCHER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert dispatcher.stdout is not None
+    with dispatcher.stdout:
+        pids = json.loads(dispatcher.stdout.readline())
+        # Stopped processes do not notice that a socket or a pipe is closed.
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        dispatcher.kill()
+        dispatcher.wait()
+        until(lambda: not any(map(_is_alive, pids)), "their end")
+
+
+def test_a_stopped_device_process_is_recognized_and_killed(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path) as one:
+        assert not one.process.is_stopped
+        os.kill(one.pid, signal.SIGSTOP)
+        until(lambda: one.process.is_stopped, "a stopped process")
+        one.process.kill()
+        assert one.end() == f"signal {signal.SIGKILL}"
+
+
+def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_children(tmp_path: Path) -> None:
+    plan = plan_of_many_jobs(tmp_path)
+    with Supervisor() as supervisor:
+        forks = ForkServer(supervisor)
+        with device_process(forks, tmp_path) as one:
+            one.process.send(Begin(str(plan)))
+            until(lambda: _ticks(_stat(one.pid)[11:13]) > 0.1, "some work")
+        own_and_children = _stat(forks.pid)[11:15]
+        assert _ticks(own_and_children[2:]) > 0.1
+        before = os.times()
+    after = os.times()
+    reaped_s = after.children_user + after.children_system - before.children_user - before.children_system
+    assert reaped_s >= _ticks(own_and_children)
+
+
+def plan_of_many_jobs(folder: Path) -> Path:
+    """Return the file of a plan that takes some time to read."""
+    planned = PlannedJob(canary_job("SM8650", "htp"), "key", cached=True)
+    plan = RunPlan("run", folder, folder, (planned,) * 20_000, (), {}, 1, 0, 1.0, folder)
+    plan.write()
+    return plan.path
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: state, parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _ticks(fields: list[str]) -> float:
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+
+def _ends(pid: int) -> set[str]:
+    """Return the pipes and sockets that a process has."""
+    names = (os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return {name for name in names if name.startswith(("pipe:", "socket:"))}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,518 @@
+"""Assignment of jobs to devices, and the end of a run: real job source, device runners and pool, stub processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from stub_dispatch import (
+    Bench,
+    attempt_of,
+    device,
+    exits,
+    fails,
+    fails_here,
+    fails_while_others,
+    given_up,
+    halts,
+    once,
+    only_on,
+    passes,
+    unfit,
+    verdicts,
+)
+
+from farm.devices.device import AdbAddress, Device
+from farm.devices.discovery import _Found, scan_all
+from farm.dispatch.messages import SETTLED, JobBroken, JobEnded, JobReturned
+from farm.errors import LeaseLostError, RowRefusedError, StoreError
+from farm.results.attempt import Cause, Verdict
+from farm.system.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from farm.dispatch.messages import FromDevice, RunJob
+
+A, B, C = (device(serial) for serial in "ABC")
+OTHER = device("X", "SM8550")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Bench]:
+    """Return a function that makes a run of jobs called SOC:NAME."""
+
+    def made(jobs: Sequence[str] | int, devices: Sequence[Device], most_failures: int = 0) -> Bench:
+        names = [f"SM8650:{number}" for number in range(jobs)] if isinstance(jobs, int) else jobs
+        return Bench(tmp_path, names, devices, most_failures=most_failures)
+
+    return made
+
+
+def test_every_job_runs_once_on_a_device_of_its_soc(make: Callable[..., Bench]) -> None:
+    jobs = [f"SM8650:a{n}" for n in range(7)] + [f"SM8550:b{n}" for n in range(3)]
+    bench = make(jobs, [A, B, OTHER])
+    bench.run()
+    assert sorted(bench.began) == sorted(bench.names)
+    assert all(name.startswith("b" if serial == "X" else "a") for serial, name in bench.ran)
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+    assert verdicts(bench.recorder.done) == {name: ["passed"] for name in bench.names}
+    assert not any(one.has_session for one in bench.processes)
+    assert bench.notes == []
+
+
+def test_jobs_begin_in_their_order(make: Callable[..., Bench]) -> None:
+    bench = make(9, [A])
+    bench.run()
+    assert bench.began == bench.names
+
+
+def test_a_short_list_is_spread_over_all_devices_which_begin_at_once(make: Callable[..., Bench]) -> None:
+    bench = make(2, [A, B])
+    bench.begin()
+    bench.let_begin()
+    assert sorted(bench.ran) == [("A", "0"), ("B", "1")]
+    assert bench.front.shown[-1] == {A.called: bench.plan.jobs[0].job.id, B.called: bench.plan.jobs[1].job.id}
+
+
+def test_a_device_for_whose_soc_nothing_is_left_is_left_at_once(make: Callable[..., Bench]) -> None:
+    bench = make(["SM8650:a0", "SM8650:a1", "SM8550:b"], [A, B, OTHER])
+    bench.begin()
+    bench.let_begin()
+    bench.let_end(2)
+    assert bench.pool.is_retired(2)
+    assert not bench.of(2).has_session
+    assert not bench.pool.is_retired(0)
+    assert not bench.pool.is_retired(1)
+    bench.finish()
+    assert bench.notes == []
+
+
+def test_devices_stay_while_a_job_of_their_soc_may_come_back(make: Callable[..., Bench]) -> None:
+    bench = make(1, [A, B])
+    bench.begin()
+    bench.let_begin()
+    assert not bench.pool.is_retired(0)
+    assert not bench.pool.is_retired(1)
+
+
+# Device processes that exit.
+
+
+def test_jobs_that_an_exited_process_had_not_begun_are_run_and_its_own_is_tried_once_more(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(4, [A, B])
+    bench.acts["0"] = once(exits)
+    bench.run()
+    assert sorted(bench.began) == ["0", "0", "1", "2", "3"]
+    assert bench.ended == dict.fromkeys("0123", "passed")
+    assert [len(bench.recorder.done), len(bench.front.ended)] == [4, 4]
+
+
+def test_after_the_process_of_the_only_device_exited_another_runs_its_jobs(make: Callable[..., Bench]) -> None:
+    bench = make(2, [A])
+    bench.acts["0"] = once(exits)
+    bench.run()
+    assert bench.began == ["0", "0", "1"]
+    assert bench.ended == dict.fromkeys("01", "passed")
+    assert len(bench.processes) == 2
+
+
+def test_a_process_that_exits_without_a_job_is_no_jobs_fault(make: Callable[..., Bench]) -> None:
+    bench = make(["SM8650:0", "SM8650:1"], [A, B])
+    bench.begin()
+    bench.let_begin()
+    bench.let_end(1)
+    for _ in range(3):
+        bench.of(1).end("signal 9")
+        bench.decide()
+    bench.finish()
+    assert bench.ended == dict.fromkeys("01", "passed")
+
+
+def test_a_job_under_which_two_processes_exited_is_farms_fault(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(2, [A, B])
+    bench.acts["0"] = exits
+    bench.run()
+    [result] = [one for one in bench.recorder.done if one.job_id == bench.plan.jobs[0].job.id]
+    [attempt] = result.attempts
+    assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
+    assert "signal 11" in attempt.reason
+    assert bench.ended == {"0": "infra", "1": "passed"}
+    assert bench.began.count("0") == 2
+
+
+def test_a_device_whose_processes_keep_exiting_is_used_no_more(make: Callable[..., Bench]) -> None:
+    bench = make(8, [A, B])
+
+    def exits_on_a(process: Any, run: RunJob) -> FromDevice | None:
+        return exits(process, run) if process.device is A else passes(process, run)
+
+    bench.acts = dict.fromkeys(bench.names, exits_on_a)
+    bench.run()
+    assert bench.pool.is_retired(0)
+    assert any(note.startswith(f"{A.called} is not used any more: its device process exited") for note in bench.notes)
+    # Jobs that it broke twice are blamed on farm, and all others ran on the other device.
+    assert set(bench.ended.values()) == {"infra", "passed"}
+    assert sorted(bench.ended) == bench.names
+    assert list(bench.ended.values()).count("infra") <= 3
+
+
+def test_trouble_of_farm_over_a_job_is_recorded_with_its_traceback(make: Callable[..., Bench]) -> None:
+    bench = make(2, [A])
+    traceback = "Traceback (most recent call last):\n" + "  frame\n" * 20_000 + "\x1b[2JValueError: no"
+    bench.acts["0"] = lambda _, run: JobBroken(run.number, traceback)
+    bench.run()
+    assert bench.ended == {"0": "infra", "1": "passed"}
+    [attempt] = bench.recorder.done[0].attempts
+    assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
+    assert attempt.reason == "the worker broke down over this job: ValueError: no"
+    assert attempt.log.endswith("  frame\nValueError: no")
+    assert len(attempt.log) < 70_000
+
+
+# Jobs that another device is to try.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_job_that_fails_last_of_all_is_tried_by_another_device(make: Callable[..., Bench], count: int) -> None:
+    bench = make(count, [A, B])
+    last = bench.names[-1]
+    bench.acts[last] = once(fails_here)
+    bench.run()
+    assert sorted(serial for serial, name in bench.ran if name == last) == ["A", "B"]
+    assert sorted(set(bench.began)) == bench.names
+    assert len(bench.began) == count + 1
+    assert [str(one["verdict"]) for one in bench.front.repeated] == ["failed"]
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+
+
+def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_form(make: Callable[..., Bench]) -> None:
+    heard: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    bench = make(1, [A, B, C])
+
+    def note(process: Any, run: RunJob) -> FromDevice:
+        heard.append((tuple(one.device for one in run.history), process.grant.others))
+        return fails_while_others(process, run)
+
+    bench.acts["0"] = note
+    bench.run()
+    assert heard == [((), ("B", "C")), (("A",), ("A", "C")), (("A", "B"), ("A", "B"))]
+    assert bench.ended == {"0": "failed"}
+
+
+def test_a_job_that_every_device_tried_ends_with_its_last_attempt(make: Callable[..., Bench]) -> None:
+    bench = make(1, [A, B])
+    bench.acts["0"] = fails_here
+    bench.run()
+    assert bench.began == ["0", "0"]
+    assert bench.abandoned == ["0"]
+    assert bench.ended == {"0": "failed"}
+    assert [one.device for result in bench.recorder.done for one in result.attempts] == ["A", "B"]
+
+
+def test_one_phone_on_two_addresses_does_not_confirm_its_own_crash(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [AdbAddress(5037, name=name) for name in ("2233fd19", "192.168.1.20:5555")]
+    phone = Device("2233fd19", "SM8650", "hardware", "build", addresses[0], "phone", boot_id="same")
+    found = [_Found(replace(phone, address=address)) for address in addresses]
+    monkeypatch.setattr("farm.devices.discovery._ordinary", lambda *_: found)
+    config: Any = SimpleNamespace(devices=(), hosts=())
+    with Supervisor() as supervisor:
+        devices = scan_all(config, supervisor).devices
+    bench = make(1, devices)
+    bench.acts["0"] = fails_here
+    bench.run()
+    assert bench.began == ["0"]
+    assert bench.abandoned == ["0"]
+
+
+def test_a_job_that_a_virtual_device_cannot_run_is_run_by_hardware(make: Callable[..., Bench]) -> None:
+    virtual = [replace(one, kind="virtual") for one in (A, B)]
+    bench = make(2, [*virtual, C])
+
+    def skips(process: Any, run: RunJob) -> FromDevice:
+        skipped = attempt_of(process, run, Verdict.SKIPPED)
+        return JobEnded(run.number, (skipped,), avoid=tuple(one.id for one in virtual))
+
+    bench.acts = dict.fromkeys(bench.names, only_on("C", otherwise=skips))
+    bench.run()
+    assert bench.ended == dict.fromkeys("01", "passed")
+    assert bench.abandoned == []
+    # After one virtual device the run avoids all of them.
+    assert all(bench.began.count(name) <= 2 for name in bench.names)
+
+
+def test_a_device_on_which_a_job_failed_that_passed_on_another_is_recovered_before_its_next_job(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(6, [A, B])
+    bench.acts["0"] = only_on("B", otherwise=fails_here)
+    recovered_after: list[int] = []
+    settle = bench.settle
+
+    def note(process: Any) -> JobReturned:
+        if process.grant.recover:
+            assert (process.device.serial, process.grant.outvoted) == ("A", 1)
+            recovered_after.append(len(bench.ran))
+        return settle(process)
+
+    bench.settle = note  # type: ignore[method-assign]
+    bench.run()
+    assert len(recovered_after) == 1
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+    job_id = bench.plan.jobs[0].job.id
+    assert f"{A.called}: {job_id} failed on it and passed on another device" in bench.notes
+    assert f"{A.called} is back" in bench.notes
+
+
+# Devices that are unfit or given up.
+
+
+def test_a_device_that_is_recovered_gets_no_job_until_it_is_back(make: Callable[..., Bench]) -> None:
+    bench = make(6, [A, B])
+    bench.acts["0"] = once(unfit)
+    bench.begin()
+    bench.let_begin()
+    # The stub process answers Settle when it is stepped.
+    process = bench.of(0)
+    assert process.step()
+    bench.decide()
+    while bench.step():
+        if process.grant.recover:
+            break
+    before = bench.jobs_of(0)
+    while len(bench.front.ended) < 6:
+        bench.decide()
+        assert bench.of(1).step()
+        bench.decide()
+    assert bench.jobs_of(0) == before == ["0"]
+    assert any(note.startswith(f"{A.called} is being brought back: its canary fails") for note in bench.notes)
+    bench.finish()
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+
+
+def test_jobs_wait_for_the_only_device_while_it_is_recovered(make: Callable[..., Bench]) -> None:
+    bench = make(4, [A])
+    bench.acts["1"] = once(unfit)
+    bench.run()
+    assert bench.began[:2] == ["0", "1"]
+    assert sorted(bench.began[2:]) == ["1", "2", "3"]
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+    assert bench.notes == [f"{A.called} is being brought back: its canary fails", f"{A.called} is back"]
+
+
+def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
+    bench = make(5, [A, B])
+    bench.acts["0"] = once(given_up)
+    bench.run()
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+    assert set(bench.jobs_of(1)) == set(bench.names)
+    assert bench.pool.is_retired(0)
+    assert bench.notes == [f"{A.called} is not used any more: it does not answer"]
+
+
+def test_a_device_that_does_not_come_back_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
+    bench = make(5, [A, B])
+    bench.acts["0"] = once(unfit)
+    bench.settles["A"] = [JobReturned(SETTLED, given_up="it does not answer")]
+    bench.run()
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+    assert bench.pool.is_retired(0)
+
+
+def test_without_any_device_left_the_run_ends(make: Callable[..., Bench]) -> None:
+    bench = make(["SM8650:0", "SM8650:1", "SM8650:2", "SM8550:x"], [A, OTHER])
+    bench.acts["1"] = given_up
+    bench.run()
+    assert bench.abandoned == ["1", "2"]
+    assert bench.ended == {"0": "passed", "x": "passed"}
+
+
+# Ends of a run.
+
+
+def test_a_run_that_is_stopped_before_it_begins_begins_nothing(make: Callable[..., Bench]) -> None:
+    bench = make(3, [A, B])
+    bench.post(bench.jobs.finish_running)
+    bench.run()
+    assert bench.ran == []
+    assert bench.abandoned == []
+
+
+def test_running_jobs_are_finished_and_nothing_else_begins(make: Callable[..., Bench]) -> None:
+    bench = make(6, [A, B])
+    bench.begin()
+    bench.let_begin()
+    bench.jobs.finish_running()
+    bench.finish()
+    assert sorted(bench.began) == ["0", "1"]
+    assert bench.ended == {"0": "passed", "1": "passed"}
+    assert not any(one.has_session for one in bench.processes)
+
+
+def test_a_job_that_fails_after_the_stop_is_tried_by_no_other_device(make: Callable[..., Bench]) -> None:
+    bench = make(2, [A, B])
+    bench.acts["0"] = fails_here
+    bench.begin()
+    bench.let_begin()
+    bench.jobs.finish_running()
+    bench.finish()
+    assert bench.ended == {"0": "failed", "1": "passed"}
+    assert bench.front.repeated == []
+
+
+@pytest.mark.parametrize("act", [fails, lambda _, run: JobBroken(run.number, "KeyError")])
+def test_after_the_first_failure_nothing_begins(make: Callable[..., Bench], act: Any) -> None:
+    bench = make(4, [A], most_failures=1)
+    bench.acts["1"] = act
+    bench.begin()
+    # The result takes some time to the store: the device does not begin another job meanwhile.
+    while len(bench.recorder.done) < 1:
+        bench.step()
+    bench.recorder.is_held = True
+    while bench.step():
+        pass
+    bench.recorder.let_go()
+    bench.finish()
+    assert bench.began == ["0", "1"]
+
+
+def test_after_so_many_failures_nothing_begins_on_any_device(make: Callable[..., Bench]) -> None:
+    bench = make(20, [A, B], most_failures=2)
+    bench.acts = dict.fromkeys(bench.names, fails)
+    bench.run()
+    # The other device may run one job at that moment.
+    assert 2 <= len(bench.began) <= 3
+    assert len(bench.ended) == len(bench.began)
+
+
+def test_known_issues_and_failures_for_another_device_are_no_failures_of_the_run(make: Callable[..., Bench]) -> None:
+    bench = make(6, [A, B], most_failures=1)
+
+    def is_known(process: Any, run: RunJob) -> FromDevice:
+        attempt = replace(attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS), known_issue="understood")
+        return JobEnded(run.number, (attempt,))
+
+    bench.acts["0"] = is_known
+    bench.acts["1"] = once(fails_here)
+    bench.run()
+    assert bench.ended == {"0": "failed"} | dict.fromkeys("12345", "passed")
+
+
+def test_a_fault_of_this_machine_stops_the_run_with_the_next_step(make: Callable[..., Bench]) -> None:
+    bench = make(6, [A, B])
+    bench.acts["2"] = halts
+    bench.acts["3"] = halts
+    bench.run()
+    assert bench.ended == {"0": "passed", "1": "passed"}
+    reason = "the run stops: this machine: No space left on device"
+    assert bench.notes == [f"{reason}; once that is mended, 'farm run --resume run' does what is missing"]
+    assert not bench.pool.is_retired(0)
+    assert bench.abandoned == []
+
+
+def test_a_store_without_an_answer_for_too_long_stops_the_run_and_leaves_every_device(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(6, [A, B])
+    bench.begin()
+    bench.let_begin()
+    bench.recorder.is_held = True
+    bench.jobs.store_failing(StoreError("no answer"), bench.plan.health.store_wait_s)
+    bench.decide()
+    assert not bench.jobs.is_stopped
+    bench.jobs.store_failing(StoreError("no answer"), bench.plan.health.store_wait_s + 1)
+    bench.finish()
+    # Neither results nor leases reach the store, and the run ends nevertheless.
+    assert sorted(bench.began) == ["0", "1"]
+    assert bench.notes[-1].startswith("the run stops: the store: no answer; ")
+    assert not any(one.has_session for one in bench.processes)
+
+
+# The store refuses.
+
+
+def test_a_result_that_the_store_refuses_is_recorded_as_farms_fault(make: Callable[..., Bench]) -> None:
+    bench = make(3, [A])
+    bench.recorder.refused["0"] = RowRefusedError("a value is out of range")
+    bench.run()
+    assert bench.ended == {"0": "infra", "1": "passed", "2": "passed"}
+    [attempt] = bench.recorder.done[0].attempts
+    assert attempt.reason == "not recorded: a value is out of range"
+
+
+def test_a_fault_that_the_store_refuses_as_well_ends_the_job(make: Callable[..., Bench]) -> None:
+    bench = make(3, [A])
+
+    class Refusing(dict[str, RowRefusedError]):
+        def pop(self, name: str, _: Any = None) -> Any:
+            return RowRefusedError("no") if name == "0" else None
+
+    bench.recorder.refused = Refusing()
+    bench.run()
+    assert bench.began == ["0", "1", "2"]
+    assert bench.ended == {"1": "passed", "2": "passed"}
+
+
+def test_a_result_under_a_lost_lease_does_not_count_and_the_job_runs_again(make: Callable[..., Bench]) -> None:
+    bench = make(3, [A, B])
+    bench.recorder.refused["0"] = LeaseLostError("the lease 1 is over")
+    bench.run()
+    assert bench.began.count("0") == 2
+    assert bench.ended == dict.fromkeys(bench.names, "passed")
+
+
+# Everything at once.
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_every_job_ends_or_is_abandoned_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    fleet = [A, B, OTHER, device("Y", "SM8550")]
+    devices = data.draw(st.lists(st.sampled_from(fleet), min_size=1, max_size=4, unique_by=lambda one: one.serial))
+    socs = st.sampled_from([one.soc for one in devices])
+    names = [f"{data.draw(socs)}:{n}" for n in range(data.draw(st.integers(1, 8)))]
+    bench = Bench(tmp_path_factory.mktemp("run"), names, devices)
+    troubles = st.sampled_from([passes, passes, passes, fails, fails_here, fails_while_others, unfit, exits])
+    for name in bench.names:
+        acts = [data.draw(troubles) for _ in range(3)]
+        bench.acts[name] = lambda process, run, acts=acts: (acts.pop() if acts else passes)(process, run)
+    gone = JobReturned(SETTLED, given_up="it does not answer")
+    for one in devices:
+        if data.draw(st.booleans()):
+            bench.settles[one.serial] = [JobReturned(SETTLED, recovered=True), gone]
+    for name in data.draw(st.lists(st.sampled_from(bench.names), max_size=2)):
+        bench.recorder.refused[name] = data.draw(st.sampled_from([LeaseLostError("lost"), RowRefusedError("no")]))
+    bench.begin()
+    for action in data.draw(st.lists(st.sampled_from(["step", "step", "exit", "hold", "let go"]), max_size=30)):
+        process = data.draw(st.sampled_from(bench.processes))
+        if action == "step":
+            process.step()
+        elif action == "exit":
+            process.end("signal 9")
+        elif action == "hold":
+            bench.recorder.is_held = True
+        else:
+            bench.recorder.let_go()
+        if data.draw(st.booleans()):
+            bench.decide()
+    bench.recorder.let_go()
+    bench.finish()
+    tried = set(verdicts(bench.recorder.done))
+    assert set(bench.ended) | set(bench.abandoned) == set(bench.names)
+    # A job ends as shown where a device has tried it, and silently where none was left.
+    assert set(bench.names) - set(bench.ended) <= set(bench.abandoned) - tried
+    assert all(runner.is_free for runner in bench.runners)
+    assert not any(one.has_session for one in bench.processes if one.is_alive)

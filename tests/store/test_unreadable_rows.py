@@ -1,0 +1,123 @@
+"""Rows of a shared farm that cannot be read: they are set aside with their reason, and other runs go on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from shared_rows import SOC, TTL_S, agent, result, shards, submit
+from store_template import drop_database
+
+from farm.cluster.ending import finish
+from farm.errors import UsageError
+from farm.store.cluster.records import PROTOCOL, NewBuild
+from farm.store.cluster.unreadable import REFUSED_BY
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shared_rows import AgentId
+
+WAITER = """
+    INSERT INTO waiter (id, devices, wanted, user_name, host, pid, purpose, priority, since_ms, expires_ms)
+    VALUES ('eve', '{"a": 1}', 1, 'eve', 'h', 1, '', 1, 0, 9999999999999)
+"""
+OF_RUN = {
+    "devices of the order": "UPDATE run_order SET devices = '{\"a\": 1}' WHERE run_id = %(run)s",
+    "labels of the order": "UPDATE run_order SET labels = '[1]' WHERE run_id = %(run)s",
+    "priority of the order": "UPDATE run_order SET priority = 77 WHERE run_id = %(run)s",
+    "done jobs": "UPDATE shard_jobs SET done = 'no json' WHERE shard IN (SELECT id FROM shard WHERE run_id = %(run)s)",
+    "jobs": "UPDATE shard_jobs SET jobs = '\\x00' WHERE shard IN (SELECT id FROM shard WHERE run_id = %(run)s)",
+}
+NAMES = "UPDATE shard_jobs SET names = 'no json' WHERE shard IN (SELECT id FROM shard WHERE run_id = %(run)s)"
+
+
+class Farm:
+    """A shared farm with one agent, and a user who writes rows by hand."""
+
+    def __init__(self, address: str, store: Store) -> None:
+        self._address, self.store = address, store
+        self.agent: AgentId = agent(store)
+
+    def write(self, statement: str, run: str = "") -> None:
+        with closing(psycopg.connect(self._address.replace("+psycopg", ""), autocommit=True)) as connection:
+            assert connection.execute(statement, {"run": run}).rowcount
+
+    def claimed_runs(self, times: int) -> list[str]:
+        """Return the runs of the shards that the agent's device gets, one after the other."""
+        found = []
+        for _ in range(times):
+            for held in self.store.cluster.claim(self.agent, SOC, ["h1-0"], ttl_s=TTL_S):
+                found.append(held.run_id)
+                self.store.cluster.record(self.agent, [result(held, one) for one in held.jobs], ttl_s=TTL_S)
+                self.store.cluster.release(self.agent, [held.lease])
+        return found
+
+    def is_refused(self, run_id: str) -> bool:
+        order = self.store.cluster.order(run_id)
+        assert order is not None
+        code = finish(self.store, run_id)
+        return order.cancelled_by == REFUSED_BY and code == UsageError.exit_code
+
+
+@pytest.fixture(name="farm")
+def _farm(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Farm]:
+    address = new_store(f"t{abs(hash(request.node.nodeid))}")
+    with open_store(address) as opened:
+        yield Farm(address, opened)
+    drop_database(address)
+
+
+def test_a_waiting_request_that_cannot_be_read_is_passed_over(farm: Farm) -> None:
+    run = submit(farm.store, shards(1))
+    farm.write(WAITER)
+    assert farm.claimed_runs(1) == [run]
+    assert farm.store.leases.waiting() == []
+
+
+@pytest.mark.parametrize("what", OF_RUN)
+def test_a_run_with_a_row_that_cannot_be_read_is_refused_and_others_go_on(farm: Farm, what: str) -> None:
+    bad = submit(farm.store, shards(2), user="eve")
+    good = submit(farm.store, shards(2, first=10), user="ada")
+    farm.write(OF_RUN[what], bad)
+    assert set(farm.claimed_runs(3)) == {good}
+    assert farm.is_refused(bad)
+    order = farm.store.cluster.order(good)
+    assert order is not None
+    assert order.cancelled_by == ""
+
+
+def test_results_of_a_shard_with_names_that_cannot_be_read_end_its_run_alone(farm: Farm) -> None:
+    bad = submit(farm.store, shards(1), user="eve")
+    farm.write(NAMES, bad)
+    assert farm.claimed_runs(1) == [bad]
+    good = submit(farm.store, shards(1, first=10), user="ada")
+    assert farm.claimed_runs(1) == [good]
+    assert farm.is_refused(bad)
+
+
+def test_a_build_that_cannot_be_read_fails_and_others_are_built(farm: Farm) -> None:
+    parts = shards(1, jobs=1), shards(1, jobs=1, first=10)
+    builds = [NewBuild(part.jobs[0].key, "t", part.jobs[0].job, {}) for [part] in parts]
+    runs = [
+        submit(farm.store, part, user=user, builds=[build])
+        for part, build, user in zip(parts, builds, ("eve", "ada"), strict=True)
+    ]
+    farm.write("UPDATE build SET task = 'no json' WHERE key IN (SELECT key FROM build_wanted WHERE run_id = %(run)s)",
+               runs[0])  # fmt: skip
+    held = farm.store.cluster.claim_builds(farm.agent, ["t"], 5, ttl_s=TTL_S)
+    assert [one.task.key for one in held] == [builds[1].key]
+    found = farm.store.cluster.build_of([builds[0].key])[builds[0].key]
+    assert found.state == "failed"
+    assert found.reply is not None
+    assert "cannot be read" in found.reply.reason
+    assert farm.is_refused(runs[0])
+
+
+def test_an_order_of_another_protocol_waits_and_keeps_no_agent_from_starting(farm: Farm) -> None:
+    submit(farm.store, shards(1), protocol=PROTOCOL - 1)
+    farm.agent = agent(farm.store, "h2")
+    assert farm.store.cluster.claim(farm.agent, SOC, ["h2-0"], ttl_s=TTL_S) == []

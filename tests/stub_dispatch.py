@@ -1,0 +1,422 @@
+"""Stubs around the real job source, device runners and pool: device processes, recorder and decision thread."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from stub_run import Quiet
+from waiting import all_the_time, until
+
+from farm.devices.device import AdbAddress, Device
+from farm.dispatch.device_runner import DeviceRunner
+from farm.dispatch.local_jobs import LocalJobs
+from farm.dispatch.messages import (
+    SETTLED,
+    Begin,
+    Break,
+    FromDevice,
+    Grant,
+    JobBegun,
+    JobEnded,
+    JobReturned,
+    ProcessEnded,
+    RunJob,
+    SetGrant,
+    Settle,
+    ToDevice,
+)
+from farm.pool.device_pool import DevicePool
+from farm.request.plan import PlannedJob, RunPlan
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import tried
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from farm.devices.health import HealthEvent
+    from farm.errors import FarmError
+    from farm.store.cluster.records import ShardResult
+    from farm.store.leases.rules import Lease
+
+MOST_STEPS = 2000
+
+Act = "Callable[[StubProcess, RunJob], FromDevice | None]"
+"""Ends a job in a device process; None for no answer."""
+
+
+def device(serial: str, soc: str = "SM8650") -> Device:
+    return Device(serial=serial, soc=soc, kind="hardware", build="", address=AdbAddress(5037), product="")
+
+
+def job(name: str, soc: str = "SM8650") -> Job:
+    return Job(Case("mine", name, "torch.nn:ReLU", (InputSpec((1,)),)), Target(soc, "htp", "8a8w"))
+
+
+def name_of(job_id: str) -> str:
+    return job_id.partition("/")[2].partition("[")[0]
+
+
+class Front(Quiet):
+    """Front end that keeps which device had which job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[dict[str, str]] = []
+
+    def devices(self, running: dict[str, str]) -> None:
+        self.shown.append(running)
+
+
+class StubProcess:
+    """Device process that handles one message, or ends one job, a step."""
+
+    def __init__(self, bench: Bench, device: Device) -> None:
+        self.bench, self.device, self.is_alive = bench, device, True
+        self.grant = Grant(go=False)
+        self.running: RunJob | None = None
+        self.has_session = False
+        """A run has left something on the device."""
+        self._queue: deque[ToDevice] = deque()
+        self._returns_all = self._is_broken_off = False
+        self._answer: Callable[[FromDevice], None] = lambda _: None
+
+    def start(self, answer: Callable[[FromDevice], None]) -> None:
+        self._answer = answer
+
+    def send(self, *messages: ToDevice) -> None:
+        for message in messages if self.is_alive else ():
+            if isinstance(message, SetGrant):
+                self.grant, self._returns_all = message.grant, False
+            elif isinstance(message, Break):
+                self._is_broken_off = True
+            else:
+                self._queue.append(message)
+
+    @property
+    def is_stopped(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_alive = False
+
+    def kill(self) -> None:
+        self.end("signal 9")
+
+    def end(self, reason: str) -> None:
+        """Exit."""
+        if self.is_alive:
+            self.is_alive = self.has_session = False
+            self._answer(ProcessEnded(reason))
+
+    @property
+    def may_go(self) -> bool:
+        return self.grant.go and not self.grant.is_over
+
+    def step(self) -> bool:
+        """End the running job, or handle the next message; return whether there was one."""
+        if not self.is_alive:
+            return False
+        if self.running is not None:
+            run, self.running = self.running, None
+            broken = JobReturned(run.number, off=True)
+            answer = broken if self._is_broken_off else self.bench.act(self, run)
+            if answer is not None and self.is_alive:
+                self._tell(answer)
+            return True
+        if not self._queue or (isinstance(self._queue[0], RunJob) and self._queue[0].more and len(self._queue) == 1):
+            return False
+        message = self._queue.popleft()
+        if isinstance(message, RunJob):
+            if self._returns_all or not self.may_go:
+                self._tell(JobReturned(message.number, off=True))
+            else:
+                self.running = message
+                self._tell(JobBegun(message.number))
+                self.bench.ran.append((self.device.serial, message.planned.job.case.name))
+        elif isinstance(message, Settle):
+            self._tell(self.bench.settle(self))
+        elif isinstance(message, Begin):
+            self._is_broken_off, self.has_session = False, True
+        return True
+
+    def _tell(self, answer: FromDevice) -> None:
+        if isinstance(answer, JobReturned):
+            self._returns_all = True
+            self.has_session = self.has_session and not answer.off
+        self._answer(answer)
+
+
+class StubRecorder:
+    """Recorder that takes everything at once, unless a test holds it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.is_held = False
+        self.refused: dict[str, FarmError] = {}
+        """Refusals of the next result, by name of the job."""
+        self.done: list[ShardResult] = []
+        self._queue: deque[Callable[[], None]] = deque()
+
+    def result(self, result: ShardResult) -> None:
+        def record() -> None:
+            refused = self.refused.pop(name_of(result.job_id), None)
+            if refused is None:
+                self.done.append(result)
+            self._bench.jobs.recorded([result], {} if refused is None else {0: refused})
+
+        self._put(record)
+
+    def release(self, lease: Lease, done: Callable[[], None]) -> None:
+        def end() -> None:
+            self._bench.pool.let_go(self._bench.number[lease.device], lease.fence)
+            done()
+
+        self._put(end)
+
+    def health(self, event: HealthEvent) -> None:
+        del event
+
+    def let_go(self) -> None:
+        """Record everything that was held."""
+        self.is_held = False
+        while self._queue:
+            self._queue.popleft()()
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._queue.append(action)
+        if not self.is_held:
+            self.let_go()
+
+
+class Bench:
+    """A run of `jobs`, which are called SOC:NAME, on devices; the test is the decision thread."""
+
+    def __init__(self, folder: Path, jobs: Sequence[str], devices: Sequence[Device], *, most_failures: int = 0) -> None:
+        self.names = [one.partition(":")[2] for one in jobs]
+        planned = [
+            PlannedJob(job(name, soc), name, cached=True) for soc, _, name in (one.partition(":") for one in jobs)
+        ]
+        self.plan = RunPlan(
+            "run", folder / "run", folder, tuple(planned), tuple(devices), {}, 1, 0, 1.0, folder / "artifacts"
+        )
+        self.plan.prepare_folder()
+        self.number = {one.id: number for number, one in enumerate(devices)}
+        self.front = Front()
+        health: Any = SimpleNamespace(devices=SimpleNamespace(health=lambda ids: dict.fromkeys(ids, ("", ""))))
+        self.pool = DevicePool(devices, health, None, self.note)
+        self.processes: list[StubProcess] = []
+        self.ran: list[tuple[str, str]] = []
+        """Device and job, in the order in which jobs began."""
+        self.acts: dict[str, Any] = {}
+        """Act by name of a job, for all its attempts; other jobs pass."""
+        self.settles: dict[str, list[JobReturned]] = {}
+        """Next answers to Settle where the device is to be recovered, by serial; others are recovered at once."""
+        self.timers: list[Callable[[], None]] = []
+        self._actions: deque[Callable[[], None]] = deque()
+        self.jobs = LocalJobs(self.plan, self.pool, self, self.front, most_failures)
+        self.recorder: Any = StubRecorder(self)
+        self.runners = [
+            DeviceRunner(one, self.jobs, self, linger_s=math.inf, rest_s=math.inf) for one in self.plan.devices
+        ]
+
+    # Host.
+
+    def process(self, device: Device) -> StubProcess:
+        self.processes.append(StubProcess(self, device))
+        return self.processes[-1]
+
+    def post(self, action: Callable[[], None]) -> None:
+        self._actions.append(action)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        del seconds
+        self.timers.append(action)
+
+    def note(self, line: str) -> None:
+        self.front.note(line)
+
+    # Steps of a test.
+
+    @property
+    def notes(self) -> list[str]:
+        return self.front.notes
+
+    def begin(self) -> None:
+        self.jobs.begin(self.runners, self.recorder)
+        self.decide()
+
+    def decide(self) -> None:
+        """Call everything that is posted."""
+        while self._actions:
+            self._actions.popleft()()
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+        """Wait for other threads; nothing happens in a device process."""
+
+        def is_so() -> object:
+            self.decide()
+            return condition()
+
+        until(is_so, lambda: f"{what}; {self.notes}", timeout_s)
+
+    def stays(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Return whether something is so all the time for `seconds`; nothing happens in a device process."""
+
+        def is_so() -> object:
+            self.decide()
+            return condition()
+
+        return all_the_time(is_so, seconds)
+
+    def of(self, number: int) -> StubProcess:
+        """Return the newest process of a device."""
+        return next(one for one in reversed(self.processes) if one.device is self.plan.devices[number])
+
+    def step(self) -> bool:
+        """Let every process do one thing; return whether any did."""
+        self.decide()
+        did = [one.step() for one in list(self.processes)]
+        self.decide()
+        return any(did)
+
+    def let_begin(self) -> None:
+        """Let every device that has a job begin it."""
+        for _ in range(10):
+            self.decide()
+            for one in list(self.processes):
+                if one.running is None:
+                    one.step()
+
+    def let_end(self, number: int) -> None:
+        """Let the running job of a device end, and the process handle all its messages."""
+        process = self.of(number)
+        assert process.running is not None
+        while process.step():
+            self.decide()
+            if process.running is not None:
+                break
+        self.decide()
+
+    def finish(self) -> None:
+        """Go on until the run is over. Raises AssertionError for a run that does not end."""
+        for _ in range(MOST_STEPS):
+            self.step()
+            if self.jobs.is_over:
+                return
+        phases = [(runner.phase, runner.runs) for runner in self.runners]
+        raise AssertionError(f"it never ends: {self.notes} {phases} {self.jobs._pending}")
+
+    def run(self) -> None:
+        self.begin()
+        self.finish()
+
+    # Scripts.
+
+    def act(self, process: StubProcess, run: RunJob) -> FromDevice | None:
+        act: Any = self.acts.get(run.planned.job.case.name, passes)
+        answer: FromDevice | None = act(process, run)
+        return answer
+
+    def settle(self, process: StubProcess) -> JobReturned:
+        if not process.grant.recover:
+            return JobReturned(SETTLED, off=True)
+        answers = self.settles.get(process.device.serial)
+        return answers.pop(0) if answers else JobReturned(SETTLED, recovered=True)
+
+    # Results.
+
+    def jobs_of(self, number: int) -> list[str]:
+        """Return the names of the jobs that began on a device."""
+        return [name for serial, name in self.ran if serial == self.plan.devices[number].serial]
+
+    @property
+    def began(self) -> list[str]:
+        return [name for _, name in self.ran]
+
+    @property
+    def ended(self) -> dict[str, str]:
+        """Verdict by name of a job, as shown to people; each job ends once."""
+        found = {name_of(shown["job_id"]): str(shown["verdict"]) for shown in self.front.ended}
+        assert len(found) == len(self.front.ended), self.front.ended
+        return found
+
+    @property
+    def abandoned(self) -> list[str]:
+        return sorted(map(name_of, self.jobs.abandoned))
+
+
+def attempt_of(process: StubProcess, run: RunJob, verdict: Verdict, cause: Cause = Cause.NONE) -> Attempt:
+    bench = process.bench
+    return Attempt(
+        run.planned.job.id, verdict, Stage.DONE, "", device=process.device.serial, cause=cause,
+        started_ms=len(bench.ran), bundle_key=run.planned.key,
+    )  # fmt: skip
+
+
+def passes(process: StubProcess, run: RunJob) -> FromDevice:
+    outvoted = tuple(one.device for one in run.history)
+    return JobEnded(run.number, (attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted)
+
+
+def fails(process: StubProcess, run: RunJob) -> FromDevice:
+    """End as failed for good."""
+    return JobEnded(run.number, (attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),))
+
+
+def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
+    """End as failed, for another device to try."""
+    attempt = attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS)
+    last = msgspec.structs.replace(tried(attempt), device=process.device.id)
+    return JobEnded(run.number, (attempt,), repeat=(*run.history, last))
+
+
+def fails_while_others(process: StubProcess, run: RunJob) -> FromDevice:
+    """End as failed, for another device to try if one is named that has not tried."""
+    others = set(process.grant.others) - {one.device for one in run.history}
+    return fails_here(process, run) if others else fails(process, run)
+
+
+def only_on(serial: str, *, otherwise: Any) -> Any:
+    """Return an Act that passes on one device."""
+    return lambda process, run: (passes if process.device.serial == serial else otherwise)(process, run)
+
+
+def once(act: Any, then: Any = passes) -> Any:
+    """Return an Act that is `act` the first time and `then` from the second time on."""
+    acts = [act]
+    return lambda process, run: (acts.pop() if acts else then)(process, run)
+
+
+def unfit(process: StubProcess, run: RunJob) -> FromDevice:
+    del process
+    return JobReturned(run.number, unfit="its canary fails")
+
+
+def given_up(process: StubProcess, run: RunJob) -> FromDevice:
+    del process
+    return JobReturned(run.number, given_up="it does not answer")
+
+
+def halts(process: StubProcess, run: RunJob) -> FromDevice:
+    del process
+    return JobReturned(run.number, halt="this machine: No space left on device")
+
+
+def exits(process: StubProcess, run: RunJob) -> FromDevice | None:
+    del run
+    process.end("signal 11")
+    return None
+
+
+def verdicts(results: Sequence[ShardResult]) -> Mapping[str, list[str]]:
+    """Return verdicts by name of the job."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        found.setdefault(name_of(result.job_id), []).extend(str(one.verdict) for one in result.attempts)
+    return found
