@@ -1,9 +1,9 @@
 """Model of a run in one thread: real dispatcher, jobs, device runners, pool and workers, over scripted devices.
 
 A device process is a `Process` here, which handles one message at a time; each moment at which it could be killed is a
-`point`. Time is that of the world.
+`point`. The world has a clock of its own.
 """
-# ruff: noqa: ARG002 - stand-ins take what the real ones take
+# ruff: noqa: ARG002 - stand-ins have the arguments of the real methods
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One dispatcher for the devices of a host: job sources, device runners, device processes, the policy beside them."""
+"""Dispatcher for the devices of a host: job sources, device runners, device processes, result log."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import HeldShard, ShardJob
 
 MOST_SHARDS = 2
-"""Of a device: the running one and the next."""
+"""Shards of one device: the running shard and the next."""
 
 _MOST_SENT = 3
 """Jobs in a device process: one runs, the next is staged, and the third is known when the second begins."""
@@ -109,7 +109,7 @@ class AssignedJobs:
         self._begun = number
 
     def ended(self, number: int) -> SentJob:
-        """Return a finished job, and forget its shard with the last one."""
+        """Return a finished job, and forget a shard after its last job."""
         done = self.jobs.pop(number)
         shard = done.shard
         if not shard.left and shard in self.shards and not any(one.shard is shard for one in self.jobs.values()):

@@ -32,12 +32,12 @@ class DeviceLink:
 
     @property
     def is_settling(self) -> bool:
-        """Whether the answer to a Settle is due."""
+        """True if the answer to a Settle is due."""
         return self._process is not None and self._settling > 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the process."""
+        """True if a signal or a debugger has stopped the process."""
         return self._process is not None and self._process.is_stopped
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class DeviceLink:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and hear nothing more. May take some seconds: any thread may call it."""
+        """End the process, and drop its messages. Takes up to some seconds; any thread may call it."""
         process, self._process = self._process, None
         self._life += 1
         if process is not None:

@@ -58,7 +58,7 @@ class DeviceLoop:
         self._broken_off = self._is_orphan = False
         self._worker: Worker | None = None
         self._server_losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By run, as its worker ends when a worker of another run begins."""
+        """Ends of the adb server by run: a worker ends when a worker of another run begins."""
         self._plan: RunPlan | None = None
         self._number = 0
 
@@ -90,7 +90,7 @@ class DeviceLoop:
 
     @property
     def has_message(self) -> bool:
-        """Whether `step` would find a message."""
+        """True if `step` would find a message."""
         return self._after is not None or not self._queue.empty()
 
     def step(self) -> bool:
@@ -117,7 +117,7 @@ class DeviceLoop:
         self._broken_off = False
         if self._grant.go:
             with contextlib.suppress(Exception):
-                # The first job reports what is wrong.
+                # The first job reports the fault.
                 self._begun(self._plan)
 
     def _begun(self, plan: RunPlan) -> Worker:
@@ -166,7 +166,7 @@ class DeviceLoop:
 
     def _settle(self) -> None:
         if self._broken_off:
-            # A session that was broken off is of no more use.
+            # A session that was broken off cannot run another job.
             self._close_worker()
         if self._worker is None:
             returned: Returned | None = None
@@ -193,7 +193,7 @@ def _returned(number: int, returned: Outcome | Returned | None) -> JobReturned:
 
 def serve(stdin: int, stdout: int) -> None:
     """Handle the messages of the descriptor `stdin` and write answers to `stdout`, until End or its end."""
-    # The dispatcher decides what a signal of the terminal means.
+    # Signals of the terminal are for the dispatcher.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Several threads answer: running and staging.

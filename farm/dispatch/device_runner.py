@@ -1,4 +1,4 @@
-"""One device of a dispatcher: claimed shards go to its device process job by job, without a pause between shards.
+"""Device runner: claimed shards go to the process of a device job by job, without a pause between shards.
 
 Everything happens in the decision thread; slow work is done elsewhere and comes back as a call.
 
@@ -55,7 +55,7 @@ class Phase(Enum):
 
 
 class DeviceRunner:
-    """One device."""
+    """Runner of one device."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DeviceRunner:
         self.resting = ""
         """Reason for giving the device no jobs for a while; empty if it may have jobs."""
         self.is_open = False
-        """Whether the device may have jobs."""
+        """True if the device may have jobs."""
         self.lease: Lease | None = None
         self._link = DeviceLink(device, host, self._heard)
         self._assigned = AssignedJobs()
@@ -99,7 +99,7 @@ class DeviceRunner:
             self._want()
 
     def shut(self, why: str) -> None:
-        """Use the device no more; the running job is finished."""
+        """End the use of the device after the running job."""
         if self.is_open:
             self.is_open = False
             self._unwant()
@@ -113,12 +113,12 @@ class DeviceRunner:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing of the dispatcher is on the device, and its lease is not held."""
+        """True if nothing of the dispatcher is on the device, and its lease is not held."""
         return self.phase is Phase.IDLE
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing of the dispatcher is on the device; its lease may still be held."""
+        """True if nothing of the dispatcher is on the device; its lease may still be held."""
         return self.phase is Phase.IDLE or (self.phase is Phase.LEAVING and self._has_left)
 
     @property
@@ -368,7 +368,7 @@ class DeviceRunner:
         self._link.settle()
 
     def _rest(self, why: str, *, halts: bool = False) -> None:
-        """Use the device no more for a while."""
+        """End the use of the device for a while."""
         self._unwant()
         self.resting = why
         self._source.resting(self.device.id, why, halts=halts)

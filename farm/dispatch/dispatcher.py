@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Calls what is posted, in the thread of `run`. Other methods may be called by any thread."""
+    """Queue of actions for one thread, that of `run`. Any thread may call the other methods."""
 
     def __init__(self, note: Callable[[str], None], make_process: Callable[[Device], DeviceProcess]) -> None:
         """`note` writes a line for people; `make_process` returns a device process that is not started."""
@@ -25,7 +25,7 @@ class Dispatcher:
         self._timers: set[threading.Timer] = set()
 
     def run(self, is_over: Callable[[], bool], tick: Callable[[], None], tick_s: float = 1.0) -> None:
-        """Call what is posted, and `tick` every `tick_s`, until `is_over`."""
+        """Call posted actions, and `tick` every `tick_s`, until `is_over`."""
         ticked_s = time.monotonic()
         while not is_over():
             with contextlib.suppress(Empty):

@@ -31,9 +31,9 @@ class Feed:
         self.outvoted = 0
         """Number of jobs that failed on the device and passed on others, in this session."""
         self.plan: RunPlan | None = None
-        """Of the run that was begun last."""
+        """Plan of the run that was begun last."""
         self._number = 0
-        """Of the device in the plan."""
+        """Number of the device in the plan."""
         self._begun: tuple[str, int] | None = None
         self._must_begin = False
         """The files of the begun run are removed."""
@@ -41,7 +41,7 @@ class Feed:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything of a run may be on the device."""
+        """True if files or processes of a run may be on the device."""
         return self._begun is not None
 
     def exited(self) -> None:

@@ -1,4 +1,4 @@
-"""Forks device processes from one process that has imported what they need: a fork costs milliseconds, an import 0.2 s.
+"""Forks device processes from one process with all imports: a fork costs milliseconds, an import 0.2 s.
 
 `ForkServer` is the dispatcher's end. The server is this module as a program: it has one thread, and exits when the
 dispatcher's end of its socket is closed. A device process is in a session of its own, and is killed by the kernel when

@@ -1,4 +1,4 @@
-"""Where jobs come from and results go, as a device runner sees it: `JobSource`; and the dispatcher, `Host`."""
+"""Interfaces of a device runner: `JobSource` gives jobs and takes results, `Host` is the dispatcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prepared(NamedTuple):
     planned: Sequence[PlannedJob]
     """Jobs of the shard."""
     number: int = 0
-    """Of the device in the plan."""
+    """Number of the device in the plan."""
 
 
 class JobSource(Protocol):

@@ -56,7 +56,7 @@ class _LocalJob:
 
 
 class LocalJobs:
-    """A `JobSource`, and the end of the run. Belongs to the decision thread, except the methods that say otherwise."""
+    """A `JobSource`, and the end of the run. Belongs to the decision thread, except for 'Calls of other threads'."""
 
     def __init__(
         self, plan: RunPlan, pool: DevicePool, host: Host, listener: ProgressListener, most_failures: int = 0
@@ -98,7 +98,7 @@ class LocalJobs:
 
     @property
     def is_over(self) -> bool:
-        """Whether every job has its verdict, or nothing else begins, and every device is left."""
+        """True once every device is left, and every job has its verdict or no other job begins."""
         if self._is_halted:
             # The store may be away, and so no lease ends.
             return all(runner.has_left for runner in self._runners.values())
@@ -107,7 +107,7 @@ class LocalJobs:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no other job begins."""
+        """True if no other job begins."""
         return self._is_stopped
 
     def finish_running(self) -> None:
@@ -174,7 +174,7 @@ class LocalJobs:
         self._recorder.health(event)
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
-        """Use a device no more; stop the run if the fault is this machine's."""
+        """End the use of a device; stop the run if the fault is this machine's."""
         if halts:
             self.halt(why)
         else:

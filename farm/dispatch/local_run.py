@@ -92,7 +92,7 @@ class LocalRecords:
 
 
 class LocalRun:
-    """One plan. `run` belongs to the main thread."""
+    """Run of one plan. `run` belongs to the main thread."""
 
     def __init__(
         self,

@@ -34,10 +34,10 @@ class Grant(msgspec.Struct, frozen=True):
     go: bool
     """A job may begin on it."""
     fence: int = 0
-    """Of the lease; 0 for a device of this run alone, without a lease."""
+    """Fence of the lease; 0 for a device of this run alone, without a lease."""
     until_s: float | None = None
-    """End of the lease on the clock of `now_s`, if nobody renews it: a dispatcher that is stopped or cut off from the
-    store cannot revoke the grant. None without a lease."""
+    """End of the lease on the clock of `now_s`, unless it is renewed: a dispatcher that is stopped or cut off from
+    the store cannot revoke the grant. None without a lease."""
     recover: bool = False
     """The device is to be recovered before the next job."""
     outvoted: int = 0
@@ -124,7 +124,7 @@ class JobReturned(msgspec.Struct, frozen=True, tag=True):
     """Fault of the device, which has to be recovered first."""
     recovered: bool = False
     given_up: str = ""
-    """Reason for using the device no more."""
+    """Reason for the end of the device's use."""
     halt: str = ""
     """Lasting fault of this machine."""
 
@@ -165,7 +165,7 @@ class DeviceProcess(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the process."""
+        """True if a signal or a debugger has stopped the process."""
 
     def close(self) -> None:
         """Let the process leave the device and exit, wait, then kill it. No message comes afterwards."""

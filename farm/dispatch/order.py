@@ -19,7 +19,7 @@ def dispatch_order(
     """Return the order in which jobs are built and handed out. Pure.
 
     Those that are to be `first` come before all others. What is compiled already goes next, so that devices work while
-    the builders warm up; among those, jobs that want the same session (`sessions` tells them apart) stand together, as
+    the builders warm up; among those, jobs of the same session (by `sessions`) stand together, as
     every change starts a runner; then the longest expected first, which leaves no long job for the end. Otherwise the
     order given.
     """

@@ -56,7 +56,7 @@ class ForkedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped the process."""
+        """True if a signal or a debugger has stopped the process."""
         return not self._has_exited.is_set() and _state(self.pid) in {b"T", b"t"}
 
     def send(self, *messages: ToDevice) -> None:

@@ -60,7 +60,7 @@ class Returned(NamedTuple):
     """Fault of the device, which has to be recovered first."""
     recovered: bool = False
     given_up: str = ""
-    """Reason for using the device no more."""
+    """Reason for the end of the device's use."""
     halt: str = ""
     """Lasting fault of this machine."""
 
@@ -118,7 +118,7 @@ class Worker:
         while True:
             may_go = self._may_go()
             try:
-                # A job that has begun is finished, whatever the newest grant is.
+                # A job that has begun is finished under every grant.
                 returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
                 done = returned or self._run(planned, following if may_go else None)
                 if done is not None:

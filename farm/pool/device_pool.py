@@ -1,7 +1,6 @@
 """Devices of one command: their leases, and the servers that they need.
 
-A thread looks four times a second: it renews leases, gives up those that another user has a better right to, takes
-devices that became free, and starts dead servers again.
+A thread looks four times a second: it renews leases, asks for devices that became free, and starts dead servers again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class DevicePool:
         self._lock = threading.RLock()
         self.leases = LeaseKeeper(devices, store, terms, note, self._lock)
         self._retired: dict[int, str] = {}
-        """Reason for using a device no more."""
+        """Reason for the end of a device's use."""
         self._waiting_since: dict[str, float] = {}
         """By SoC without a device; infinite once that was noted."""
         self._problems: dict[str, str] = {}
@@ -128,7 +127,7 @@ class DevicePool:
             self.leases.release([lease])
 
     def retire(self, number: int, reason: str = "") -> None:
-        """Use a device no more; without a reason if nothing is left to do for it. Its lease stays until `let_go`."""
+        """End the use of a device; without a reason if it has no work left. Its lease stays until `let_go`."""
         with self._lock:
             if number in self._retired:
                 return

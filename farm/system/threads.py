@@ -1,4 +1,4 @@
-"""Threads that end by an exception: somebody has to act, as the rest of the process goes on without their work."""
+"""Threads that an exception ends: the rest of the process goes on without their work, unless it takes notice."""
 
 from __future__ import annotations
 

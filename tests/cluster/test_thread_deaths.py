@@ -37,6 +37,6 @@ def test_an_agent_ends_with_its_thread(
     agent = HostAgent(load_config(folder=tmp_path), "h1", note=lambda _: None, has_devices=False)
     with pytest.raises(InfraError, match="AttributeError: a defect: the agent ends, to be started again") as raised:
         agent.run()
-    # Units do not start an agent again whose exit code is that of wrong usage.
+    # systemd does not start an agent again after the exit code of wrong usage.
     assert raised.value.exit_code != UsageError.exit_code
     drop_database(address)

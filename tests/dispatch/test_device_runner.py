@@ -397,7 +397,7 @@ def test_a_job_whose_process_exited_is_tried_once_more_then_farm_is_to_blame(ben
     sent = bench.process.take()
     assert [type(one) for one in sent] == [SetGrant, Begin, RunJob, RunJob]
     assert not bench.source.results
-    # An exit before the job has begun says nothing about the job.
+    # An exit before the job has begun does not count against the job.
     bench.process.answer(ProcessEnded("signal 9"))
     assert not bench.source.results
     [begun, *_] = bench.runs()

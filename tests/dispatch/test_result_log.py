@@ -1,4 +1,4 @@
-"""Results that are not recorded yet outlive their process, whatever ended it."""
+"""Results that are not recorded yet outlive each end of their process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_result_that_was_cut_short_takes_none_before_it_along(tmp_path: Path) 
     os.truncate(path, path.stat().st_size - 5)
     again = ResultLog(path)
     assert again.left() == [result(0)]
-    # Nor what comes after it.
+    # The cut result damages no later result either.
     assert path.stat().st_size == whole
     again.append(result(2))
     assert ResultLog(path).left() == [result(0), result(2)]

@@ -35,7 +35,7 @@ _STATEMENTS: dict[str, tuple[TextClause, ...]] = {
 
 @contextlib.contextmanager
 def reading(table: str, key: str | int) -> Iterator[None]:
-    """Raise UnreadableRowError for a row of `table`, one of the tables that `set_aside` knows, that cannot be read."""
+    """Raise UnreadableRowError if the body cannot read a row of `table`, a table that `set_aside` knows."""
     try:
         yield
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, zlib.error) as error:

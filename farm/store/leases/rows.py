@@ -226,7 +226,7 @@ def _requests(connection: Connection, now_ms: int) -> list[Request]:
 
 
 def readable_requests(rows: Iterable[Row[Any]]) -> list[Request]:
-    """Return requests without those that cannot be read: only their own process learns why, when it asks."""
+    """Return the readable requests; the process of an unreadable request gets the reason when it asks."""
     found = []
     for row in rows:
         token, devices, wanted, user, priority, since_ms = tuple(row)
