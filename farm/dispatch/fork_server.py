@@ -89,9 +89,8 @@ class ForkServer:
         with self._lock:
             answer = self._send(request, streams)
             if not answer and streams:
-                # The server was killed.
+                # The server was killed. Its device processes go on, so that its group is ended with the supervisor only.
                 self._control.close()
-                self._child.terminate()
                 self._control, self._child = self._start()
                 answer = self._send(request, streams)
         if not answer:
