@@ -4,73 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
-import torch
 
-from farm.bundles.bundle import Bundle, Constant, TensorSpec, load_bundle
-from farm.compile.flows.compiler import compile_job
-from farm.compile.flows.constants import constant_outputs, mark_constants, mark_ready_constants
+from farm.bundles.bundle import Bundle, Constant, load_bundle
 from farm.execution.raw import RawResult
 from farm.results.attempt import Attempt
 from farm.results.judge import judge
-from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.suites.suite import Job
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Many(torch.nn.Module):
-    """A module with an output of each kind, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("anchors", torch.tensor([1.0, 2.5, -3.0, 7.0]))
-        self.register_buffer("count", torch.zeros(1))
-        self.register_buffer("last", torch.zeros(4))
-        self.scale = torch.nn.Parameter(torch.randn(4))
-        self.dead = torch.nn.Linear(4, 4)
-        torch.nn.init.zeros_(self.dead.weight)
-
-    @torch.no_grad()
-    def grid(self) -> torch.Tensor:
-        return torch.arange(4.0) + 0.5
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.count += 1
-        self.last.copy_(x[0])
-        painted = torch.zeros(4)
-        painted.view(2, 2)[0].fill_(2.0)
-        partly = torch.empty(4)
-        partly[:2].fill_(2.0)
-        filled = torch.zeros(4)
-        filled.view(2, 2)[0].copy_(x[0, :2])
-        return {
-            "full": torch.full((1, 4), 8.0),
-            "flag": torch.tensor([True, False]),
-            "zeros_like": torch.zeros_like(x).narrow(1, 0, 2),
-            "buffer": self.anchors,
-            "moved": torch.stack([self.anchors, torch.ones(4)]).reshape(8).to(torch.int64),
-            "painted": painted,
-            "masked": torch.full((4, 4), -torch.inf).triu(1),
-            "empty": x.new_zeros(1, 0),
-            "cut": x[:, 4:],
-            "overwritten": x.new_empty(1, 4).fill_(3.0),
-            "zeroed": torch.empty(4).zero_() + self.anchors,
-            "partly": partly,
-            "computed": (self.anchors * self.scale).sigmoid(),
-            "zero": self.anchors * 0,
-            "grid": self.grid(),
-            "live": x.relu(),
-            "dead": self.dead(x),
-            "times_zero": x * 0,
-            "filled": filled,
-            "input": x,
-            "written": self.count,
-            "written_with_input": self.last,
-            "random": torch.rand(4),
-            "argmax": x.argmax(-1),
-        }
-
-
+MODULES = Path(__file__).with_name("made_constants.py")
 EXPECTED = {
     Constant.LITERAL: (
         "full", "flag", "zeros_like", "buffer", "moved", "painted", "masked", "empty", "cut", "overwritten",
@@ -83,83 +31,37 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def exported() -> torch.export.ExportedProgram:
-    return torch.export.export(Many().eval(), (torch.randn(1, 4),), strict=True)
+def found(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Output of made_constants.py."""
+    return told_by(MODULES)
 
 
-def test_outputs_that_depend_on_no_input_are_constant(exported: torch.export.ExportedProgram) -> None:
-    expected = {name: constant for constant, names in EXPECTED.items() for name in names}
-    names = Many()(torch.randn(1, 4))
-    assert dict(zip(names, constant_outputs(exported), strict=True)) == {name: expected[name] for name in names}
+def test_outputs_that_depend_on_no_input_are_constant(found: dict[str, Any]) -> None:
+    assert found["graph"]["constants"] == {name: constant for constant, names in EXPECTED.items() for name in names}
 
 
-def test_inputs_that_the_program_writes_to_come_before_its_outputs(exported: torch.export.ExportedProgram) -> None:
-    specs = [
-        TensorSpec((1, 4), "float32", written=True),
-        *(TensorSpec((4,), "float32") for _ in Many()(torch.ones(1, 4))),
-    ]
-    marked = mark_constants(specs, exported)
-    assert [spec.constant for spec in marked[:2]] == [Constant.NONE, Constant.LITERAL]
-    assert [spec.constant for spec in marked[1:]] == list(constant_outputs(exported))
+def test_inputs_that_the_program_writes_to_come_before_its_outputs(found: dict[str, Any]) -> None:
+    marked = found["graph"]["marked"]
+    assert marked[:2] == [Constant.NONE, Constant.LITERAL]
+    assert marked[1:] == found["graph"]["in order"]
 
 
-class Two(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x + 1, torch.full((2,), 8.0)
+@pytest.mark.parametrize(("module", "expected"), [("Two", Constant.LITERAL), ("NoGraph", Constant.NONE)])
+def test_a_ready_program_is_marked_by_the_graph_of_its_module(
+    found: dict[str, Any], module: str, expected: Constant
+) -> None:
+    assert found["ready"][module] == [Constant.NONE, expected]
 
 
-class NoGraph(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.sum() > 0:
-            x = x + 1
-        return x, torch.full((2,), 8.0)
-
-
-@pytest.mark.parametrize(("module", "expected"), [(Two(), Constant.LITERAL), (NoGraph(), Constant.NONE)])
-def test_a_ready_program_is_marked_by_the_graph_of_its_module(module: Any, expected: Constant) -> None:
-    samples = [torch.randn(1, 4) for _ in range(2)]
-    specs = [TensorSpec((1, 4), "float32"), TensorSpec((2,), "float32")]
-    references = [module(sample) for sample in samples]
-    marked = mark_ready_constants(specs, references, lambda: torch.export.export(module, (samples[0],), strict=True))
-    assert [spec.constant for spec in marked] == [Constant.NONE, expected]
-
-
-def test_a_module_is_not_exported_for_outputs_that_can_be_judged() -> None:
-    def export() -> torch.export.ExportedProgram:
-        raise AssertionError
-
-    specs = [TensorSpec((1, 4), "float32")]
-    assert mark_ready_constants(specs, [(torch.randn(1, 4),), (torch.randn(1, 4),)], export) == specs
-
-
-NET = """
-import torch
-class Head(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
-        self.register_buffer("anchors", torch.tensor([1.0, 2.5, -3.0, 7.0]))
-    def forward(self, x):
-        return {
-            "boxes": self.conv(x), "stride": torch.full((1, 4), 8.0), "anchors": self.anchors,
-            "flags": torch.tensor([True, False]), "first": x.flatten(1).argmax(-1),
-        }
-"""
+def test_a_module_is_not_exported_for_outputs_that_can_be_judged(found: dict[str, Any]) -> None:
+    assert found["judged"] == {"same": True, "exports": 0}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Bundle]:
+def compiled(filled_by: Callable[[Path], Path]) -> tuple[Job, Bundle]:
     """A detector head, compiled for the CPU, and its bundle as it is read from the disk."""
-    folder = tmp_path_factory.mktemp("head")
-    (folder / "net.py").write_text(NET)
-    limits = {"fp32": Tolerance(fp32=Limits(sqnr_db=20.0, mismatch=0.5))}
-    case = Case(
-        "mine", "head", ".net:Head", (InputSpec((1, 3, 8, 8)),), samples=2, folder=str(folder), tolerances=limits
-    )
-    job = Job(case, Target("SM8650", "xnnpack", "fp32"))
-    (folder / "bundle").mkdir()
-    compile_job(job, "0123456789abcdef", {}, folder / "bundle")
-    return job, load_bundle(folder / "bundle")
+    folder = filled_by(MODULES)
+    return msgspec.json.decode((folder / "job.json").read_bytes(), type=Job), load_bundle(folder / "bundle")
 
 
 def judged(compiled: tuple[Job, Bundle], folder: Path, changed: int = -1, element: int = 0, by: float = 0.0) -> Attempt:

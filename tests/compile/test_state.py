@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pytest
-import torch
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.key import bundle_key
-from farm.compile.flows.compiler import compile_job
-from farm.compile.flows.state import run_samples
 from farm.errors import ConfigError, IllegalTargetError
 from farm.suites.manifests import load_suite
 from farm.suites.socs import find_soc
 from farm.suites.state import State, state_problem
-from farm.suites.suite import Case, InputSpec, Job, Target, plan
+from farm.suites.suite import Case, Job, Target, plan
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODULES = Path(__file__).with_name("made_states.py")
 SUITE = """
 [suite]
 name = "kept"
@@ -36,39 +36,27 @@ inputs = [{ shape = [2] }, { shape = [2], distribution = "constant", low = 0.0 }
 """
 
 
-class Sums(torch.nn.Module):
-    def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        total = total + x
-        return total * 2, total
+@pytest.fixture(scope="module")
+def samples(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Output of made_states.py."""
+    return told_by(MODULES)
 
 
-def case_of(**fields: Any) -> Case:
-    return Case("kept", "sums", "", (InputSpec((2,)), InputSpec((2,))), folder="/nowhere", samples=3, **fields)
-
-
-def test_each_sample_takes_what_the_one_before_left() -> None:
-    ones, zeros = torch.ones(2), torch.zeros(2)
-    ran = run_samples(Sums(), case_of(state=(State(output=1, input=1),)), [(ones, zeros)] * 3)
-    assert [outputs[1].tolist() for outputs in ran.outputs] == [[1, 1], [2, 2], [3, 3]]
-    assert [inputs[1].tolist() for inputs in ran.inputs] == [[0, 0], [1, 1], [2, 2]]
-    plain = run_samples(Sums(), case_of(), [(ones, zeros)] * 3)
-    assert [outputs[1].tolist() for outputs in plain.outputs] == [[1, 1]] * 3
+def test_each_sample_takes_what_the_one_before_left(samples: dict[str, Any]) -> None:
+    assert samples["kept"]["outputs"] == [[1, 1], [2, 2], [3, 3]]
+    assert samples["kept"]["inputs"] == [[0, 0], [1, 1], [2, 2]]
+    assert samples["plain"]["outputs"] == [[1, 1]] * 3
 
 
 @pytest.mark.parametrize(
     ("state", "wrong"),
     [
-        (State(output=2, input=1), "names output 2, and there are 2, from 0"),
-        (State(output=0, input=0), r"output 0 is float32\[2\], and the input takes float32\[3\]"),
+        ("no output", "names output 2, and there are 2, from 0"),
+        ("another shape", "output 0 is float32[2], and the input takes float32[3]"),
     ],
 )
-def test_an_output_that_the_input_does_not_take_is_refused(state: State, wrong: str) -> None:
-    class Other(torch.nn.Module):
-        def forward(self, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return total, x
-
-    with pytest.raises(ConfigError, match=wrong):
-        run_samples(Other(), case_of(state=(state,)), [(torch.ones(3), torch.zeros(2))] * 2)
+def test_an_output_that_the_input_does_not_take_is_refused(samples: dict[str, Any], state: str, wrong: str) -> None:
+    assert wrong in samples[state]
 
 
 def test_what_cannot_be_a_state_is_known_without_the_module() -> None:
@@ -106,24 +94,10 @@ def test_direct_mode_has_no_state(tmp_path: Path) -> None:
         plan([suite], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
 
 
-def test_a_state_beside_a_written_input_has_the_place_of_its_program(tmp_path: Path) -> None:
+def test_a_state_beside_a_written_input_has_the_place_of_its_program(filled_by: Callable[[Path], Path]) -> None:
     # The program gives the written input first: output 1 of the module is its output 2.
-    (tmp_path / "sums.py").write_text(
-        """
-import torch
-class Sums(torch.nn.Module):
-    def forward(self, x, total):
-        x += 1.0
-        total = total + x
-        return total * 2, total
-"""
-    )
-    case = msgspec.structs.replace(
-        case_of(state=(State(output=1, input=1),)), module=".sums:Sums", folder=str(tmp_path), precisions=("fp32",)
-    )
-    (tmp_path / "bundle").mkdir()
-    manifest = compile_job(Job(case, Target("SM8650", "xnnpack", "fp32")), "0123456789abcdef", {}, tmp_path / "bundle")
-    assert [(one.output, one.input) for one in manifest.state] == [(2, 1)]
-    assert [(spec.name, spec.written) for spec in manifest.outputs] == [("x", True), ("", False), ("", False)]
-    bundle = load_bundle(tmp_path / "bundle")
+    bundle = load_bundle(filled_by(MODULES) / "bundle")
+    assert [(one.output, one.input) for one in bundle.manifest.state] == [(2, 1)]
+    outputs = [(spec.name, spec.written) for spec in bundle.manifest.outputs]
+    assert outputs == [("x", True), ("", False), ("", False)]
     assert bundle.reference("fp32", 0, 2).tolist() == np.fromfile(bundle.input_files(1)[1], np.float32).tolist()
