@@ -23,10 +23,9 @@ from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
 from sqlalchemy import create_engine
 
 from farm.cluster.divide import divide
-from farm.cluster.terms import PROTOCOL
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.store.cluster.records import AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
+from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
