@@ -43,8 +43,8 @@ def _connected(url: str) -> Any:
 
         path = Path(url.removeprefix(_SQLITE)).absolute()
         return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_WAIT_S)
-    import psycopg2
+    import psycopg
 
     scheme, _, rest = url.partition("://")
     address = f"{scheme.partition('+')[0]}://{rest}"
-    return psycopg2.connect(address, connect_timeout=1, options=f"-c statement_timeout={_WAIT_MS}")
+    return psycopg.connect(address, connect_timeout=1, options=f"-c statement_timeout={_WAIT_MS}")

@@ -89,7 +89,7 @@ class ForkServer:
         with self._lock:
             answer = self._send(request, streams)
             if not answer and streams:
-                # The server was killed. Its device processes go on, so that its group is ended with the supervisor only.
+                # The server was killed. Its device processes go on: only the end of the supervisor ends its group.
                 self._control.close()
                 self._control, self._child = self._start()
                 answer = self._send(request, streams)

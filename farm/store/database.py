@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.postgresql import (
-    WRITER,
+    DRIVER,
     create_postgresql_engine,
     execute_at_once,
     how_to_install,
@@ -162,7 +162,7 @@ class Database:
     def psycopg_engine(self) -> Iterator[Engine]:
         """Yield an engine of PostgreSQL's driver that has the extended protocol, which takes one statement."""
         with self._in_words():
-            yield create_engine(self._url.set(drivername=f"postgresql+{WRITER}"), use_native_hstore=False)
+            yield create_engine(self._url.set(drivername=f"postgresql+{DRIVER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
         """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import select
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
     from sqlalchemy.engine import URL
 
-# psycopg takes half the time to record, as its statements are prepared, and psycopg2 a quarter of the time to load,
-# which is a tenth of a command that only reads (docs/performance.md).
-WRITER, _READER = "psycopg", "psycopg2"
+DRIVER = "psycopg"
 
 # A server that is cut off is noticed within some 15 s, however long queries may take; libpq alone waits for hours.
 _LIFE_SIGNS = {
@@ -47,7 +43,7 @@ _USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHER
 def create_postgresql_engine(
     url: URL, *, readonly: bool, connections: int | None = None, is_autocommit: bool = False
 ) -> Engine:
-    """Return an engine; `readonly` is one that cannot write, and ends what it waits for with Ctrl-C.
+    """Return an engine; `readonly` is one that cannot write.
 
     It has at most so many `connections` at once. `is_autocommit`: each statement is a transaction, and nobody looks
     before whether the connection is still there.
@@ -57,12 +53,11 @@ def create_postgresql_engine(
     if readonly:
         # Also of a second transaction, which a query of somebody's own could begin.
         options += " -c default_transaction_read_only=on"
-        _hear_ctrl_c()
     else:
         options = f"-c idle_in_transaction_session_timeout={_STANDSTILL_S}s {options}"
     arguments = {name: value for name, value in _LIFE_SIGNS.items() if name not in url.query}
     arguments["options"] = options
-    url = url.set(drivername=f"postgresql+{_READER if readonly else WRITER}")
+    url = url.set(drivername=f"postgresql+{DRIVER}")
     settings: dict[str, Any] = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
     settings |= {"isolation_level": "AUTOCOMMIT"} if is_autocommit else {"pool_pre_ping": True}
     engine = create_engine(url, connect_args=arguments, use_native_hstore=False, **settings)
@@ -94,7 +89,7 @@ def execute_at_once(engine: Engine, statement: Any, parameters: Mapping[str, Any
 
 def psycopg_arguments(url: URL) -> dict[str, Any]:
     """Return what psycopg's `connect` is called with to reach the same database in the same way."""
-    _, arguments = url.set(drivername=f"postgresql+{WRITER}").get_dialect()().create_connect_args(url)
+    _, arguments = url.set(drivername=f"postgresql+{DRIVER}").get_dialect()().create_connect_args(url)
     return {**_LIFE_SIGNS, **arguments}
 
 
@@ -111,27 +106,8 @@ def user_of(connection: Connection) -> str:
 
 
 def how_to_install() -> str:
-    """Return how PostgreSQL's drivers get into this environment."""
+    """Return how PostgreSQL's driver gets into this environment."""
     # As farmw leaves it in the environment that it makes.
     if Path(sys.prefix, ".farmw").exists():
         return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
     return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
-
-
-def _hear_ctrl_c() -> None:
-    """Let Ctrl-C end what the reader's driver waits for: by itself it waits in C, and its own `wait_select` goes on."""
-    import psycopg2
-    from psycopg2 import extensions
-
-    def wait(connection: Any) -> None:
-        try:
-            while (state := connection.poll()) != extensions.POLL_OK:
-                reads, writes = state == extensions.POLL_READ, state == extensions.POLL_WRITE
-                select.select([connection] * reads, [connection] * writes, [])
-        except KeyboardInterrupt:
-            # The server would go on with what nobody waits for.
-            with suppress(psycopg2.Error):
-                connection.cancel()
-            raise
-
-    extensions.set_wait_callback(wait)

@@ -124,5 +124,4 @@ def _primary(error: BaseException | None) -> int:
 
 
 def _sqlstate(error: BaseException | None) -> str | None:
-    # psycopg's name, and psycopg2's.
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return getattr(error, "sqlstate", None)
