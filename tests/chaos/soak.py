@@ -80,7 +80,7 @@ def main() -> int:
     for note in done.front.notes:
         if "not used any more" in note or "cannot be minded" in note:
             print(note)
-    print(f"{time.perf_counter() - started:.0f} s, pytest status {done.status}")
+    print(f"{time.perf_counter() - started:.0f} s")
     print(f"devices that tried a job: {dict(tries)}")
     print(f"causes of infra attempts: {dict(causes)}")
     print(f"faults: {dict(faults)}")

@@ -246,12 +246,17 @@ def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
     return True
 
 
+def _priority(number: int) -> Priority:
+    """Return a priority; the lowest for the number of another version, whose order is refused before it runs."""
+    return Priority(number) if number in set(Priority) else min(Priority)
+
+
 def order_of(row: Row[Any], now_ms: int) -> Order:
     """Return an order with the counts of its shards."""
     return Order(
         run_id=row.run_id,
         user=row.user_name,
-        priority=Priority(row.priority),
+        priority=_priority(row.priority),
         purpose=row.purpose,
         state=row.state,
         submitted_ms=row.submitted_ms,
