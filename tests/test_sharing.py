@@ -337,3 +337,12 @@ def test_a_run_says_why_it_waits() -> None:
     assert why(situation(devices(1), [again])) == "no device is left that has not tried it"
     assert why(situation(devices(2), [again], leases=[held("d2", "bob")])) == "all 2 SM8650 are busy"
     assert why_waiting(situation(eight, [change(one, ready=0, held=3)])) == {}
+
+
+def test_a_quota_of_a_label_that_is_not_used_up_keeps_no_run_waiting() -> None:
+    eight = devices(8, d1=("camera",), d2=("camera",))
+    busy = [held(f"d{n}", "bob") for n in range(2, 9)] + [held("d1", "ada")]
+    wants = order(1, "ada", 3, labels=("camera",))
+    for most, reason in ((2, "all 2 SM8650 with camera are busy"), (1, "quota of camera: 1 device a user")):
+        world = situation(eight, [wants], leases=busy, quotas={"label:camera": most, "user:ada": 9})
+        assert why(world) == reason

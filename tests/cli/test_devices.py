@@ -31,6 +31,8 @@ from farm.devices.discovery import Scan
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.errors import UnknownNameError
+from farm.pool import fleet
+from farm.pool.fleet import Choice
 from farm.pool.inventory import DeviceRow, addresses_of, find_rows, rows
 from farm.store.leases.registry import Registered, Seen
 from farm.store.leases.rules import Lease, Priority, Waiting
@@ -271,3 +273,17 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
     assert home.farm("device", "in", SERIAL, env=env).returncode == 2
     assert "left" not in home.farm("devices", env=env).stdout
     assert "forgotten on " in home.farm("device", "show", SERIAL, env=env).stdout
+
+
+def test_absent_devices_are_listed_last_in_the_order_of_their_serials() -> None:
+    here = Device(serial="z9", soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="")
+    listed = rows(Scan([here], [], []), {"z9": ""}, {one: known(one) for one in ("b2", "a1")}, {})
+    assert [row.serial for row in listed] == ["z9", "a1", "b2"]
+
+
+def test_a_wanted_device_may_be_known_to_the_store_alone_or_be_unusable() -> None:
+    scan = Scan([], [Unusable("locked", "unauthorized", "confirm on its screen")], [])
+    for name in ("stored", "locked"):
+        fleet._require_known(scan, {"stored": known("stored")}, Choice((name,)))
+    with pytest.raises(UnknownNameError, match="unheard"):
+        fleet._require_known(scan, {"stored": known("stored")}, Choice(("unheard",)))

@@ -342,7 +342,6 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
         (("--profile", "optrace"), "--virtual"),
         (("--detach", "--build", "here"), "leave one of them out"),
         (("--detach", "--html", "a.html"), "farm attach"),
-        (("--", "-p", "mine"), "no session of pytest's"),
         (("--virtual", "1", "--detach"), "--detach is of a shared farm"),
         (("--device", "nobody"), "unknown device"),
     ):

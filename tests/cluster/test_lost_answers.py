@@ -15,6 +15,7 @@ from farm.cluster.agent.minder import Minder
 from farm.errors import StoreError
 from farm.store.cluster.records import AgentFacts
 from farm.store.store import open_store
+from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         claim = store.cluster.claim
         lost: list[HeldShard] = []
         heard: list[HeldShard] = []
+        until_s: list[float] = []
         notes: list[str] = []
 
         def claim_unheard(*args: Any, **kwargs: Any) -> list[HeldShard]:
@@ -48,8 +50,14 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
             store, ledger, lambda: facts, minded=lambda *_: None, hinted=lambda _: claimer.wake() or False,
             note=notes.append, ttl_s=TTL_S, heartbeat_s=0.2,
         )  # fmt: skip
-        claimer = Claimer(store, ledger, lambda held, _: heard.append(held), notes.append, TTL_S, minder.is_settled)
+
+        def claimed(held: HeldShard, end_s: float) -> None:
+            until_s.append(end_s)
+            heard.append(held)
+
+        claimer = Claimer(store, ledger, claimed, notes.append, TTL_S, minder.is_settled)
         try:
+            asked_s = now_s()
             claimer.begin(one)
             minder.begin(one)
             claimer.want("h1-0", SOC, None)
@@ -57,5 +65,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         finally:
             claimer.close()
             minder.close()
+    # Its process may use the device as long as the database gives the lease, from before the question was asked.
+    assert TTL_S - 5 < until_s[0] - asked_s < TTL_S + 15
     assert (heard[0].id, heard[0].lease.fence) == (lost[0].id, lost[0].lease.fence + 1)
     drop_database(address)

@@ -62,7 +62,7 @@ class StubProcess:
 
     def __init__(self) -> None:
         self.sent: list[ToDevice] = []
-        self.is_killed = False
+        self.is_killed = self.is_stopped = False
         self.answer: Callable[[FromDevice], None] = lambda _: None
 
     def start(self, answer: Callable[[FromDevice], None]) -> None:
@@ -70,10 +70,6 @@ class StubProcess:
 
     def send(self, *messages: ToDevice) -> None:
         self.sent += messages
-
-    @property
-    def is_stopped(self) -> bool:
-        return False
 
     def close(self) -> None:
         pass
@@ -464,6 +460,37 @@ def test_a_device_that_was_outvoted_shows_that_it_works(bench: Bench) -> None:
     assert not bench.source.wanted
     bench.process.answer(JobReturned(SETTLED, recovered=True))
     assert bench.source.wanted == [lease(1)]
+
+
+def test_a_device_that_is_being_recovered_keeps_its_permission_while_its_lease_is_renewed(bench: Bench) -> None:
+    bench.claimed(shard(1, "a"))
+    [run] = bench.runs()
+    bench.process.answer(JobReturned(run.number, unfit="its canary fails"))
+    assert last_grant(bench.process.take()).recover
+    bench.runner.renewed(2e12)
+    grant = last_grant(bench.process.take())
+    assert (grant.recover, grant.go, grant.until_s) == (True, False, 2e12)
+
+
+def test_a_process_that_stays_stopped_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    bench.claimed(shard(1, "a"))
+    process = bench.process
+    process.is_stopped = True
+    for passed_s in (0, 59, 0.5):
+        now_s += passed_s
+        bench.runner.tick()
+    assert not process.is_killed
+    process.is_stopped = False
+    bench.runner.tick()
+    process.is_stopped = True
+    now_s += 59
+    bench.runner.tick()
+    assert not process.is_killed, "it went on meanwhile"
+    now_s += 61
+    bench.runner.tick()
+    assert process.is_killed
 
 
 def test_a_shard_that_cannot_be_prepared_is_given_back_and_what_runs_goes_on(bench: Bench) -> None:

@@ -872,3 +872,16 @@ def test_several_processes_are_judged_by_their_median_and_all_of_them_are_kept(e
     assert measured(attempt)["dsp_heap_difference"] == (788.0, 1_000_000.0, 1788.0)
     (execution.folder / "process2" / "heap.txt").unlink()
     assert execution.judge().verdict == "skipped", "an unmeasured process leaves the measurement incomplete"
+
+
+@pytest.mark.parametrize(
+    ("facts", "summary"),
+    [
+        ({}, "rounds"),
+        ({"owner": "ada"}, "rounds (ada)"),
+        ({"expires": date(2030, 1, 2)}, "rounds (until 2030-01-02)"),
+        ({"owner": "ada", "expires": date(2030, 1, 2)}, "rounds (ada, until 2030-01-02)"),
+    ],
+)
+def test_the_summary_of_a_known_issue_has_owner_and_last_day(facts: dict[str, Any], summary: str) -> None:
+    assert KnownIssue(reason="rounds", **facts).summary == summary
