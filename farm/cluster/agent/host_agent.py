@@ -36,6 +36,7 @@ from farm.dispatch.result_log import ResultLog
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.store.cluster.records import PROTOCOL, AgentFacts
+from farm.system.private import hide_environment
 from farm.system.threads import noticing_deaths
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class HostAgent:
         prepare_decoders()
         # Before anything starts that would inherit them.
         hide_secrets(self._config)
+        hide_environment()
         with self._stack:
             self._stack.enter_context(noticing_deaths(self._thread_died))
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)

@@ -27,6 +27,10 @@ _LOOK_EVERY_S = 30.0
 _MISSING = "missing"
 
 
+_OF_THE_AGENT = ("SSH_AUTH_SOCK", "FARM_SERVE_TOKEN")
+"""Other environment variables of an agent that open something, and that no builder needs."""
+
+
 class HostToolchains:
     """What this host compiles with. Any thread may ask; one at a time looks."""
 
@@ -104,7 +108,7 @@ class HostToolchains:
             return None
         self._problems.pop(name, None)
         # A builder imports what developers wrote.
-        env = tools.compiler.env | dict.fromkeys(SECRETS, "")
+        env = tools.compiler.env | dict.fromkeys((*SECRETS, *_OF_THE_AGENT), "")
         return msgspec.structs.replace(tools, name=name, compiler=msgspec.structs.replace(tools.compiler, env=env))
 
     def _say(self, subject: str, problem: str) -> None:
