@@ -1,0 +1,120 @@
+"""Messages of a device process, with a stub in the place of its worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.device_run.canary import canary_job
+from farm.dispatch.device_process import DeviceLoop
+from farm.dispatch.messages import (
+    SETTLED,
+    Begin,
+    Break,
+    DeviceEvent,
+    Grant,
+    JobBegun,
+    JobEnded,
+    JobReturned,
+    RunJob,
+    SetGrant,
+    Settle,
+)
+from farm.dispatch.worker import Outcome, Returned
+from farm.request.plan import PlannedJob, RunPlan
+from farm.results.attempt import Attempt, Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.devices.health import HealthEvent
+
+PLANNED = PlannedJob(canary_job("SM8650", "htp"), "key", cached=True)
+
+
+class StubWorker:
+    """Passes every job; a job that is broken off tells of a failed health check first."""
+
+    def __init__(self, plan: RunPlan, number: int, grant: Callable[[], Grant], **parts: Any) -> None:
+        del plan, number
+        self._grant, self._record_health = grant, parts["record_health"]
+        self.event: HealthEvent | None = None
+        self.jobs = 0
+
+    def run(self, planned: PlannedJob, *_: object) -> Outcome | Returned:
+        if not self._grant().go:
+            return Returned(off=True)
+        self.jobs += 1
+        if self.event is not None:
+            self._record_health(self.event)
+        return Outcome((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
+
+    def settle(self) -> Returned:
+        return Returned(off=True)
+
+    def break_off(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Process:
+    """A loop that is stepped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workers: list[StubWorker] = []
+        self.told: list[Any] = []
+        self.loop = DeviceLoop(self.told.append, self._make)  # type: ignore[arg-type]
+        plan = RunPlan("run", folder, folder, (PLANNED,), (), {}, 1, 0, 1.0, folder)
+        plan.write()
+        self.begin = Begin(str(plan.path))
+
+    def _make(self, *arguments: Any, **parts: Any) -> StubWorker:
+        self.workers.append(StubWorker(*arguments, **parts))
+        return self.workers[-1]
+
+    def take(self, *messages: Any) -> list[Any]:
+        """Handle messages, and return the answers."""
+        self.told.clear()
+        for message in messages:
+            self.loop.take(message)
+        while self.loop.has_message:
+            self.loop.step()
+        return list(self.told)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    return Process(tmp_path)
+
+
+def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process) -> None:
+    go, stop = SetGrant(Grant(go=True, fence=1)), SetGrant(Grant(go=False))
+    for number in range(8):
+        # A shard, then the device is left, and the next shard of the run follows under another lease.
+        begin = [] if number else [process.begin]
+        answers = process.take(go, *begin, RunJob(number, PLANNED))
+        assert [type(one) for one in answers] == [JobBegun, JobEnded]
+        assert process.take(stop, Settle()) == [JobReturned(SETTLED, off=True)]
+    [worker] = process.workers
+    assert worker.jobs == 8
+
+
+def test_after_a_job_was_broken_off_the_run_begins_with_another_worker(process: Process) -> None:
+    go = SetGrant(Grant(go=True))
+    process.take(go, process.begin, RunJob(0, PLANNED))
+    assert process.take(SetGrant(Grant(go=False)), Break(), Settle()) == [JobReturned(SETTLED, off=True)]
+    process.take(go, process.begin, RunJob(1, PLANNED))
+    assert [worker.jobs for worker in process.workers] == [1, 1]
+
+
+def test_health_events_of_a_broken_job_are_not_told(process: Process) -> None:
+    from farm.devices.health import HealthEvent
+
+    process.take(SetGrant(Grant(go=True)), process.begin)
+    [worker] = process.workers
+    worker.event = HealthEvent("phone", "canary_failed", "suspect", "it was broken off")
+    assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
+    answers = process.take(Break(), RunJob(1, PLANNED))
+    assert not any(isinstance(one, DeviceEvent) for one in answers)
+    assert answers[-1] == JobReturned(1, off=True)
