@@ -79,6 +79,8 @@ class LocalJobs:
         """Fence of the last lease that ended without a job, by device."""
         self._shard_numbers = itertools.count(1)
         self._failures = 0
+        self._usable: tuple[tuple[bool, bool], ...] = ()
+        """Of each device, at the last look: whether it may get jobs, and whether the run holds it."""
         self._is_serving = self._is_stopped = self._is_halted = False
         self._shown: dict[str, str] = {}
         self.abandoned: set[str] = set()
@@ -237,13 +239,11 @@ class LocalJobs:
         return not runner.resting and self._pool.is_ours(self._number[runner.device.id])
 
     def _may_have(self, device: str, job: _LocalJob) -> bool:
-        runner = self._runners[device]
-        return (
-            not self._pool.is_retired(self._number[device])
-            and not runner.resting
-            and runner.device.soc == job.soc
-            and device not in job.avoid
-        )
+        is_possible = self._runners[device].device.soc == job.soc and device not in job.avoid
+        return is_possible and self._is_usable(device)
+
+    def _is_usable(self, device: str) -> bool:
+        return not self._pool.is_retired(self._number[device]) and not self._runners[device].resting
 
     def _put_back(self, job_ids: Collection[str]) -> None:
         if not self._is_stopped:
@@ -256,12 +256,14 @@ class LocalJobs:
 
     def _abandon(self) -> None:
         """Finish jobs for which no device is left."""
+        usable = [runner for id_, runner in self._runners.items() if self._is_usable(id_)]
+        socs = {runner.device.soc for runner in usable}
         for job_id in list(self._pending):
             job = self._jobs[job_id]
             # A job that a device has tried waits for none that the run does not hold: that may never come.
-            if not any(
-                self._may_have(id_, job) and (not job.avoid or self._is_ours(runner))
-                for id_, runner in self._runners.items()
+            if job.soc not in socs or not (
+                not job.avoid
+                or any(self._may_have(runner.device.id, job) and self._is_ours(runner) for runner in usable)
             ):
                 self._pending.remove(job_id)
                 self.abandoned.add(job_id)
@@ -348,8 +350,11 @@ class LocalJobs:
             elif until_s != self._until_s.get(id_):
                 self._until_s[id_] = until_s
                 runner.renewed(until_s)
-        self._abandon()
-        self._serve_soon()
+        usable = tuple((self._is_usable(id_), self._is_ours(runner)) for id_, runner in self._runners.items())
+        if usable != self._usable:
+            self._usable = usable
+            self._abandon()
+            self._serve_soon()
 
     def _give_back(self, device: Device) -> None:
         """End the lease of a device that has no job, so that no message to its process is due."""
