@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 QUEUE = work_queue("SM8650")
 # Two rounds of what agents ask every 10 s.
 _WATCHED_S = 20.5
+_HAS_MENDED = """
+    SELECT EXISTS (SELECT 1 FROM procrastinate_periodic_defers)
+       AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -384,6 +388,8 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
             agents.enter_context(delivering(store, Heard(), mend=None))
         with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
             database = connection.info.dbname
+            # Agents that start connect and mend once at once.
+            until(lambda: connection.execute(_HAS_MENDED).fetchone() == (True,))
             for setting in ("log_statement = 'all'", "log_line_prefix = '%d '"):
                 connection.execute(f"ALTER SYSTEM SET {setting}")
             connection.execute("SELECT pg_reload_conf()")
