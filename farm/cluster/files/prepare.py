@@ -140,7 +140,8 @@ class Preparer:
             try:
                 terms = decode_terms(held.terms)
             except msgspec.MsgspecError as error:
-                raise UnreadableRowError("run_order", held.run_id, f"its terms: {error}") from None
+                why = f"its terms are of another version of farm ({error}): install the same one on all hosts"
+                raise UnreadableRowError("run_order", held.run_id, why) from None
             if terms.protocol != PROTOCOL:
                 raise _other_version(held.run_id, f"protocol {terms.protocol}, expected {PROTOCOL}")
             with self._lock:
