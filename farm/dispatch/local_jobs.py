@@ -346,7 +346,7 @@ class LocalJobs:
             if leases.fence(number) != runner.lease.fence:
                 runner.lost()
             elif number in leases.leaving:
-                runner.wanted("somebody")
+                runner.wanted("another user")
             elif until_s != self._until_s.get(id_):
                 self._until_s[id_] = until_s
                 runner.renewed(until_s)

@@ -187,7 +187,8 @@ def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_childre
         before = os.times()
     after = os.times()
     reaped_s = after.children_user + after.children_system - before.children_user - before.children_system
-    assert reaped_s >= _ticks(own_and_children)
+    # Sums of hundredths of a second.
+    assert round(reaped_s, 2) >= round(_ticks(own_and_children), 2)
 
 
 def plan_of_many_jobs(folder: Path) -> Path:
