@@ -89,7 +89,7 @@ class ForkServer:
         with self._lock:
             answer = self._send(request, streams)
             if not answer and streams:
-                # The server was killed. Its device processes go on: only the end of the supervisor ends its group.
+                # The server was killed; the reaper ends its device processes.
                 self._control.close()
                 self._control, self._child = self._start()
                 answer = self._send(request, streams)
