@@ -39,7 +39,7 @@ class DeviceWorker:
     def __init__(
         self, plan: RunPlan, number: int, record: Callable[[HealthEvent], None], stop: Callable[[], bool]
     ) -> None:
-        """`record` records a health event of a device; it raises FarmError for one that cannot be recorded.
+        """`record` records a health event of a device; it raises FarmError if the event cannot be recorded.
 
         `stop` returns whether this device is not waited for any more, well or not."""
         self._plan, self._record_event, self._stop = plan, record, stop

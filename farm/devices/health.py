@@ -47,11 +47,11 @@ class HealthEvent(msgspec.Struct, frozen=True):
     """A recorded event in the health of a device."""
 
     device: str
-    """Its id."""
+    """Id of the device."""
     event: str
     """`canary`, a cause of `farm.results.attempt`, or a step of recovery."""
     state: str
-    """Its health from then on."""
+    """Health of the device from this event on."""
     reason: str
     detail: dict[str, str | float] = {}
     latency_ns: tuple[float, ...] = ()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Queue of actions for one thread, that of `run`. Any thread may call the other methods."""
+    """Queue of actions for the thread of `run`. Any thread may call the other methods."""
 
     def __init__(self, note: Callable[[str], None], make_process: Callable[[Device], DeviceProcess]) -> None:
         """`note` writes a line for people; `make_process` returns a device process that is not started."""

@@ -80,7 +80,7 @@ class LocalJobs:
         self._shard_numbers = itertools.count(1)
         self._failures = 0
         self._usable: tuple[tuple[bool, bool], ...] = ()
-        """Of each device, at the last look: whether it may get jobs, and whether the run holds it."""
+        """For each device, at the last look: True if it may get jobs, and True if the run holds it."""
         self._is_serving = self._is_stopped = self._is_halted = False
         self._shown: dict[str, str] = {}
         self.abandoned: set[str] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,18 +12,16 @@ from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.errors import InfraError, LeaseLostError, RowRefusedError
+from farm.errors import LeaseLostError, RowRefusedError
 from farm.system.threads import noticing_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.fork_server import ForkServer
-    from farm.dispatch.messages import DeviceProcess
     from farm.dispatch.progress import ProgressListener
     from farm.errors import FarmError
     from farm.pool.device_pool import DevicePool
@@ -101,14 +98,13 @@ class LocalRun:
         store: Store,
         listener: ProgressListener,
         *,
-        forks: ForkServer | None = None,
-        processes: Callable[[Device], DeviceProcess] | None = None,
+        forks: ForkServer,
         most_failures: int = 0,
     ) -> None:
-        """`forks` makes device processes, unless `processes` does. After `most_failures` failed jobs nothing begins."""
+        """`forks` makes device processes. After `most_failures` failed jobs nothing begins."""
         self._plan, self._pool, self._store = plan, pool, store
         self._forks = forks
-        self._dispatcher = Dispatcher(listener.note, processes or self._process)
+        self._dispatcher = Dispatcher(listener.note, self._process)
         self._jobs = LocalJobs(plan, pool, self._dispatcher, listener, most_failures)
         self._log = ResultLog(result_log(plan.folder))
         numbers = {device.id: number for number, device in enumerate(plan.devices)}
@@ -125,10 +121,10 @@ class LocalRun:
         """Begin no other job; running jobs are finished. Safe in a signal handler, and in any thread."""
         self._dispatcher.post(self._jobs.finish_running)
 
-    def run(self, around: AbstractContextManager[object] | None = None) -> LocalEnd:
-        """Run every job, inside of `around`, and leave every device, also after KeyboardInterrupt."""
+    def run(self) -> LocalEnd:
+        """Run every job, and leave every device, also after KeyboardInterrupt."""
         try:
-            with around or contextlib.nullcontext(), noticing_deaths(self._thread_died):
+            with noticing_deaths(self._thread_died):
                 self._recorder.begin()
                 self._jobs.begin(self._runners, self._recorder)
                 self._pool.begin(self._jobs.pool_changed)
@@ -155,8 +151,6 @@ class LocalRun:
         self._log.close()
 
     def _process(self, device: Device) -> ForkedProcess:
-        if self._forks is None:
-            raise InfraError("no server of device processes")
         number = self._plan.devices.index(device)
         return ForkedProcess(self._forks, self._plan.folder / "logs" / f"device-{number}.log")
 

@@ -57,7 +57,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     plan: str
     """Path of the plan's file."""
     number: int = 0
-    """Of the device in the plan."""
+    """Number of the device in the plan."""
 
 
 class SetGrant(msgspec.Struct, frozen=True, tag=True):
@@ -67,7 +67,7 @@ class SetGrant(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunJob(msgspec.Struct, frozen=True, tag=True):
-    """One job."""
+    """Job to run."""
 
     number: int
     planned: PlannedJob
@@ -105,7 +105,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
     attempts: tuple[Attempt, ...]
     """Oldest first."""
     artifacts: tuple[ArtifactRecord, ...] = ()
-    """Of the last attempt; the files are in this machine's artifact store."""
+    """Artifacts of the last attempt; the files are in this machine's artifact store."""
     repeat: tuple[Tried, ...] = ()
     """Whole history of the job, by ids of devices, if another device is to try it."""
     avoid: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ class ForkedProcess:
             except BlockingIOError:
                 self.kill()
             except (OSError, ValueError):
-                # It has exited: its last message follows.
+                # The process has exited: its last message follows.
                 return
 
     def close(self) -> None:

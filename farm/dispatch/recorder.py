@@ -87,7 +87,7 @@ class _LoggedResult(NamedTuple):
 
     result: ShardResult
     is_uploaded: bool = False
-    """Whether the files of the result are in the artifact store."""
+    """True if the files of the result are in the artifact store."""
 
 
 _Item = _LoggedResult | ShardBack | Release | HealthEvent
@@ -96,7 +96,7 @@ _Item = _LoggedResult | ShardBack | Release | HealthEvent
 class Recorder:
     """Thread that records in the order of arrival, for each device.
 
-    It tries again while the store gives no answer: until then its results are in the result log.
+    While the store gives no answer, the recorder tries again; the results are in the result log until then.
     """
 
     def __init__(

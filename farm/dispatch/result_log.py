@@ -58,7 +58,7 @@ class ResultLog:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every result is recorded, or refused for good."""
+        """True if every result is recorded, or refused for good."""
         return self._open <= 0
 
     def sync(self) -> None:

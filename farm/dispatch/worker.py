@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
     attempts: tuple[Attempt, ...]
     """Oldest first; the last decides."""
     artifacts: tuple[ArtifactRecord, ...] = ()
-    """Of the last attempt."""
+    """Artifacts of the last attempt."""
     repeat: tuple[Tried, ...] = ()
     """Whole history of the job, by ids of devices, if another device should try it."""
     avoid: tuple[str, ...] = ()

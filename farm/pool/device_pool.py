@@ -47,7 +47,7 @@ class DevicePool:
         self._announcer: Announcer | None = None
         self._is_wanted = True
         self.lost_store = ""
-        """Why the store is lost for good; empty while it is not."""
+        """Reason for the lasting loss of the store; empty without a loss."""
         self._ending, self._looked = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="devices", daemon=True)
 

@@ -43,7 +43,7 @@ _USER_QUERY = "SELECT session_user, pg_get_userbyid(relowner) FROM pg_class WHER
 def create_postgresql_engine(
     url: URL, *, readonly: bool, connections: int | None = None, is_autocommit: bool = False
 ) -> Engine:
-    """Return an engine; `readonly` is one that cannot write.
+    """Return an engine; a `readonly` engine cannot write.
 
     It has at most so many `connections` at once. `is_autocommit`: each statement is a transaction, and nobody looks
     before whether the connection is still there.

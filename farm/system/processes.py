@@ -295,5 +295,5 @@ atexit.register(_link.close)
 
 
 def close() -> None:
-    """End what is left of the processes that this process started; for a fork, which runs no exit handlers."""
+    """End every living child of this process; for a fork, which runs no exit handlers."""
     _link.close()
