@@ -182,17 +182,17 @@ class Daemon:
 
     async def _serve_until_gone(self, listener: socket.socket) -> None:
         """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
-        while True:
+        # A reboot may also be requested while a restart ends the connections before it.
+        while self._leaving is None and self._next_port is None:
             self._accepting = asyncio.create_task(self._accept(listener))
             await asyncio.wait([self._accepting])
-            restarting, self._restarting = self._restarting, False
-            if self._leaving is not None or self._next_port is not None:
-                return
-            if not restarting:
-                # It broke down.
+            if self._restarting:
+                self._restarting = False
+                # Clients that connect meanwhile wait.
+                await self._end_all()
+            elif self._leaving is None and self._next_port is None:
+                # A broken listener raises its error here.
                 await self._accepting
-            # Who connects meanwhile waits.
-            await self._end_all()
 
     async def _end_all(self) -> None:
         """Hang up on everybody, and kill what runs."""
@@ -307,8 +307,11 @@ class Daemon:
             self._restart()
 
     async def _reboot(self, stream: Stream, mode: str) -> None:
-        await stream.finish()
-        self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
+        try:
+            await stream.finish()
+        finally:
+            # As Android, also for a host that has hung up.
+            self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
 
     def _reboot_by_command(self, mode: str) -> None:
         """Do what `reboot MODE` asks for on the device. Raises ValueError."""

@@ -170,6 +170,8 @@ class HostConnection:
             self._link.close()
             for stream in self._streams.values():
                 stream.hang_up()
+            # A cancelled task that has not begun would never see its stream: `reboot` acts in either case.
+            await asyncio.sleep(0)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -79,13 +79,13 @@ class Work:
     """Results of its jobs without any kill."""
 
     def with_new_case(self) -> tuple[str, ...]:
-        """Add a case that has never been compiled, and return the command."""
+        """Make the case `new` one that has never been compiled, also by a session before, and return the command."""
+        part = random.SystemRandom().random()
         if isinstance(self.home, StubHome):
-            write_stub_suite(self.home, "mine", {**LATENCIES_MS, "new": 460}, {"new": COMPILES_S})
+            write_stub_suite(self.home, "mine", {**LATENCIES_MS, "new": 460}, {"new": COMPILES_S + part / 100})
             return self.command
-        (self.home.cwd / "mine").mkdir()
-        # Also not by an earlier session that left its cache.
-        limit = 2.0 + random.SystemRandom().random()
+        (self.home.cwd / "mine").mkdir(exist_ok=True)
+        limit = 2.0 + part
         (self.home.cwd / "mine" / "suite.toml").write_text(NEVER_COMPILED.format(limit=limit))
         return (*self.command, *MINE)
 
@@ -224,10 +224,11 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     home = work.home
     seed = f"{victim} {moment}"
     chance = random.Random(seed)
-    command = work.with_new_case() if victim == "builder" else work.command
     # It is there from the beginning; the others come once it has loaded its parts.
     delay = chance.uniform(0.0, (3.0 if is_real else 1.2) + 2.0 * (victim == "controller"))
     for _ in range(4):
+        # Each try compiles: a builder is there only then.
+        command = work.with_new_case() if victim == "builder" else work.command
         with home.running(*command) as process:
             assert find(home, victim, 60) is not None, "it never was there"
             was_there = stays(home, victim, delay)

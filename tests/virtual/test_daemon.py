@@ -237,6 +237,23 @@ def test_garbage_harms_nobody(device: Attached) -> None:
     assert device.adb("shell", "echo well").stdout == b"well\n"
 
 
+def test_a_reboot_is_done_though_the_connection_that_asks_for_it_ends(device: Attached) -> None:
+    service = b"reboot:left\0"
+    with socket.create_connection(("127.0.0.1", _port(device))) as connection:
+        connection.settimeout(30)
+        connection.sendall(CONNECT)
+        assert connection.recv(4) == b"CNXN"
+        connection.sendall(struct.pack("<6I", 0x4E45504F, 1, 0, len(service), 0, 0x4E45504F ^ 0xFFFFFFFF) + service)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+
+    def reason() -> bytes:
+        return device.adb("shell", "getprop sys.boot.reason", check=False).stdout
+
+    until(lambda: reason() == b"reboot,left\n", "the device after its reboot", 60)
+
+
 def _reset(port: int, data: bytes = b"") -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(30)
