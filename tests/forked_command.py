@@ -78,7 +78,7 @@ PRELOADED = (
     "sqlalchemy.dialects.postgresql.psycopg",
     "unittest",
 )
-_PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages")
+_PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "frozen_heap")
 FORKED = frozenset({
     "baseline", "bundle", "cache", "cancel", "completion", "coverage", "device", "devices", "diff", "doctor", "export",
     "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",

@@ -1,0 +1,6 @@
+"""The last module that the process of `forked_command` imports: its forks share all objects until they write to them."""
+
+import gc
+
+gc.collect()
+gc.freeze()
