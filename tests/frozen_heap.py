@@ -1,4 +1,4 @@
-"""The last module that the process of `forked_command` imports: its forks share all objects until they write to them."""
+"""The last module that the process of `forked_command` imports: forks share objects until they write to them."""
 
 import gc
 
