@@ -10,6 +10,7 @@ import pytest
 from agent_hosts import SMOKE, AgentHosts, agent_hosts
 from chaos_store import PostgresStore, postgres_cluster
 from farm_home import FarmHome
+from waiting import until
 
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import PROTOCOL
@@ -177,11 +178,18 @@ def test_a_cancelled_run_is_broken_off_and_the_device_is_free(left: AgentHosts) 
 
 @pytest.mark.whole
 def test_a_device_whose_lease_others_took_is_stopped_and_its_results_are_refused(left: AgentHosts) -> None:
-    run_id = begun(left, "-k", _FEW)
-    left.rows(
+    taken = (
         "update lease set fence = fence + 1, token = 'stolen', user_name = 'eve', "
-        "expires_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint + 3000 returning device"
+        "expires_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint + 3000 where token <> '' "
+        "and exists (select 1 from shard where run_id = %s and state = 'held' and remaining > 0) returning device"
     )
+
+    def robbed() -> str | None:
+        """Return the run whose device was taken; None where it was over by then."""
+        run_id = begun(left, "-k", _FEW)
+        return run_id if left.rows(taken, run_id) else None
+
+    run_id = until(robbed, "a run that is robbed of its device")
     left.until(lambda: "its lease was lost" in left.printed("left"), "the agent notices")
     view = left.finished(run_id)
     assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
