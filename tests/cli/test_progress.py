@@ -27,6 +27,7 @@ with InterruptHandler() as interrupts:
             front.begin(jobs=4, to_build=3, devices=["phone-1", "phone-2"])
             front.devices({"phone-1": "s/conv[SM8650]"})
             with interrupts.finishing(lambda: None, lambda: front.note("Ctrl-C again stops, --resume goes on")):
+                front.note("jobs run")
                 while True:
                     signal.pause()
     except KeyboardInterrupt:
@@ -70,6 +71,8 @@ def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(t
     argv = ["setsid", "--ctty", sys.executable, "-c", RUN]
     with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
         os.close(theirs)
+        # The bar is there before the handler of Ctrl-C.
+        until(lambda: shows(b"jobs run"), "the note of a running job")
         until(lambda: shows(b"0/4"), "the bar")
         os.write(ours, b"\x03")
         until(lambda: shows(b"--resume goes on"), "an answer")
