@@ -142,7 +142,7 @@ def warm_up(store: Store) -> None:
         [f"warm-up-{os.getpid()}"], count=1, user="", host="", pid=0, purpose="", priority=Priority.NIGHTLY, ttl_s=TTL_S
     )
     leases = store.leases.poll(token, ttl_s=TTL_S)
-    store.leases.renew(leases, ttl_s=TTL_S)
+    store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
     store.leases.release(leases)
     store.leases.withdraw(token)
 
@@ -176,7 +176,7 @@ def use(store: Store, lease: Lease, referee: Referee, chance: random.Random, unt
     for _ in range(chance.randrange(1, 8)):
         time.sleep(JOB_S * chance.uniform(0.5, 1.0))
         try:
-            renewal = store.leases.renew([lease], ttl_s=TTL_S)
+            renewal = store.leases.renew([lease], ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
         except LeaseLostError:
             return False
         if renewal.lost:

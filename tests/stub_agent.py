@@ -25,7 +25,7 @@ from stub_hosts import HostPlan
 
 from farm.cluster.agent.host_agent import HostAgent
 from farm.cluster.agent.timing import Timing
-from farm.config.settings import load_config
+from farm.config.settings import LeaseConfig, load_config
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.messages import (
     SETTLED,
@@ -157,12 +157,12 @@ def main() -> int:
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
     devices = devices_of(plan)
     agent = HostAgent(
-        load_config(folder=plan.folder),
+        msgspec.structs.replace(load_config(folder=plan.folder), leases=LeaseConfig(plan.ttl_s, plan.ttl_s * 0.3)),
         name=plan.name,
         note=note,
         devices=lambda: devices,
         processes=partial(StubProcess, plan.evidence),
-        timing=Timing(ttl_s=plan.ttl_s, heartbeat_s=plan.ttl_s * 0.3, rest_s=plan.rest_s, fetch_s=plan.fetch_s),
+        timing=Timing(rest_s=plan.rest_s, fetch_s=plan.fetch_s),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

@@ -112,7 +112,7 @@ class StubHost(threading.Thread):
                 worked = True
                 self._run_shard(store, agent, held)
                 finish(store, held.run_id)
-        for run_id in store.cluster.mend().unfinished:
+        for run_id in store.cluster.mend(ttl_s=10).unfinished:
             finish(store, run_id)
         return worked
 

@@ -74,7 +74,7 @@ class StubHosts:
     ttl_s: float = 10.0
     rest_s: float = 60.0
     fetch_s: float = 15.0
-    """Intervals and limits of agents, named as in `Timing`."""
+    """Intervals and limits of agents, named as in `LeaseConfig` and `Timing`."""
     prefix: dict[str, list[str]] = field(default_factory=dict)
     """What the agent of a host is started with: `ip netns exec NAME`."""
     urls: dict[str, str] = field(default_factory=dict)

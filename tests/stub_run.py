@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from stub_farm import EXPECTED
 
-from farm.config.settings import HealthConfig, load_config
+from farm.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.local_run import LocalRun
 from farm.pool.device_pool import DevicePool
@@ -103,7 +103,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         plan.prepare_folder()
         for device in devices:
             store.record_device(run_id, device)
-        terms = LeaseTerms(ttl_s=30.0, priority=Priority.PERSON, purpose="bench", most=None)
+        terms = LeaseTerms(times=LeaseConfig(), priority=Priority.PERSON, purpose="bench", most=None)
         pool = DevicePool(devices, store, terms, front.note)
         try:
             pool.acquire()

@@ -109,6 +109,7 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
         ("[[device]]\nserial = 'a'\ncolour = 'red'\n", r"device\[0\]: unknown key 'colour'"),
         ("[health]\nmin_battery_percent = 200\n", "health.min_battery_percent: is 200, expected 0 to 100"),
         ("[health]\nmax_temperature_c = nan\n", "health.max_temperature_c"),
+        ("[leases]\nttl_s = 10\nheartbeat_s = 5\n", "leases.heartbeat_s: is 5, expected 0.2 to 3.33333"),
         ("[leases]\nttl_s = 0\n", "leases.ttl_s: is 0, expected 2 to 3600"),
         ("[build]\ntimeout_s = -1\n", "build.timeout_s: is -1, expected 1 to 604800 seconds"),
         ("[build]\ntimeout_s = nan\n", "build.timeout_s: is nan, expected 1"),

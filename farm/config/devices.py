@@ -117,10 +117,12 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How devices are shared."""
+    """Lifetimes of leases, of processes and of agents."""
 
     ttl_s: float = 30.0
-    """After this time without a sign of life of its holder a lease is given to another."""
+    """Lifetime of a lease, and of an agent, without a heartbeat."""
+    heartbeat_s: float = 3.0
+    """Interval between two heartbeats: renewals in the store."""
 
 
 class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,6 +219,8 @@ class DeviceTables:
     def leases(self, leases: LeaseConfig) -> LeaseConfig:
         """Return what can be."""
         self._within("leases.ttl_s", leases.ttl_s, 2, 3600)
+        # Two heartbeats in a row may be late or fail.
+        self._within("leases.heartbeat_s", leases.heartbeat_s, 0.2, leases.ttl_s / 3)
         return leases
 
     def _host(self, table: HostTable, key: str, names: set[str]) -> HostConfig:

@@ -119,7 +119,7 @@ class DeviceAcquirer:
             )
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
-        terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=self._priority, purpose=self._purpose, most=1)
+        terms = LeaseTerms(times=config.leases, priority=self._priority, purpose=self._purpose, most=1)
         devices = [device for device in fleet.devices if device.id not in used]
         if not devices:
             raise NoDeviceError(f"no other {target.soc} is attached")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from farm.config.settings import LeaseConfig
     from farm.devices.device import Device
     from farm.store.leases.rules import Lease, Priority
     from farm.store.store import Store
@@ -28,8 +29,8 @@ _REGISTRY_SECONDS = 2.0
 class LeaseTerms(NamedTuple):
     """How a run asks for devices."""
 
-    ttl_s: float
-    """For how long at a time."""
+    times: LeaseConfig
+    """Lifetime of its leases, and interval between two heartbeats."""
     priority: Priority
     purpose: str
     most: int | None
@@ -92,8 +93,9 @@ class LeaseKeeper:
         lost: list[int] = []
         if self._terms is None or not held:
             return lost
-        until_s = now_s() + self._terms.ttl_s
-        renewal = self._store.leases.renew(list(held.values()), ttl_s=self._terms.ttl_s)
+        times = self._terms.times
+        until_s = now_s() + times.ttl_s
+        renewal = self._store.leases.renew(list(held.values()), ttl_s=times.ttl_s, heartbeat_s=times.heartbeat_s)
         with self._lock:
             for lease in renewal.kept:
                 number = self._number[lease.device]
@@ -134,11 +136,11 @@ class LeaseKeeper:
                 pid=os.getpid(),
                 purpose=terms.purpose,
                 priority=terms.priority,
-                ttl_s=terms.ttl_s,
+                ttl_s=terms.times.ttl_s,
             )
-        until_s = now_s() + terms.ttl_s
+        until_s = now_s() + terms.times.ttl_s
         try:
-            granted = self._store.leases.poll(self._requests[soc], ttl_s=terms.ttl_s, devices=wishes, count=count)
+            granted = self._store.leases.poll(self._requests[soc], ttl_s=terms.times.ttl_s, devices=wishes, count=count)
         except LeaseLostError:
             # Forgotten, as after a long stop: asked anew the next time.
             del self._requests[soc]

@@ -208,7 +208,7 @@ class _Launch:
 
         request = self._request
         terms = LeaseTerms(
-            ttl_s=self._config.leases.ttl_s,
+            times=self._config.leases,
             priority=Priority.PERSON,
             purpose=request.command,
             most=request.most_devices,

@@ -243,7 +243,7 @@ class _Run(RunSteps):
         from farm.store.leases.rules import Priority
 
         return LeaseTerms(
-            ttl_s=self._config.leases.ttl_s,
+            times=self._config.leases,
             priority=Priority.NIGHTLY if self._request.purpose == "nightly" else Priority.PERSON,
             purpose=self._request.command,
             most=self._request.most_devices,

@@ -167,7 +167,7 @@ def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Sto
         assert ended.returncode == 128 + number
         assert [one.user for one in store.leases.waiting()] == ["ada"]
     leases = store.leases.all()
-    assert store.leases.renew(leases, ttl_s=60).wanted == {FIRST}
+    assert store.leases.renew(leases, ttl_s=60, heartbeat_s=20).wanted == {FIRST}
     store.leases.release(leases)
     output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 0

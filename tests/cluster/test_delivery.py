@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -307,7 +308,7 @@ def test_a_run_without_an_end_keeps_no_other_from_its_own(store: Store, monkeypa
     monkeypatch.setattr("farm.cluster.ending.finish", finish)
     monkeypatch.setattr(type(store.cluster), "mend", lambda *_args, **_named: Mended(unfinished=("a", "b")))
     notes: list[str] = []
-    mend(store, notes.append)
+    mend(store, notes.append, ttl_s=10)
     assert ended == ["b"]
     assert notes == ["the end of run a: the database refuses what is to be written"]
 
@@ -385,7 +386,7 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
     with ExitStack() as agents:
         for _ in range(3):
             # With the real mend, and nothing else that an agent asks.
-            agents.enter_context(delivering(store, Heard(), mend=None))
+            agents.enter_context(delivering(store, Heard(), mend=partial(mend, store, print, ttl_s=10)))
         with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
             database = connection.info.dbname
             # Agents that start connect and mend once at once.

@@ -9,6 +9,7 @@ import pytest
 from stub_dispatch import Bench, device, fails_here, given_up, unfit
 from waiting import until
 
+from farm.config.settings import LeaseConfig
 from farm.devices.health import HealthEvent
 from farm.dispatch.local_run import LocalRecords, replay_results, result_log
 from farm.dispatch.recorder import Recorder
@@ -132,7 +133,7 @@ def make(tmp_path: Path, store: Store) -> Iterator[Callable[..., Shared]]:
             priority: Priority = Priority.PERSON,
         ) -> Shared:
             names = [f"SM8650:{number}" for number in range(jobs)] if isinstance(jobs, int) else jobs
-            terms = LeaseTerms(ttl_s=ttl_s, priority=priority, purpose="run", most=most)
+            terms = LeaseTerms(times=LeaseConfig(ttl_s, ttl_s / 3), priority=priority, purpose="run", most=most)
             bench = Shared(tmp_path, store, names, devices, terms)
             ending.callback(bench.close)
             return bench

@@ -164,7 +164,7 @@ def test_a_lease_of_an_earlier_version_that_still_runs_is_respected(store: Store
     [shown] = store.leases.all()
     assert (shown.device, shown.user, shown.purpose) == ("2233fd19", "bob", "farm run")
     # The process of the earlier version renews its lease of the address.
-    [kept] = store.leases.renew([lease], ttl_s=60).kept
+    [kept] = store.leases.renew([lease], ttl_s=60, heartbeat_s=20).kept
     assert leased(store, "2233fd19") == ()
     store.leases.release([kept])
     [ours] = leased(store, "2233fd19")

@@ -194,7 +194,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def renews(self, data: st.DataObject) -> None:
         process = self.some(data)
-        renewal = self.leases.renew(process.held.values(), ttl_s=TTL_S)
+        renewal = self.leases.renew(process.held.values(), ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
         ours = {device for device, lease in process.held.items() if self.rows[device].fence == lease.fence}
         ours = {device for device in ours if self.rows[device].token}
         assert {lease.device for lease in renewal.kept} == ours
@@ -361,7 +361,7 @@ def test_a_holder_that_slept_too_long_loses_it_and_ends_nothing_of_the_next(stor
     clock.now_ms += 10_000
     new = get(store.leases, "d1", "bob")
     assert new.fence > old.fence
-    renewal = store.leases.renew([old], ttl_s=TTL_S)
+    renewal = store.leases.renew([old], ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
     assert (renewal.kept, renewal.lost) == ((), (old,))
     store.leases.release([old])
     assert store.leases.all() == [new]
@@ -371,7 +371,7 @@ def test_a_holder_that_slept_goes_on_where_nobody_came(store: Store, clock: SetC
     lease = get(store.leases, "d1")
     clock.now_ms += 3_600_000
     assert store.leases.all() == []
-    (kept,) = store.leases.renew([lease], ttl_s=TTL_S).kept
+    (kept,) = store.leases.renew([lease], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
     assert (kept.fence, kept.expires_ms) == (lease.fence, clock.now_ms + 10_000)
     assert store.leases.all() == [kept]
 
@@ -382,7 +382,7 @@ def test_a_waiter_that_polls_is_not_forgotten_and_a_dead_one_is(store: Store, cl
     for _ in range(8):
         clock.now_ms += 2_000
         assert store.leases.poll(first, ttl_s=TTL_S) == ()
-        (held,) = store.leases.renew([held], ttl_s=TTL_S).kept
+        (held,) = store.leases.renew([held], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
     store.leases.release([held])
     clock.now_ms += 1
     # The second waiter died: it came no more. The first goes before it as well as before a new one.
@@ -396,13 +396,13 @@ def test_a_waiter_that_polls_is_not_forgotten_and_a_dead_one_is(store: Store, cl
 
 def test_a_nightly_run_learns_that_a_person_waits(store: Store) -> None:
     leases = store.leases.poll(ask(store.leases, "d1", "d2", user="ci", count=2, nightly=True), ttl_s=TTL_S)
-    assert store.leases.renew(leases, ttl_s=TTL_S).wanted == frozenset()
+    assert store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted == frozenset()
     token = ask(store.leases, "d2")
-    wanted = store.leases.renew(leases, ttl_s=TTL_S).wanted
+    wanted = store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted
     assert wanted == {"d2"}
     store.leases.release([lease for lease in leases if lease.device in wanted])
     assert [lease.device for lease in store.leases.poll(token, ttl_s=TTL_S)] == ["d2"]
-    assert store.leases.renew(leases[:1], ttl_s=TTL_S).wanted == frozenset()
+    assert store.leases.renew(leases[:1], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted == frozenset()
 
 
 def test_a_reserved_device_goes_to_processes_of_its_user_only(store: Store, clock: SetClock) -> None:
@@ -421,7 +421,7 @@ def test_a_reservation_ends_a_lease_that_had_expired(store: Store, clock: SetClo
     late = get(store.leases, "d1", "bob")
     clock.now_ms += 10_000
     store.leases.reserve("d1", "ada", 60)
-    assert store.leases.renew([late], ttl_s=TTL_S).lost == (late,)
+    assert store.leases.renew([late], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).lost == (late,)
 
 
 def test_a_device_out_of_service_is_given_to_nobody(store: Store, make: type[Make]) -> None:
@@ -463,7 +463,7 @@ def test_waiting_and_holding_write_only_now_and_then(sqlite_store: Store, tmp_pa
     before = (tmp_path / "farm.db-wal").read_bytes()
     for _ in range(20):
         assert leases.poll(token, ttl_s=TTL_S) == ()
-        (held,) = leases.renew([held], ttl_s=TTL_S).kept
+        (held,) = leases.renew([held], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
     assert (tmp_path / "farm.db-wal").read_bytes() == before
 
 

@@ -137,7 +137,7 @@ def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str
         assert held.lease.user == "ada"
         assert host.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
         host.cluster.release(one, [held.lease])
-    host.cluster.mend()
+    host.cluster.mend(ttl_s=10)
     host.messages.finish(run_id)
     host.messages.retry(30)
     host.messages.tidy(1)
@@ -264,7 +264,7 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     ada, bob, host = stores["ada"], stores["bob"], stores["host1"]
     lease = lease_of(ada, "left", "ada")
     ada.leases.reserve("left", "ada", 600)
-    assert ada.leases.renew([lease], ttl_s=40).kept
+    assert ada.leases.renew([lease], ttl_s=40, heartbeat_s=13).kept
     with refused("ada's now"):
         bob.leases.release([lease])
     with refused("ada's now", "reserved for ada"):
@@ -413,7 +413,7 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
         heard.set()
         return True
 
-    delivery = MessageDelivery(stores["host1"], work=work, note=notes.append, size=1)
+    delivery = MessageDelivery(stores["host1"], work=work, mend=lambda: False, note=notes.append, size=1)
     delivery.start(["soc:Z"])
     try:
         stores["ada"].messages.wake({"soc:Z": 1})

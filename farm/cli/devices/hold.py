@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.config.settings import Config, LeaseConfig
     from farm.devices.device import Device
     from farm.store.leases.rules import Lease
     from farm.store.store import Store
@@ -110,12 +110,11 @@ def device_held(
         # The device of ANDROID_SERIAL, where it names one.
         wanted = wanted or ("" if named_device(os.environ) else _my_only(store))
         devices = _serving(find_devices(config, store, supervisor, wanted), require)
-        ttl_s = config.leases.ttl_s
         try:
-            lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=ttl_s)
+            lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=config.leases.ttl_s)
             found = next(one for one in devices if one.id == lease.device)
             name = found.name or found.id
-            with Hold(store, lease, ttl_s, name) as hold:
+            with Hold(store, lease, config.leases, name) as hold:
                 _take_over(found)
                 yield Held(found, name, config, supervisor, hold)
         finally:
@@ -154,9 +153,9 @@ def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> 
 class Hold:
     """Keeps a lease alive, and ends what runs by it when that is lost."""
 
-    def __init__(self, store: Store, lease: Lease, ttl_s: float, name: str) -> None:
+    def __init__(self, store: Store, lease: Lease, times: LeaseConfig, name: str) -> None:
         """`name` is what the device is called."""
-        self._store, self._lease, self._ttl_s, self._name = store, lease, ttl_s, name
+        self._store, self._lease, self._times, self._name = store, lease, times, name
         self._over = threading.Event()
         self._gone = threading.Event()
         self._lost = ""
@@ -196,17 +195,17 @@ class Hold:
     def _renew(self) -> None:
         from farm.errors import StoreError
 
-        renewed = time.monotonic()
+        renewed, ttl_s, heartbeat_s = time.monotonic(), self._times.ttl_s, self._times.heartbeat_s
         while not self._over.wait(_RENEW_SECONDS):
             asked = time.monotonic()
             # A store that cannot be reached now may be in time.
             with contextlib.suppress(StoreError):
-                if self._store.leases.renew([self._lease], ttl_s=self._ttl_s).lost:
+                if self._store.leases.renew([self._lease], ttl_s=ttl_s, heartbeat_s=heartbeat_s).lost:
                     self._lost = self._whose()
                 else:
                     renewed = asked
-            if time.monotonic() > renewed + self._ttl_s:
-                self._lost = f"may be somebody else's, as the store did not answer for {self._ttl_s:g} s"
+            if time.monotonic() > renewed + ttl_s:
+                self._lost = f"may be somebody else's, as the store did not answer for {ttl_s:g} s"
             if self._lost:
                 self._gone.set()
                 self._end()

@@ -148,7 +148,7 @@ class HostAgent:
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
 
-        ttl_s, folder = self._timing.ttl_s, self._life.folder
+        ttl_s, folder = self._config.leases.ttl_s, self._life.folder
         objects = open_objects(self._config, patience_s=self._timing.fetch_s, note=self._note)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
@@ -166,7 +166,7 @@ class HostAgent:
             hinted=self._hinted,
             note=self._note,
             ttl_s=ttl_s,
-            heartbeat_s=self._timing.heartbeat_s,
+            heartbeat_s=self._config.leases.heartbeat_s,
         )
         self._claimer = Claimer(self._store, ledger, self._claimed, self._note, ttl_s, self._minder.is_settled)
         self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
@@ -186,7 +186,7 @@ class HostAgent:
         self._dispatcher.post(partial(self._works.claimed, held, until_s))
 
     def _register(self) -> AgentId:
-        ttl_s, who = self._timing.ttl_s, {"user": self._store.user, "replaces": self._life.former}
+        ttl_s, who = self._config.leases.ttl_s, {"user": self._store.user, "replaces": self._life.former}
         register = partial(self._store.cluster.register, self.name, self.facts(), ttl_s, **who)
         return once_name_is_free(register, ttl_s, self._ending)
 
@@ -214,7 +214,8 @@ class HostAgent:
         from farm.cluster.delivery.worker import MessageDelivery
 
         periodic = self._nights.periodic() if self._nights is not None else ()
-        mending = partial(mend, self._store, self._note, is_settled=self._minder.is_settled)
+        ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
+        mending = partial(mend, self._store, self._note, ttl_s=ttl_s, is_settled=is_settled)
         self._delivery = MessageDelivery(
             self._store, work=self._wake_for, build=self._wake_builds, mend=mending,
             note=self._note, size=2, periodic=periodic,

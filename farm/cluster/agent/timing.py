@@ -1,4 +1,4 @@
-"""Intervals of an agent."""
+"""Intervals of an agent, beside those of leases: `[leases]` of farm.toml."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """Intervals and lifetimes, in seconds."""
+    """Intervals and patience, in seconds."""
 
-    ttl_s: float = 10.0
-    """Lifetime of an agent and its leases without a heartbeat."""
-    heartbeat_s: float = 3.0
     scan_s: float = 3.0
     """Interval between two scans of attached devices."""
     linger_s: float = 0.5

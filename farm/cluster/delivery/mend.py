@@ -17,15 +17,17 @@ SILENT_S = 60.0
 _KEPT_HOURS = 1.0
 
 
-def mend(store: Store, note: Callable[[str], None], *, is_settled: Callable[[], bool] = always_settled) -> bool:
+def mend(
+    store: Store, note: Callable[[str], None], *, ttl_s: float, is_settled: Callable[[], bool] = always_settled
+) -> bool:
     """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
 
-    Any number of agents may do so at once. Returns whether there are runs that go on. `is_settled` as in
+    Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
     `Mending.mend`. Raises StoreError.
     """
     from farm.cluster.ending import finish
 
-    mended = store.cluster.mend(is_settled=is_settled)
+    mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
     for line in mended.lines:
         note(line)
     store.messages.wake(mended.messages)

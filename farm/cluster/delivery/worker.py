@@ -43,13 +43,13 @@ class MessageDelivery:
         work: Callable[[str], bool],
         build: Callable[[str], bool] = lambda _: True,
         finish: Callable[[str], object] | None = None,
-        mend: Callable[[], object] | None = None,
+        mend: Callable[[], object],
         note: Callable[[str], None],
         size: int,
         periodic: Sequence[Periodic] = (),
     ) -> None:
         self._store, self._note, self._periodic = store, note, tuple(periodic)
-        self._mend = mend or (lambda: mending.mend(store, note))
+        self._mend = mend
         self._mends = 0
         self._queues: tuple[str, ...] = ()
         self._size = size

@@ -134,7 +134,7 @@ class Mending(ClusterPart):
         # The lock of a session is no lock between the threads that share it.
         self._passing = threading.Lock()
 
-    def mend(self, *, ttl_s: float = 10.0, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
+    def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
         """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
 
         Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has

@@ -121,17 +121,18 @@ class Leases:
         """Stop waiting; what was leased stays leased."""
         self._database.write(lambda connection: connection.execute(lease_rows.WITHDRAW, {"of": token}))
 
-    def renew(self, leases: Iterable[Lease], *, ttl_s: float) -> Renewal:
-        """Keep leases alive for `ttl_s`, and learn which are lost and which are wanted by others.
+    def renew(self, leases: Iterable[Lease], *, ttl_s: float, heartbeat_s: float) -> Renewal:
+        """Keep leases alive for `ttl_s`, and return which are lost and which are wanted by others.
 
-        Call it after every job and twice a second or so; a lease that expired and that nobody took is renewed.
+        Call it after every job and twice a second or so: it writes once in `heartbeat_s`. A lease that expired and that
+        no other process took is renewed.
         """
         ours = tuple(leases)
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             kept, lost = lease_rows.still_ours(connection, ours)
             wanted = lease_rows.wanted_of(connection, kept, now_ms)
-        if all(lease.expires_ms - now_ms > _ms(ttl_s) * 2 // 3 for lease in kept):
+        if all(lease.expires_ms - now_ms > _ms(ttl_s - heartbeat_s) for lease in kept):
             return Renewal(kept, lost, wanted)
 
         def keep(connection: Connection) -> Renewal:
