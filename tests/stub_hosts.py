@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 AGENT = Path(__file__).with_name("stub_agent.py")
-MESSAGES = 16
-"""At most so many wake agents, as those of `farm run` do."""
 _LOOKS_S = 0.05
 
 
@@ -264,7 +262,6 @@ class StubHosts:
             protocol=PROTOCOL,
         )
         store.cluster.submit(order, shards, (), self.built, jobs=jobs)
-        store.messages.wake({f"soc:{soc}": MESSAGES for soc in socs})
 
 
 def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:

@@ -23,7 +23,6 @@ from farm.cluster.delivery.worker import MessageDelivery
 from farm.errors import RowRefusedError, StoreError
 from farm.store.cluster.records import Mended
 from farm.store.messages.install import needed_version
-from farm.store.messages.messages import work_queue
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
-QUEUE = work_queue("SM8650")
 # Two rounds of what agents ask every 10 s.
 _WATCHED_S = 20.5
 _HAS_MENDED = """
@@ -70,15 +68,10 @@ class Heard:
         self.notes: list[str] = []
         self.hold = threading.Event()
         self.hold.set()
-        self.answers: list[bool] = []
-
-    def work(self, soc: str) -> bool:
-        self.calls.append(("work", soc))
-        self.hold.wait(30)
-        return self.answers.pop(0) if self.answers else True
 
     def finish(self, run: str) -> None:
         self.calls.append(("finish", run))
+        self.hold.wait(30)
 
     def mend(self) -> None:
         self.calls.append(("mend", ""))
@@ -88,12 +81,10 @@ class Heard:
 
 
 @contextmanager
-def delivering(
-    store: Store, heard: Heard, *, size: int = 2, queues: tuple[str, ...] = (QUEUE,), patience_s: float = 5, **more: Any
-) -> Iterator[MessageDelivery]:
-    calls: dict[str, Any] = {"work": heard.work, "finish": heard.finish, "mend": heard.mend, **more}
-    delivery = MessageDelivery(store, note=heard.notes.append, size=size, **calls)
-    delivery.start(queues)
+def delivering(store: Store, heard: Heard, *, patience_s: float = 5, **more: Any) -> Iterator[MessageDelivery]:
+    calls: dict[str, Any] = {"finish": heard.finish, "mend": heard.mend, **more}
+    delivery = MessageDelivery(store, note=heard.notes.append, **calls)
+    delivery.start()
     try:
         until(lambda: delivery.is_connected)
         yield delivery
@@ -102,34 +93,44 @@ def delivering(
         delivery.stop(patience_s)
 
 
-def messages(store: Store) -> Counter[tuple[str, str]]:
+def finishes(store: Store) -> list[tuple[str, str]]:
+    """Return run and status of the jobs that finish runs."""
     import psycopg
 
     with psycopg.connect(**store.connection_arguments()) as connection:
-        query = "SELECT queue_name, status::text FROM procrastinate_jobs WHERE queue_name <> 'farm'"
-        return Counter(connection.execute(query).fetchall())
+        query = (
+            "SELECT args ->> 'run', status::text FROM procrastinate_jobs WHERE task_name = 'farm.finish' ORDER BY id"
+        )
+        return connection.execute(query).fetchall()
 
 
-def test_an_agent_hears_of_work_on_its_queues_and_of_ends_and_leaves_nothing(store: Store) -> None:
+def test_an_agent_hears_of_ends_of_runs_and_leaves_nothing(store: Store) -> None:
     heard = Heard()
-    with delivering(store, heard):
-        assert store.messages.wake({QUEUE: 2, work_queue("SM8750"): 1}) == 3
+    for _ in range(2):
         store.messages.finish("run-1")
-        until(lambda: len(heard.of("work")) == 2 and heard.of("finish") and heard.of("mend"))
-    assert set(heard.of("work")) == {"SM8650"}
-    assert heard.of("finish") == ["run-1"]
-    assert messages(store) == {(work_queue("SM8750"), "todo"): 1}
+    assert finishes(store) == [("run-1", "todo")]
+    with delivering(store, heard):
+        store.messages.finish("run-2")
+        until(lambda: len(heard.of("finish")) == 2 and heard.of("mend"))
+    assert sorted(heard.of("finish")) == ["run-1", "run-2"]
+    assert finishes(store) == []
     assert not heard.notes
 
 
-def test_a_queue_of_a_long_name_is_that_of_its_toolchain(store: Store) -> None:
-    heard, made = Heard(), []
-    ids = ("a" * 64, "b" * 64)
-    with delivering(store, heard, build=lambda toolchain: not made.append(toolchain), queues=(f"build:{ids[0]}",)):
-        store.messages.wake({f"build:{one}": 1 for one in ids})
-        until(lambda: made)
-    assert made == [ids[0]]
-    assert messages(store) == {(f"build:{'b' * 32}", "todo"): 1}
+def test_an_error_of_a_handler_is_noted_and_ends_no_other(store: Store) -> None:
+    heard = Heard()
+
+    def finish(run: str) -> None:
+        heard.finish(run)
+        if run == "run-1":
+            raise StoreError("the lease is lost")
+
+    with delivering(store, heard, finish=finish):
+        store.messages.finish("run-1")
+        until(lambda: heard.notes)
+        store.messages.finish("run-2")
+        until(lambda: len(heard.of("finish")) == 2)
+    assert heard.notes == ["the end of run run-1: the lease is lost"]
 
 
 def test_tables_of_a_newer_farm_are_refused_and_of_an_older_one_brought_up_to_date(store: Store) -> None:
@@ -151,74 +152,19 @@ def test_tables_of_a_newer_farm_are_refused_and_of_an_older_one_brought_up_to_da
         assert connection.execute(query, (name,)).fetchall() == [(True,)]
 
 
-def test_waking_again_sends_no_more_than_is_wanted(store: Store) -> None:
-    assert [store.messages.wake({QUEUE: wanted}) for wanted in (3, 3, 2, 5, 0)] == [3, 0, 0, 2, 0]
-    with pytest.raises(StoreError, match="no queue of the farm"):
-        store.messages.wake({"elsewhere": 1})
-
-
-def test_what_nothing_free_may_have_now_is_looked_at_again_by_one_message(store: Store) -> None:
-    heard = Heard()
-    heard.answers = [False, False, False, True]
-    with delivering(store, heard, size=3):
-        store.messages.wake({QUEUE: 3})
-        until(lambda: len(heard.of("work")) == 4)
-    assert messages(store) == {}
-
-
-def test_an_error_of_a_handler_is_noted_and_the_message_served_again(store: Store) -> None:
-    heard, tries = Heard(), []
-
-    def work(soc: str) -> bool:
-        tries.append(soc)
-        if len(tries) == 1:
-            raise StoreError("the lease is lost")
-        return True
-
-    with delivering(store, heard, work=work):
-        store.messages.wake({QUEUE: 1})
-        until(lambda: len(tries) == 2)
-    assert heard.notes == ["work for SM8650: the lease is lost"]
-
-
 def test_a_stopped_agent_puts_back_what_it_held(store: Store) -> None:
     heard = Heard()
     heard.hold.clear()
     with delivering(store, heard, patience_s=0.2) as delivery:
-        store.messages.wake({QUEUE: 1})
-        until(lambda: heard.of("work"))
-        assert messages(store) == {(QUEUE, "doing"): 1}
+        store.messages.finish("run-1")
+        until(lambda: heard.of("finish"))
+        assert finishes(store) == [("run-1", "doing")]
         delivery.stop(0.2)
-        assert messages(store) == {(QUEUE, "todo"): 1}
+        assert finishes(store) == [("run-1", "todo")]
     # Also where clocks are wrong: the other one has it at once.
     other = Heard()
     with delivering(store, other):
-        until(lambda: other.of("work"), timeout_s=3)
-
-
-def test_a_full_agent_is_mended_and_ends_runs(store: Store) -> None:
-    heard = Heard()
-    heard.hold.clear()
-    with delivering(store, heard, size=1):
-        store.messages.wake({QUEUE: 20})
-        until(lambda: heard.of("work"))
-        mends = len(heard.of("mend"))
-        store.messages.finish("run-1")
-        until(lambda: heard.of("finish") and len(heard.of("mend")) > mends)
-        assert len(heard.of("work")) == 1
-
-
-def test_queues_change_while_handlers_go_on(store: Store) -> None:
-    heard = Heard()
-    heard.hold.clear()
-    with delivering(store, heard) as delivery:
-        store.messages.wake({QUEUE: 1})
-        until(lambda: heard.of("work"))
-        delivery.listen_to((QUEUE, work_queue("SM8750")), 4)
-        store.messages.wake({work_queue("SM8750"): 1})
-        until(lambda: "SM8750" in heard.of("work"))
-        assert messages(store)[QUEUE, "doing"] == 1
-    assert messages(store) == {}
+        until(lambda: other.of("finish"), timeout_s=3)
 
 
 def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
@@ -228,17 +174,17 @@ def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
     with psycopg.connect(**store.connection_arguments(), autocommit=True) as dead:
         worker = dead.execute("SELECT worker_id FROM procrastinate_register_worker_v1()").fetchone()
         assert worker is not None
-        store.messages.wake({QUEUE: 1})
-        dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", ([QUEUE], worker[0]))
+        store.messages.finish("run-1")
+        dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", (["farm"], worker[0]))
         heard = Heard()
         with delivering(store, heard):
             assert store.messages.retry(1e6) == 0  # nobody is dead before the server has been up for as long
             dead.execute(
                 "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour' WHERE id = %s", worker
             )
-            assert messages(store) == {(QUEUE, "doing"): 1}
+            assert finishes(store) == [("run-1", "doing")]
             assert store.messages.retry(0.01) >= 1
-            until(lambda: heard.of("work"), timeout_s=3)
+            until(lambda: heard.of("finish"), timeout_s=3)
 
 
 def hold_as_dead(store: Store, lock: str, *, queue: str = "farm") -> int:
@@ -323,8 +269,8 @@ def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> N
         server.start()
         back = time.monotonic()
         until(lambda: "messages: the database is back" in heard.notes)
-        store.messages.wake({QUEUE: 1})
-        until(lambda: heard.of("work"))
+        store.messages.finish("run-1")
+        until(lambda: heard.of("finish"))
         assert time.monotonic() - back < 15
         mends = len(heard.of("mend"))
         until(lambda: len(heard.of("mend")) > mends)
@@ -334,14 +280,14 @@ def test_a_handler_that_runs_while_the_database_restarts_goes_on(server: Cluster
     heard = Heard()
     heard.hold.clear()
     with delivering(store, heard):
-        store.messages.wake({QUEUE: 1})
-        until(lambda: heard.of("work"))
+        store.messages.finish("run-1")
+        until(lambda: heard.of("finish"))
         server.stop()
         server.start()
         until(lambda: "messages: the database is back" in heard.notes)
         heard.hold.set()
-        store.messages.wake({QUEUE: 1})
-        until(lambda: len(heard.of("work")) >= 2)
+        store.messages.finish("run-2")
+        until(lambda: "run-2" in heard.of("finish"))
 
 
 def test_what_is_done_now_and_then_is_done_once_by_those_who_have_it(store: Store) -> None:
@@ -370,8 +316,9 @@ def test_connections_are_bounded_and_say_what_they_are(store: Store) -> None:
 
     heard = Heard()
     with delivering(store, heard) as delivery, psycopg.connect(**store.connection_arguments()) as connection:
-        store.messages.wake({QUEUE: 5})
-        until(lambda: len(heard.of("work")) == 5)
+        for number in range(5):
+            store.messages.finish(f"run-{number}")
+        until(lambda: len(heard.of("finish")) == 5)
         assert delivery.is_connected
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
         found = connection.execute(query, ("farm messages",)).fetchone()

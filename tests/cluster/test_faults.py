@@ -344,12 +344,13 @@ def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> 
     with psycopg.connect(farm.hosts.url, autocommit=True) as connection:
         # Late: those that wait are gone, until somebody sees that work waits.
         connection.execute("DELETE FROM procrastinate_jobs WHERE status = 'todo'")
-    for _ in range(5):
-        farm.store.messages.wake({"soc:SM8650": 40, "soc:SM8750": 5, "build:none": 3})
-        time.sleep(0.1)
-    farm.await_end()
-    # For nothing: the run is over.
-    farm.store.messages.wake({"soc:SM8650": 40})
+        hints = "SELECT pg_notify('farm', hint) FROM unnest(ARRAY['work SM8650', 'work SM8750', 'build none']) AS hint"
+        for _ in range(5):
+            connection.execute(hints)
+            farm.store.messages.finish(run_id)
+        farm.await_end()
+        # For nothing: the run is over.
+        connection.execute(hints)
     farm.store.messages.finish(run_id)
     assert all_the_time(lambda: farm.executed_again(run_id) == [], 1.0)
     farm.require_right()

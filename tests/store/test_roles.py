@@ -127,7 +127,6 @@ def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str
     ada, host = stores["ada"], stores["host1"]
     builds = [NewBuild(key(n), "tools", job(n), {}) for n in range(2)]
     run_id = submit(ada, shards(2), "ada", builds=builds)
-    ada.messages.wake({f"soc:{SOC}": 2, "build:tools": 2})
     one = agent(host)
     for held in host.cluster.claim_builds(one, ["tools"], 4, ttl_s=TTL_S):
         host.cluster.built(one, held.task.key, held.fence, Build(held.task.key, "built", "a" * 64, 5))
@@ -379,22 +378,22 @@ def test_a_viewer_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
         column = next(iter(metadata.tables[table].c)).name
         with refused():
             lab.sql("vic", f"UPDATE {table} SET {column} = {column} WHERE false")
-    for call in ("farm_wake('soc:X', 1)", "farm_finish('x')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
+    for call in ("farm_finish('x')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
                  "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)"):  # fmt: skip
         with refused():
             lab.sql("vic", f"SELECT {call}")
     with refused("permission denied"):
-        vic.messages.wake({"soc:X": 1})
+        vic.messages.finish("run")
 
 
-def test_messages_are_sent_by_developers_and_taken_by_agents(lab: Lab, stores: dict[str, Store]) -> None:
-    assert stores["ada"].messages.wake({"soc:X": 2}) == 2
+@pytest.mark.usefixtures("stores")
+def test_messages_are_sent_and_taken_by_agents(lab: Lab) -> None:
     for call in ("farm_tidy_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish('run')"):
         with refused():
             lab.sql("ada", f"SELECT {call}")
     # What somebody else has put in the way is not what the functions find.
-    lab.sql("ada", "CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_wake('soc:Y', 1)")
-    assert lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queue_name = 'soc:Y'") == [(1,)]
+    lab.sql("host1", "CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish('run')")
+    assert lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:run'") == [(1,)]
     with refused():
         lab.sql("host1", "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('a', 'b')")
     lab.sql("lab", "DELETE FROM procrastinate_jobs")
@@ -408,15 +407,14 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
     heard = threading.Event()
     notes: list[str] = []
 
-    def work(soc: str) -> bool:
-        del soc
+    def finish(run: str) -> None:
+        del run
         heard.set()
-        return True
 
-    delivery = MessageDelivery(stores["host1"], work=work, mend=lambda: False, note=notes.append, size=1)
-    delivery.start(["soc:Z"])
+    delivery = MessageDelivery(stores["host1"], finish=finish, mend=lambda: False, note=notes.append)
+    delivery.start()
     try:
-        stores["ada"].messages.wake({"soc:Z": 1})
+        stores["host1"].messages.finish("run")
         assert heard.wait(10)
     finally:
         delivery.stop(2)
@@ -432,7 +430,7 @@ def test_members_of_the_owner_upgrade_and_what_they_make_is_the_owners(lab: Lab,
     stores["mia"].messages.require()
     owners = lab.sql("lab", "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE proname LIKE 'farm\\_%'")
     assert owners == [("lab",)]
-    assert stores["ada"].messages.wake({"soc:X": 1}) == 1
+    stores["host1"].messages.finish("run")
     lab.sql("lab", "DELETE FROM procrastinate_jobs")
 
 
@@ -446,7 +444,7 @@ def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
         one = agent(store)
         [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
         store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S)
-        store.messages.wake({"soc:X": 1})
+        store.messages.finish(run_id)
         store.finish_run(run_id, 0)
     # Nobody else may anything there.
     with refused():

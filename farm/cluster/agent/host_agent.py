@@ -216,27 +216,8 @@ class HostAgent:
         periodic = self._nights.periodic() if self._nights is not None else ()
         ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
         mending = partial(mend, self._store, self._note, ttl_s=ttl_s, is_settled=is_settled)
-        self._delivery = MessageDelivery(
-            self._store, work=self._wake_for, build=self._wake_builds, mend=mending,
-            note=self._note, size=2, periodic=periodic,
-        )  # fmt: skip
-        self._delivery.start(self._queues())
-
-    def _queues(self) -> list[str]:
-        facts = self.facts()
-        socs = dict.fromkeys(one.soc for one in facts.devices if one.soc)
-        return [*(f"soc:{soc}" for soc in socs), *(f"build:{id_}" for id_ in facts.toolchains)]
-
-    def _wake_for(self, soc: str) -> bool:
-        # Whoever is free claims at once, whoever is not when it is: nothing is bound to the message.
-        self._claimer.wake(soc, also_busy=self._works.has(soc))
-        return True
-
-    def _wake_builds(self, toolchain: str) -> bool:
-        del toolchain
-        if self._build_host is not None:
-            self._build_host.wake()
-        return True
+        self._delivery = MessageDelivery(self._store, mend=mending, note=self._note, periodic=periodic)
+        self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
         if self._forks is None:
@@ -369,7 +350,6 @@ class HostAgent:
         """Let the others know that the agent's facts are others now."""
         if self._delivery is not None:
             self._minder.wake()
-            self._delivery.listen_to(self._queues(), 2)
 
     def _end(self) -> None:
         """Leave nothing behind."""

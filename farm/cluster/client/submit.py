@@ -6,7 +6,6 @@ before leaves a run that never began, and afterwards the run goes on.
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from farm.cluster.client.follow import FollowEnd, Signals, follower_of
 from farm.cluster.client.manner import require_possible
 from farm.cluster.client.work import RunWork, manifests_of, upload_runtimes
 from farm.cluster.terms import WorkTerms, encode_terms
-from farm.errors import FarmError, StoreError, UsageError
+from farm.errors import FarmError, UsageError
 from farm.report.model.format import plural
 from farm.request.budget import Budget
 from farm.request.request import RunOutcome
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
     from farm.system.interrupts import InterruptHandler
     from farm.toolchains.toolchain import Toolchain
-
-# Of each SoC so many messages wake agents at most, whatever the number of shards: each goes on by itself.
-_MESSAGES_A_DEVICE = 2
-_MOST_BUILD_MESSAGES = 24
 
 
 def submit(
@@ -170,7 +165,6 @@ class _SharedRun(RunSteps):
                     order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale, manifests=work.manifests
                 )
             begun(run_id)
-            self._wake(work)
             self._say_stale(len(work.stale), len(jobs))
             return self._followed(run_id, (after, made_before), work, tools, objects, signals)
 
@@ -297,19 +291,6 @@ class _SharedRun(RunSteps):
             classes=self._wanted.classes,
             budget_s=self._budget.left_s,
         )
-
-    def _wake(self, work: RunWork) -> None:
-        """Send as many messages as there may be somebody to take them; each goes on by itself."""
-        shards = Counter(shard.soc for shard in work.shards)
-        devices = self._wanted.per_soc
-        messages = {f"soc:{soc}": min(count, _MESSAGES_A_DEVICE * devices.get(soc, 1)) for soc, count in shards.items()}
-        if work.to_build and not self._manner.build_here:
-            messages[f"build:{work.terms.toolchain}"] = min(len(work.to_build), _MOST_BUILD_MESSAGES)
-        try:
-            self._store.messages.wake(messages)
-        except StoreError as error:
-            # The run is handed in, and agents look by themselves.
-            self._listener.note(f"agents were not woken, and find the run within seconds: {error}")
 
     def _followed(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from procrastinate import App, JobContext, PsycopgConnector, RetryDecision
+from procrastinate import App, PsycopgConnector, RetryDecision
 from procrastinate.retry import BaseRetryStrategy
 from psycopg_pool import AsyncConnectionPool
 
@@ -50,12 +50,6 @@ class Periodic:
 
 class Handler(Protocol):
     """What is done about messages, on the event loop."""
-
-    async def work(self, queue: str) -> None:
-        """There is work for devices of an SoC."""
-
-    async def build(self, queue: str) -> None:
-        """There are bundles to be made with a toolchain."""
 
     async def finish(self, run: str) -> None:
         """The work of a run is over."""
@@ -107,14 +101,6 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
     )
     app = App(connector=connector)
     put_back = _PutBack()
-
-    @app.task(name="farm.work", pass_context=True, retry=put_back)
-    async def work(context: JobContext) -> None:
-        await handler.work(context.job.queue)
-
-    @app.task(name="farm.build", pass_context=True, retry=put_back)
-    async def build(context: JobContext) -> None:
-        await handler.build(context.job.queue)
 
     @app.task(name="farm.finish", queue=SERVICE_QUEUE, retry=put_back)
     async def finish(run: str) -> None:

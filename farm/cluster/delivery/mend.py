@@ -1,4 +1,4 @@
-"""What one agent of all does every few seconds: messages for work that waits, and what the dead left."""
+"""Repair of a shared farm, by one agent every few seconds: rows and jobs that dead agents held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT_HOURS = 1.0
 def mend(
     store: Store, note: Callable[[str], None], *, ttl_s: float, is_settled: Callable[[], bool] = always_settled
 ) -> bool:
-    """Put back what dead agents held, wake agents for what waits, and finish runs that are over.
+    """Put back what dead agents held, and finish runs that are over.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
     `Mending.mend`. Raises StoreError.
@@ -30,7 +30,6 @@ def mend(
     mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
     for line in mended.lines:
         note(line)
-    store.messages.wake(mended.messages)
     for run_id in mended.unfinished:
         try:
             finish(store, run_id, note)

@@ -1,4 +1,4 @@
-"""An agent's end of messages: a thread of its own that hears of work and calls what does it."""
+"""An agent's worker of Procrastinate, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.cluster.delivery import mend as mending
 from farm.cluster.delivery.serving import SERVICES, Calls, Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from procrastinate import App
     from procrastinate.worker import Worker
@@ -29,35 +29,28 @@ _HURRY_S = 0.5
 
 
 class MessageDelivery:
-    """Messages to one agent. Its methods may be called in any thread.
+    """Jobs of Procrastinate for one agent. Its methods may be called in any thread.
 
-    `work(soc)` and `build(toolchain)` do what there is to do, go on as long as there is something, and return False
-    where there is work that nothing free may have now: they are called again in 2 s. What they raise is noted, and
-    they are called again as well. A message names nothing certain, and may come twice, late, or for nothing.
+    An error of a handler becomes a note. A job may come twice, late, or for nothing.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        work: Callable[[str], bool],
-        build: Callable[[str], bool] = lambda _: True,
         finish: Callable[[str], object] | None = None,
         mend: Callable[[], object],
         note: Callable[[str], None],
-        size: int,
         periodic: Sequence[Periodic] = (),
     ) -> None:
         self._store, self._note, self._periodic = store, note, tuple(periodic)
         self._mend = mend
         self._mends = 0
-        self._queues: tuple[str, ...] = ()
-        self._size = size
         tidy = partial(mending.tidy, store)
-        self._serving = Serving(Calls(work, build, finish or self._finish_run, self._mend_all, tidy), note, size)
+        self._serving = Serving(Calls(finish or self._finish_run, self._mend_all, tidy), note)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = asyncio.Event()
+        self._ending = asyncio.Event()
         self._is_ending, self._patience_s = False, 0.0
         self._is_away = False
         self._worker: Worker | None = None
@@ -68,37 +61,25 @@ class MessageDelivery:
         """Whether a worker listens now."""
         return self._worker is not None
 
-    def start(self, queues: Iterable[str]) -> None:
-        """Begin to listen to queues (`store.messages.work_queue` ...), and to what concerns every agent.
+    def start(self) -> None:
+        """Begin to take jobs.
 
-        Raises StoreError where the store has no tables for messages, and this user may not make them.
+        Raises StoreError where the store has no tables of Procrastinate, and this user may not make them.
         """
         self._store.messages.require()
-        self._queues = self._serving.listen_to(queues)
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
         self._thread.start()
-
-    def listen_to(self, queues: Iterable[str], size: int) -> None:
-        """Listen to these queues from now on, with so many handlers at once; what runs goes on."""
-        names = self._serving.listen_to(queues)
-        if (names, size) == (self._queues, self._size):
-            return
-        self._queues, self._size = names, size
-        self._on_loop(self._changed.set)
 
     def stop(self, patience_s: float) -> None:
         """Take no message any more, wait for handlers for so long, and put back the messages of those that go on."""
         self._patience_s, self._is_ending = patience_s, True
-        self._on_loop(self._changed.set)
-        if self._thread is not None:
-            # The database may be away, and then nothing can be put back: others find it when it was silent for long.
-            self._thread.join(patience_s + 15)
-
-    def _on_loop(self, function: Callable[[], None]) -> None:
         if self._loop is not None:
             # It was closed meanwhile.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(function)
+                self._loop.call_soon_threadsafe(self._ending.set)
+        if self._thread is not None:
+            # The database may be away, and then nothing can be put back: others find it when it was silent for long.
+            self._thread.join(patience_s + 15)
 
     def _run(self) -> None:
         asyncio.run(self._deliver())
@@ -143,32 +124,24 @@ class MessageDelivery:
         return " ".join(self._store.without_secrets(str(error)).split()) or type(error).__name__
 
     async def _listen(self) -> None:
-        """Run workers, one after the other as queues change, until one ends by itself; raises what ended it."""
+        """Run a worker until this ends, or the worker does by itself; raises what ended it."""
         from farm.cluster.delivery.app import make_app
 
         app = make_app(self._store.connection_arguments(), self._serving, self._periodic)
         await app.open_async()
-        running: dict[asyncio.Task[None], Worker] = {}
+        task, worker = self._start_worker(app)
+        self._worker = worker
+        ending = asyncio.create_task(self._ending.wait())
         try:
-            while not self._is_ending:
-                self._changed.clear()
-                task, worker = self._start_worker(app)
-                running[task] = self._worker = worker
-                changed = asyncio.create_task(self._changed.wait())
-                await asyncio.wait((task, changed), return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-                self._worker = None
-                if task.done() and not self._is_ending:
-                    await task
-                    raise ConnectionError("the worker ended; was the connection lost?")
-                if not self._is_ending:
-                    # Its handlers go on.
-                    worker.shutdown_graceful_timeout = None
-                    worker.stop()  # type: ignore[no-untyped-call]
+            await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not self._is_ending:
+                await task
+                raise ConnectionError("the worker ended; was the connection lost?")
         finally:
             self._worker = None
+            ending.cancel()
             hurry_s = self._patience_s if self._is_ending else _HURRY_S
-            cleanup = asyncio.create_task(_wind_up(app, running, hurry_s))
+            cleanup = asyncio.create_task(_wind_up(app, task, worker, hurry_s))
             self._cleanups.add(cleanup)
             cleanup.add_done_callback(self._cleanups.discard)
             if self._is_ending:
@@ -179,11 +152,10 @@ class MessageDelivery:
 
         from farm.cluster.delivery.app import SERVICE_QUEUE
 
-        self._serving.resize(self._size)
         worker = Worker(
             app,
-            queues=[*self._queues, SERVICE_QUEUE, *(one.queue for one in self._periodic)],
-            concurrency=self._size + SERVICES,
+            queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic)],
+            concurrency=SERVICES,
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=_HEARTBEAT_S,
             stalled_worker_timeout=mending.SILENT_S,
@@ -197,9 +169,7 @@ class MessageDelivery:
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        if not self._is_ending:
-            self._changed.clear()
+            await asyncio.wait_for(self._ending.wait(), seconds)
 
     def _finish_run(self, run_id: str) -> None:
         from farm.cluster.ending import finish
@@ -215,16 +185,12 @@ class MessageDelivery:
         return is_busy
 
 
-async def _wind_up(app: App, running: dict[asyncio.Task[None], Worker], patience_s: float) -> None:
-    """End workers, wait for their handlers for so long, put back what these hold, and close the app's connections."""
-    for worker in running.values():
-        worker.shutdown_graceful_timeout = patience_s
-        worker.stop()  # type: ignore[no-untyped-call]
-    tasks: Collection[asyncio.Task[None]] = [task for task in running if not task.done()]
-    if tasks:
-        # Its pool waits for 5 s for a connection that there is none of.
-        _, left = await asyncio.wait(tasks, timeout=patience_s + 12)
-        for task in left:
-            task.cancel()
+async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:
+    """End a worker, wait for its handlers for so long, put back their jobs, and close the app's connections."""
+    worker.shutdown_graceful_timeout = patience_s
+    worker.stop()  # type: ignore[no-untyped-call]
+    # Its pool waits for 5 s for a connection that there is none of.
+    await asyncio.wait((task,), timeout=patience_s + 12)
+    task.cancel()
     with suppress(Exception):
         await app.close_async()

@@ -1,4 +1,4 @@
-"""What nobody else does any more: work of the dead is others', what is over ends, and messages wake who could work."""
+"""Repair of rows: other agents get the work of dead ones, and runs that are over end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # A device of its kind may be back within so long: a host that is started again, a cable.
 _ABANDONED_MS = 60_000
-# Of a SoC or a toolchain: more than that would be woken at once.
-_MOST_MESSAGES = 64
 
 # As often as agents die with a shard, the job that they had come to is to blame.
 _MOST_DEATHS = 3
@@ -58,11 +56,8 @@ _LOOK = text("""
          WHERE state = 'cancelled' OR (state = 'open' AND (until_ms <= now.ms OR failures >= most_failures))) AS ending,
         (SELECT json_agg(run_id) FROM run_order WHERE state <> 'ended' AND NOT EXISTS (
              SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held'))) AS over,
-        (SELECT json_object_agg(soc, n) FROM (
-             SELECT soc, count(*) AS n FROM shard JOIN run_order USING (run_id)
-             WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open' GROUP BY soc) AS one) AS ready,
-        (SELECT json_object_agg(toolchain, n) FROM (
-             SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain) AS one) AS builds,
+        (SELECT json_agg(DISTINCT soc) FROM shard JOIN run_order USING (run_id)
+         WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open') AS ready,
         (SELECT json_agg(name) FROM agent WHERE NOT has_left AND expires_ms < now.ms - :forgotten_ms) AS forgotten,
         EXISTS (SELECT 1 FROM shard WHERE state = 'waiting' AND tries >= :most_deaths) AS deadly,
         (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries,
@@ -135,7 +130,7 @@ class Mending(ClusterPart):
         self._passing = threading.Lock()
 
     def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
-        """Put right what is wrong, and return what was done, whom to wake and which runs have no end yet.
+        """Put right what is wrong, and return what was done and which runs have no end yet.
 
         Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
@@ -165,15 +160,12 @@ class Mending(ClusterPart):
     def _pass(self, ttl_ms: int, is_settled: Callable[[], bool]) -> Mended:
         row, settled = self._database.write(partial(self._look, ttl_ms=ttl_ms, is_settled=is_settled))
         lines = self._mend_rows(row, settled=settled)
-        ready: dict[str, int] = row.ready or {}
-        for soc in sorted(ready):
+        for soc in sorted(row.ready or ()):
             has_old_retries = settled and bool(row.retries)
             mend_soc = partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries)
             lines += self._one(f"the work for {soc}", mend_soc)
-        messages = {f"soc:{soc}": min(n, _MOST_MESSAGES) for soc, n in ready.items()}
-        messages |= {f"build:{toolchain}": min(n, _MOST_MESSAGES) for toolchain, n in (row.builds or {}).items()}
         unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
-        return Mended(messages, tuple(lines), unfinished, is_busy=row.is_busy)
+        return Mended(tuple(lines), unfinished, is_busy=row.is_busy)
 
     def _look(self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]) -> tuple[Row[Any], bool]:
         """Return the rows to repair, and whether silent agents are dead."""

@@ -282,8 +282,6 @@ class Minded(msgspec.Struct, frozen=True):
 class Mended(msgspec.Struct, frozen=True):
     """What was put right."""
 
-    messages: dict[str, int] = {}
-    """By queue, `soc:SM8650` or `build:ID`: for how many units work waits."""
     lines: tuple[str, ...] = ()
     """What was done, for people."""
     unfinished: tuple[str, ...] = ()

@@ -3,29 +3,6 @@
 -- Every function runs as the owner of the tables, so that nobody needs the right to write them, and finds tables,
 -- functions and operators nowhere but there and in PostgreSQL's own schema.
 
--- Send what makes it at least `wanted` messages that wait in a queue, and return how many those were.
--- A message names no shard: it wakes who listens, and what is to be done is in farm's own rows.
-CREATE OR REPLACE FUNCTION farm_wake(queue text, wanted integer) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
-DECLARE
-    task text := CASE WHEN queue LIKE 'soc:_%' THEN 'farm.work' WHEN queue LIKE 'build:_%' THEN 'farm.build' END;
-    missing integer;
-BEGIN
-    IF task IS NULL OR octet_length(queue) > 40 THEN
-        RAISE 'farm: no queue of the farm: %', left(queue, 80);
-    END IF;
-    SELECT least(wanted, 1000) - count(*) INTO missing
-        FROM procrastinate_jobs WHERE queue_name = queue AND status = 'todo';
-    IF missing > 0 THEN
-        PERFORM procrastinate_defer_jobs_v1(ARRAY(
-            SELECT ROW(queue, task, 0, NULL, NULL, '{{}}'::jsonb, NULL)::procrastinate_job_to_defer_v1
-            FROM generate_series(1, missing)
-        ));
-    END IF;
-    RETURN greatest(missing, 0);
-END;
-$$;
-
 -- Send the message that a run is to be finished, unless it waits already.
 CREATE OR REPLACE FUNCTION farm_finish(run text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
@@ -100,7 +77,7 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prokind = 'f'
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_wake', 'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %s, pg_temp', one, '{schema}');

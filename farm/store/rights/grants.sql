@@ -85,7 +85,7 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_wake', 'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one);
@@ -93,5 +93,4 @@ BEGIN
     END LOOP;
 END;
 $$;
-GRANT EXECUTE ON FUNCTION farm_wake(text, integer) TO {developer};
 GRANT SELECT ON procrastinate_jobs, procrastinate_workers, procrastinate_events TO {agent};
