@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from farm.compile.flows.calls import ModuleState, call, flat_outputs, output_names, state_kept
+from farm.compile.flows.factory import make_inputs
 from farm.compile.flows.state import run_samples
 from farm.compile.flows.writes import run_reference
 from farm.errors import ConfigError
@@ -206,7 +207,10 @@ def buffer_after_a_graph() -> list[float]:
 
 
 if __name__ == "__main__":
+    uniform = InputSpec((1000,), distribution="uniform", low=2.0, high=6.0)
+    (uniform_input,) = make_inputs(Case("odd", "one", ".odd:One", (uniform,), folder="/nowhere"), 0)
     sys.stdout.write(json.dumps({
+        "uniform": [float(uniform_input.min()), float(uniform_input.mean()), float(uniform_input.max())],
         "samples": {
             "in_place": sampled(module_of(in_place)),
             "through": sampled(module_of(through)),

@@ -18,6 +18,13 @@ def called(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     return told_by(Path(__file__).with_name("made_calls.py"))
 
 
+def test_uniform_inputs_fill_the_range_from_low_to_high(called: dict[str, Any]) -> None:
+    least, mean, most = called["uniform"]
+    assert 2.0 <= least < 2.1
+    assert 3.8 < mean < 4.2
+    assert 5.9 < most < 6.0
+
+
 @pytest.mark.parametrize("forward", ["in_place", "through"])
 def test_a_module_that_writes_to_its_input_leaves_the_samples_alone(called: dict[str, Any], forward: str) -> None:
     ran = called["samples"][forward]
