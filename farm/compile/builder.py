@@ -23,6 +23,7 @@ from farm.bundles.cache import BundleCache, builder_folder, work_in
 from farm.bundles.trace import write_trace
 from farm.compile.loaded import LoadedFiles
 from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, dump_stacks, reason_of, reply_pipe
+from farm.compile.source_only import import_from_source
 from farm.compile.watched import watched_failure_of
 from farm.errors import FarmError
 from farm.system.memory import resident_bytes
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
     replies = reply_pipe()
     dump_stacks()
+    import_from_source(argv[3:])
     root, requests = Path(argv[0]), iter(sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
         while problem := _enter_folder(stack, root, argv[1]):

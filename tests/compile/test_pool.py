@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
+from foreign_bytecode import write_foreign_bytecode
 from waiting import until
 
 from farm.bundles.cache import BundleCache, leftovers
@@ -119,6 +120,7 @@ class Builds:
         self.folder.mkdir()
         (self.folder / "ops.py").write_text(OPS)
         (self.folder / "double.py").write_text("def double(x):\n    return x * 2\n")
+        write_foreign_bytecode(self.folder / "double.py", "def double(x):\n    return x * 3\n")
 
     def request(
         self, module: str, *, args: tuple[object, ...] = (), samples: int = 1, precision: str = "8a8w",

@@ -16,6 +16,7 @@ import msgspec
 from farm.bundles.cache import work_in
 from farm.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
 from farm.compile.protocol import dump_stacks, failure_of, reply_pipe
+from farm.compile.source_only import import_from_source
 from farm.compile.watched import watched_failure_of
 from farm.errors import UsageError
 from farm.system.text import one_line
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
     work_in(Path(argv[0]))
     replies = reply_pipe()
     dump_stacks()
+    import_from_source()
     debugger = Debugger()
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
     for line in sys.stdin.buffer:
