@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from farm.store.cluster.records import Build
 from farm.store.objects.bundle_archive import upload_bundle
+from farm.system.logs import end_of_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,15 +26,4 @@ def sent_build(objects: Objects, bundle: Bundle, reply: BuildReply) -> Build:
 
 def failed_build(reply: BuildReply, log: Path) -> Build:
     """Return a bundle that the compiler could not make, with the end of what it printed."""
-    return Build(reply.key, "failed", reply=reply, log=_end_of(log))
-
-
-def _end_of(path: Path) -> str:
-    """Return the last few KiB of what a compiler printed, empty where there is nothing."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LOG_BYTES))
-            return file.read().decode(errors="replace").replace("\0", "")
-    except OSError:
-        return ""
+    return Build(reply.key, "failed", reply=reply, log=end_of_log(log, _LOG_BYTES).replace("\0", ""))

@@ -20,6 +20,7 @@ from farm.results.heap import unmeasured
 from farm.results.infeasible import finalize_error, infeasible
 from farm.results.judge import build_failure, not_simulated
 from farm.suites.frame_settings import frame_setting, late_flags
+from farm.system.logs import end_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -226,7 +227,7 @@ class Executor:
             reply = read_reply(self._plan.folder, planned.key)
             if not reply.ok:
                 log = builds_folder(self._plan.folder) / f"{planned.key}.log"
-                raise _BuildFailedError(reply.reason, _tail(log), infra=reply.infra)
+                raise _BuildFailedError(reply.reason, end_of_log(log, _LOG_BYTES), infra=reply.infra)
         bundle = load_bundle(self._cache.folder(planned.key))
         bundle.verify()
         soc = self._device_run.device.soc
@@ -260,13 +261,3 @@ class _BuildFailedError(Exception):
     def __init__(self, reason: str, log: str, *, infra: bool) -> None:
         self.reason, self.log, self.infra = reason, log, infra
         super().__init__(reason)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LOG_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

@@ -13,7 +13,9 @@ import msgspec
 
 from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, frame
 from farm.errors import InfraError
+from farm.system.logs import end_of_log
 from farm.system.processes import ending
+from farm.system.reaper import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from farm.dispatch.messages import ToDevice
 
 _READ_BYTES = 1 << 16
-_TAIL_BYTES = 4096
 
 
 class ForkedProcess:
@@ -57,7 +58,8 @@ class ForkedProcess:
     @property
     def is_stopped(self) -> bool:
         """True if a signal or a debugger has stopped the process."""
-        return not self._has_exited.is_set() and _state(self.pid) in {b"T", b"t"}
+        stat = None if self._has_exited.is_set() else read_stat(self.pid)
+        return stat is not None and stat.state in {"T", "t"}
 
     def send(self, *messages: ToDevice) -> None:
         """Send messages in one piece. A process that is stopped, and so reads nothing, is killed."""
@@ -108,20 +110,6 @@ class ForkedProcess:
         os.close(forked.stdout)
         forked.lifeline.cut()
         how = reason or ("it has exited" if code is None else ending(code))
-        log = self._log_tail()
+        log = end_of_log(self._log).strip()
         last = log.rpartition("\n")[2]
         self._answer(ProcessEnded(": ".join(filter(None, [how, last])), log))
-
-    def _log_tail(self) -> str:
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode(errors="replace").strip()
-        return ""
-
-
-def _state(pid: int) -> bytes:
-    """Return the kernel's letter for the state of a process; empty for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return b""

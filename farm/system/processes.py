@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, BinaryIO
 from farm.errors import InfraError, MissingToolError
 from farm.system import reaper
 from farm.system.lifeline import Lifeline
+from farm.system.logs import end_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-_TAIL_BYTES = 4096
 _LINE_BYTES = 16 * 1024
 _LAST_MOMENT_S = 1.0
 
@@ -97,14 +97,7 @@ class Child:
 
     def log_tail(self) -> str:
         """Return the last few KiB of its standard error, empty unless that went into a file."""
-        if self._log is None:
-            return ""
-        try:
-            with self._log.open("rb") as file:
-                file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
-                return file.read(_TAIL_BYTES).decode(errors="replace")
-        except OSError:
-            return ""
+        return "" if self._log is None else end_of_log(self._log)
 
     def terminate(self, timeout_s: float = reaper.GRACE_S) -> int:
         """End it and its whole group, with SIGKILL after `timeout_s`. Return its exit code, -n for signal n.
