@@ -19,21 +19,25 @@ _ASK_SECONDS = 15.0
 
 
 class LeasedDevice:
-    """The device of this worker, which nobody else uses.
+    """Leased device of this worker; after a loss, the next device.
 
     Every method raises DeviceError for what the device or its cable does wrong, which makes a test `infra` and not
     `failed`. What a test itself does wrong has Python's own names: TimeoutError, FileNotFoundError, ValueError.
     """
 
-    def __init__(
-        self, info: Device, transport: Transport, folder: PurePosixPath, note: Callable[[DeviceError], None]
-    ) -> None:
+    info: Device
+    """All that farm knows of it."""
+    folder: PurePosixPath
+    """A folder of this worker alone on the device, removed at the end; relative paths start there."""
+    _transport: Transport
+
+    def __init__(self, note: Callable[[DeviceError], None]) -> None:
         """`note` gets every DeviceError, also one that the test catches."""
-        self.info = info
-        """All that farm knows of it."""
-        self.folder = folder
-        """A folder of this worker alone on the device, removed at the end; relative paths start there."""
-        self._transport, self._note = transport, note
+        self._note = note
+
+    def use(self, info: Device, transport: Transport, folder: PurePosixPath) -> None:
+        """Be another device from now on."""
+        self.info, self._transport, self.folder = info, transport, folder
 
     def __repr__(self) -> str:
         return f"<{self.info.soc} {self.info.serial}>"

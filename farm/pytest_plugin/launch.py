@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,11 @@ import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND
 from farm.compile.pool import MemoryLimits
+from farm.config.settings import LeaseConfig
 from farm.devices.device import common_kind
 from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
-from farm.pytest_plugin.distribution import distribution_problem
-from farm.pytest_plugin.grants import GrantFiles
-from farm.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan, devices_left
+from farm.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
 from farm.pytest_plugin.relay import relayed_output
 from farm.pytest_plugin.rework import require_tree, rooted_arguments
 from farm.request.ending import exit_code_of, write_report
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from farm.config.settings import Config
-    from farm.pool.device_pool import DevicePool
+    from farm.devices.device import Device
     from farm.pool.fleet import Fleet
     from farm.store.store import Store
     from farm.store.view import RunView
@@ -51,11 +49,14 @@ _LISTING = {
     "--collect-only", "--co", "-h", "--help", "-V", "--version", "--fixtures", "--funcargs", "--fixtures-per-test",
     "--markers", "--cache-show",
 }  # fmt: skip
-# What decides how many workers there are, and what cannot work in one.
-_WORKERS = ("-n", "--numprocesses", "--maxprocesses", "--tx")
+# Workers on other machines, which have no plan, and what cannot work in one.
+_OTHER_MACHINES = "--tx"
 _TERMINAL = ("--pdb", "--trace")
 # As long as xdist waits for its workers, and some more.
 _ENDING_SECONDS = 30.0
+# The successor of a dead worker may have to wait for the end of a lease.
+_OWN_LEASES = LeaseConfig(ttl_s=6.0, heartbeat_s=1.0)
+_NONE_FREE = "no device is free: one worker waits for the first"
 
 
 class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,17 +102,9 @@ def list_tests(arguments: Sequence[str]) -> int:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
-    for argument, following in pairwise([*arguments, ""]):
-        if argument == "--dist" or argument.startswith("--dist="):
-            # An ini file and PYTEST_ADDOPTS are asked by the plugin, before a test runs.
-            mode = following if argument == "--dist" else argument.partition("=")[2]
-            if problem := distribution_problem(mode):
-                raise UsageError(problem)
-        if argument.startswith(_WORKERS):
-            raise UsageError(
-                f"{argument} is not for the user to say: there is one worker a device; --virtual N or --devices N, "
-                "before the --, says how many"
-            )
+    for argument in arguments:
+        if argument.startswith(_OTHER_MACHINES):
+            raise UsageError(f"{argument}: workers run on this machine, one a device; -n N starts fewer")
         if argument in _TERMINAL or argument.startswith("--pdbcls"):
             raise UsageError(f"{argument} needs a terminal, which a worker has not: run plain pytest for that")
     rooted_arguments(arguments, Path.cwd())
@@ -176,12 +169,9 @@ class _Launch:
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
             try:
                 fleet = self._fleet(folder, supervisor)
-                with self._pool(fleet, folder) as (pool, chosen):
-                    plan = self._plan(token, folder, fleet, chosen, tools)
-                    plan.write()
-                    grants = GrantFiles(folder, pool, len(fleet.devices))
-                    grants.update()
-                    pool.begin(grants.update)
+                plan = self._plan(token, folder, fleet, tools)
+                plan.write()
+                with self._looking_after(fleet, plan):
                     status = self._pytest(plan, supervisor)
                 interrupted = self._interrupted or plan.was_interrupted
                 return self._finished(plan.run_id, status, interrupted=interrupted)
@@ -200,52 +190,69 @@ class _Launch:
         return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
 
     @contextlib.contextmanager
-    def _pool(self, fleet: Fleet, folder: Path) -> Iterator[tuple[DevicePool, tuple[int, ...]]]:
-        """Yield the pool of devices, and the numbers of those that are ours now: others come too late for a worker."""
+    def _looking_after(self, fleet: Fleet, plan: SuitePlan) -> Iterator[None]:
+        """Keep up the way to the devices, which workers lease, and print the notes of workers."""
         from farm.pool.device_pool import DevicePool
-        from farm.pool.lease_keeper import LeaseTerms
-        from farm.store.leases.rules import Priority
 
-        request = self._request
-        terms = LeaseTerms(
-            times=self._config.leases,
-            priority=Priority.PERSON,
-            purpose=request.command,
-            most=request.most_devices,
-        )
-        pool = DevicePool(fleet.devices, self._store, terms if fleet.leased else None, self._note)
+        pool = DevicePool(fleet.devices, self._store, None, self._note)
+        printed = 0
 
         def look() -> list[str]:
-            for number, reason in devices_left(folder).items():
+            nonlocal printed
+            lines = plan.notes()[printed:]
+            printed += len(lines)
+            for number, reason in plan.devices_left().items():
                 pool.retire(number, reason)
-                pool.let_go(number, pool.leases.fence(number))
-            return fleet.revive()
+            return [*lines, *fleet.revive()]
 
         pool.revive_with(look)
+        pool.begin(lambda: None)
         try:
-            pool.acquire()
-            held = {device.id for device in pool.held()}
-            for number, device in enumerate(fleet.devices):
-                if device.id not in held:
-                    pool.retire(number)
-                    pool.let_go(number, pool.leases.fence(number))
-            yield pool, tuple(number for number, device in enumerate(fleet.devices) if device.id in held)
+            yield
         finally:
             pool.close()
+            for line in plan.notes()[printed:]:
+                self._note(line)
 
-    def _plan(self, token: str, folder: Path, fleet: Fleet, chosen: tuple[int, ...], tools: Toolchain) -> SuitePlan:
+    def _free(self, fleet: Fleet) -> list[Device]:
+        """Return the devices that workers can lease now."""
+        open_to_us = ("", self._store.user)
+        leases = self._store.leases.all() if fleet.leased else []
+        taken = {one.device for one in leases if one.token or one.reserved_for not in open_to_us}
+        return [device for device in fleet.devices if device.id not in taken]
+
+    def _lay_out_leases(self, folder: Path, fleet: Fleet) -> str:
+        """Return the URL of a store for the leases of devices that are this command's own; empty for others."""
+        from farm.store.leases.registry import Seen
+        from farm.store.store import open_store
+
+        if fleet.leased:
+            return ""
+        url = f"sqlite:///{folder / 'leases.db'}"
+        with open_store(url) as store:
+            store.devices.see([Seen(device, "device", None) for device in fleet.devices])
+        return url
+
+    def _plan(self, token: str, folder: Path, fleet: Fleet, tools: Toolchain) -> SuitePlan:
         from farm.request.recording import run_record
 
-        kind = common_kind(fleet.devices[number].kind for number in chosen)
+        kind = common_kind(device.kind for device in fleet.devices)
+        free = self._free(fleet)[: self._request.most_devices]
+        count = "1 device" if len(free) == 1 else f"{len(free)} devices"
+        self._note(f"pytest with {count}: {', '.join(device.serial for device in free)}" if free else _NONE_FREE)
         return SuitePlan(
             token=token,
             folder=folder,
             soc=self._soc.name,
             backend=self._request.backend,
             devices=tuple(fleet.devices),
-            chosen=chosen,
+            # Without a free device one worker waits.
+            workers=max(1, len(free)),
             runtimes=fleet.runtimes,
             leased=fleet.leased,
+            leases=self._lay_out_leases(folder, fleet),
+            lease_times=self._config.leases if fleet.leased else _OWN_LEASES,
+            purpose=self._request.command,
             record=run_record(
                 self._config,
                 self._store,
@@ -267,12 +274,9 @@ class _Launch:
 
     def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:
         """Return pytest's exit status."""
-        serials = [plan.devices[number].serial for number in plan.chosen]
-        count = "1 device" if len(serials) == 1 else f"{len(serials)} devices"
-        self._note(f"pytest with {count}: {', '.join(serials)}")
         # An ini file may have said otherwise: what is on the command line comes after it.
         python = plan.compiler.python
-        argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", str(len(serials)), *self._request.arguments]
+        argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", "auto", *self._request.arguments]
         with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:

@@ -1,4 +1,4 @@
-"""What `farm pytest` decided before the user's pytest begins, as a file that its controller and its workers read."""
+"""Plan of one `farm pytest`: a file that all processes of the user's pytest read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 
 from farm.compile.pool import MemoryLimits
-from farm.config.settings import HealthConfig
+from farm.config.settings import HealthConfig, LeaseConfig
 from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
 from farm.system.atomic import write_atomically
+from farm.system.text import one_line
 from farm.toolchains.toolchain import Compiler
 
 STORE_VARIABLE = "FARM_STORE"
@@ -22,7 +23,7 @@ STORE_VARIABLE = "FARM_STORE"
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
 
-_RUN, _INTERRUPTED, _LEFT, _FILES = "run", "interrupted", "left-", "files"
+_RUN, _INTERRUPTED, _LEFT, _FILES, _NOTES = "run", "interrupted", "left-", "files", "notes"
 
 
 GIVEN_UP = "farm_given_up"
@@ -35,16 +36,21 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """Names what this command leaves on devices."""
     folder: Path
-    """Lives as long as the command: grants, scratch folders of the workers, what they tell."""
+    """Folder of this command alone: scratch folders of the workers, and their messages."""
     soc: str
     backend: str
     devices: tuple[Device, ...]
-    chosen: tuple[int, ...]
-    """Numbers of the devices that get a worker: others could not be had when the tests began."""
+    workers: int
+    """Devices that could be had when the tests began: so many workers at most."""
     runtimes: dict[str, Runtime]
     """By the device's serial."""
     leased: bool
-    """Devices are leased; otherwise they are this command's own."""
+    """Others may use the devices as well; otherwise they are this command's own."""
+    leases: str = ""
+    """URL of the store with the leases of the command's own devices."""
+    lease_times: LeaseConfig = LeaseConfig()
+    purpose: str = ""
+    """Purpose of the leases, for other users."""
     record: RunRecord
     """What the run is, once there is a test."""
     cache_root: Path
@@ -61,6 +67,11 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """The file it is kept in."""
         return self.folder / "plan.json"
+
+    @property
+    def lease_store(self) -> str:
+        """The URL of the store with the leases of the devices."""
+        return self.leases or os.environ[STORE_VARIABLE]
 
     @property
     def run_id(self) -> str:
@@ -87,6 +98,23 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Tell the command that a worker has let go of its device for good."""
         write_atomically(self.folder / f"{_LEFT}{number}", reason)
 
+    def devices_left(self) -> dict[int, str]:
+        """Return the devices that workers have let go of for good, by number, and why."""
+        left = self.folder.glob(f"{_LEFT}*")
+        return {int(path.name.removeprefix(_LEFT)): path.read_text() for path in left if not path.suffix}
+
+    def leave_note(self, text: str) -> None:
+        """Have the command print a line: pytest captures the output of a worker while a test runs."""
+        with (self.folder / _NOTES).open("a") as file:
+            file.write(f"{one_line(text)}\n")
+
+    def notes(self) -> list[str]:
+        """Return the lines so far."""
+        try:
+            return (self.folder / _NOTES).read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
     def leave_files(self, files: dict[str, str]) -> None:
         """Tell where tests are: paths by the beginning of their node ids, which is empty for those outside the root."""
         write_atomically(self.folder / _FILES, msgspec.json.encode(files))
@@ -101,13 +129,6 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     def write(self) -> None:
         """Write it for the processes to come."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
-
-
-def devices_left(folder: Path) -> dict[int, str]:
-    """Return the devices that workers have let go of for good, by number, and why."""
-    return {
-        int(path.name.removeprefix(_LEFT)): path.read_text() for path in folder.glob(f"{_LEFT}*") if not path.suffix
-    }
 
 
 def read_plan() -> SuitePlan | None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
+from farm.results.blame import Tried, classify, settle, tried
 from farm.store.values import storable
 from farm.suites.suite import Case, Job, Target
 from farm.system.text import bounded_log, reason_line
@@ -22,6 +23,12 @@ SUITE = "pytest"
 
 OPEN = "farm_open"
 """Attribute of a report of a failure that may be the device's as well: its cause."""
+
+SERIAL = "farm_serial"
+"""Attribute of a report: the device, for a worker that dies before the last one."""
+
+PROCESS = "farm_process"
+"""Attribute of a report: id of the process that has leased the device."""
 
 FACTS = "farm_facts"
 """Attribute of a test's last report: what its worker knows that pytest does not."""
@@ -48,6 +55,10 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """Of the one program that it ran; none where it ran several."""
     operators: tuple[OperatorProfile, ...] = ()
     notes: tuple[str, ...] = ()
+    earlier: tuple[Tried, ...] = ()
+    """Attempts of the test on other devices."""
+    others: int = 0
+    """Devices that might have tried it once more."""
 
     def packed(self) -> str:
         """Return it as text that every plugin can carry with a report, infinities included."""
@@ -72,14 +83,25 @@ def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
     return Job(case, Target(soc, backend, ""))
 
 
-def attempt_of(job_id: str, reports: Sequence[pytest.TestReport], serial: str) -> Attempt:
+def attempt_of(job_id: str, reports: Sequence[pytest.TestReport]) -> Attempt:
     """Return what the reports of one execution of a test say, those of its subtests among them.
 
-    `serial` is the device of its worker, for a worker that died before it sent anything.
+    The verdict takes in the devices that tried it before.
     """
-    facts = next(
-        (facts for report in reversed(reports) if (facts := unpack(report)) is not None), DeviceFacts(serial, 0)
-    )
+    facts = next((facts for report in reversed(reports) if (facts := unpack(report)) is not None), None)
+    if facts is None:
+        # A dead worker sends no facts.
+        serial = next((str(found) for report in reports if (found := getattr(report, SERIAL, ""))), "")
+        return _attempt_of(job_id, reports, DeviceFacts(serial, 0))
+    attempt = _attempt_of(job_id, reports, facts)
+    is_undecided = any(getattr(report, OPEN, "") for report in reports) and not attempt.known_issue
+    if not (facts.earlier or is_undecided):
+        return attempt
+    history = (*facts.earlier, tried(attempt))
+    return settle(attempt, history, classify(history, others=facts.others))
+
+
+def _attempt_of(job_id: str, reports: Sequence[pytest.TestReport], facts: DeviceFacts) -> Attempt:
     starts = [start for report in reports if (start := getattr(report, "start", 0.0))]
     bad = [report for report in reports if report.failed or report.outcome == "rerun"]  # type: ignore[comparison-overlap]
     verdict, stage, cause, reason, known_issue, notes = _ending(reports, bad, facts)

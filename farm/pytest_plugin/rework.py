@@ -10,7 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +116,8 @@ def count_report(config: pytest.Config, report: pytest.TestReport) -> None:
         counts[report.nodeid] += 1
 
 
-def follow_workspaces(meet: Callable[[PurePosixPath], None]) -> None:
-    """Have `meet` called with the folder on the device of every SimpleADB, before that uses it."""
+def follow_workspaces(meet: Callable[[Any], None]) -> None:
+    """Have `meet` called with every SimpleADB, before that uses its device."""
     cls = getattr(sys.modules.get(_UTILITIES), "SimpleADB", None)
     if cls is None or hasattr(cls, "farm_follows"):
         return
@@ -125,6 +125,6 @@ def follow_workspaces(meet: Callable[[PurePosixPath], None]) -> None:
 
     def followed(self: Any, *arguments: Any, **named: Any) -> None:
         initialize(self, *arguments, **named)
-        meet(PurePosixPath(self.workspace))
+        meet(self)
 
     cls.__init__, cls.farm_follows = followed, True

@@ -78,18 +78,24 @@ def _link_all(folder: Path, source: Path) -> None:
 class Upstream:
     """Upstream's tests in one worker."""
 
-    def __init__(self, plan: SuitePlan, run: DeviceRun, scratch: Path) -> None:
-        """`run` is that of the worker's device, `scratch` a folder of the worker alone."""
-        self._plan, self._run = plan, run
+    def __init__(self, plan: SuitePlan, scratch: Path) -> None:
+        """`scratch` is a folder of the worker alone."""
+        self._plan = plan
+        self._run: DeviceRun | None = None
         self._build, self._folder = scratch / "build-android", scratch / "upstream"
         self._session: DeviceSession | None = None
         """The session whose runner the script hands over to."""
         self._workspaces: dict[PurePosixPath, DeviceSession | None] = {}
         """Folders of SimpleADB on the device, and the session in which each was made sure of."""
 
-    def set_options(self, config: pytest.Config) -> None:
+    def use(self, run: DeviceRun) -> None:
+        """Run tests on the device of `run` from now on."""
+        self._run, self._session = run, None
+        self._workspaces.clear()
+
+    def set_options(self, config: pytest.Config | None) -> None:
         """Fill in what upstream's newer tests have as options of pytest."""
-        if is_framework(config):
+        if config is not None and is_framework(config):
             for name, value in self._options().items():
                 setattr(config.option, name, value)
 
@@ -115,12 +121,12 @@ class Upstream:
         """Before a test's own set-up: bring the runner onto the device, set the test's options. Raises DeviceError."""
         if not self.owns(item):
             return
-        if not self._options()["device"]:
-            raise UsageError(f"upstream's tests speak adb, and {self._run.device.serial} hangs on no adb server")
+        if self._run is None or not self._options()["device"]:
+            raise UsageError("upstream's tests speak adb, and the device of this worker hangs on no adb server")
         session = self._run.session
         if session is not self._session:
             session.prepare([])
-            self._write_runner(session.runtime_folder)
+            self._write_runner(session.runtime_folder, self._run.transport.elevation)
             self._session = session
         follow_workspaces(self._meet)
         base = self._base(item)
@@ -137,12 +143,16 @@ class Upstream:
 
     def clean(self) -> None:
         """Remove what SimpleADB leaves on a device."""
-        if self._workspaces:
+        if self._workspaces and self._run is not None:
             with contextlib.suppress(DeviceError):
                 self._run.transport.run(["rm", "-rf", "--", *map(str, self._workspaces)], timeout_s=_CLEAN_SECONDS)
 
-    def _meet(self, workspace: PurePosixPath) -> None:
-        """Make the folder where the newer tests, which do so once a process, believe it to be: devices start anew."""
+    def _meet(self, adb: Any) -> None:
+        """Lead a SimpleADB to the device of now, and make its folder: the newer tests ask for both once a process."""
+        options, workspace = self._options(), PurePosixPath(adb.workspace)
+        adb.device_id, adb.host_id = options["device"], options["host"]
+        if self._run is None:
+            return
         if workspace.parent == _WORKSPACES and self._workspaces.get(workspace) is not self._session:
             self._run.transport.run(["mkdir", "-p", "--", str(workspace)], timeout_s=_CLEAN_SECONDS)
             self._workspaces[workspace] = self._session
@@ -154,7 +164,7 @@ class Upstream:
         return base if base is not None and cls is not None and issubclass(cls, base) else None
 
     def _options(self) -> dict[str, str | None]:
-        environment = self._run.transport.tool_environment()
+        environment = self._run.transport.tool_environment() if self._run is not None else {}
         return {
             "device": environment.get("ANDROID_SERIAL", ""),
             "host": environment.get("ANDROID_ADB_SERVER_ADDRESS"),
@@ -164,13 +174,13 @@ class Upstream:
             "target": TARGET,
         }
 
-    def _write_runner(self, runtime: PurePosixPath) -> None:
+    def _write_runner(self, runtime: PurePosixPath, elevation: Sequence[str]) -> None:
         """Make the build folder. Relative paths mean the same on every device, virtual ones among them."""
         to = os.path.relpath(runtime, _WORKSPACES / "any")
         script = self._build / "examples/qualcomm/executor_runner" / RUNNER
         script.parent.mkdir(parents=True, exist_ok=True)
         command = f"env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER}"
-        script.write_text(runner_script(command, self._run.transport.elevation))
+        script.write_text(runner_script(command, elevation))
         script.chmod(0o755)
         library = self._build / "backends/qualcomm/libqnn_executorch_backend.so"
         library.parent.mkdir(parents=True, exist_ok=True)

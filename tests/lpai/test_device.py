@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -22,10 +21,12 @@ from farm.errors import NoDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.pool.fleet import Fleet, virtual_fleet
-from farm.pytest_plugin.grants import FileGrant
+from farm.pytest_plugin.lease import DeviceLease
 from farm.pytest_plugin.plan import SuitePlan
 from farm.pytest_plugin.worker import SuiteWorker
+from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
+from farm.store.store import open_store
 from farm.suites.manifests import load_suite
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
@@ -163,14 +164,15 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
 ) -> None:
     fleet = give_devices(build)
     plan = SuitePlan(
-        token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=fleet.devices, chosen=(0,),
+        token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=tuple(fleet.devices), workers=1,
         runtimes=fleet.runtimes, leased=False, record=RunRecord("farm pytest", "", "", {}), cache_root=tmp_path,
         suite_folders=(), versions={}, compiler=Compiler("", {}), build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
+        leases=f"sqlite:///{tmp_path / 'leases.db'}",
     )  # fmt: skip
     plan.folder.mkdir()
-    (plan.folder / "grants").mkdir()
-    (plan.folder / "grants" / "0.json").write_bytes(msgspec.json.encode(FileGrant(go=True)))
-    worker = SuiteWorker(plan, 0)
+    with open_store(plan.leases) as store:
+        store.devices.see([Seen(device, "device", None) for device in fleet.devices])
+    worker = SuiteWorker(plan, DeviceLease(plan))
     try:
         worker.get_ready()
         assert worker.run.transport.user_id() == 0

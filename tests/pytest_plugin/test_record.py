@@ -76,7 +76,7 @@ def test_numbers_come_through_whole() -> None:
 def judged(*reports: pytest.TestReport, told: DeviceFacts | None = None) -> Attempt:
     if told is not None:
         setattr(reports[-1], FACTS, told.packed())
-    return attempt_of("pytest/a.py::test[SM8650-htp]", reports, "SM-1")
+    return attempt_of("pytest/a.py::test[SM8650-htp]", reports)
 
 
 def report(when: str, outcome: str = "passed", text: str | None = None) -> pytest.TestReport:

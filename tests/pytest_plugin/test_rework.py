@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -164,11 +164,11 @@ def test_folders_of_simpleadb_are_made_sure_of(monkeypatch: pytest.MonkeyPatch) 
     module: Any = ModuleType("executorch.backends.qualcomm.export_utils")
     module.SimpleADB = SimpleADB
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    met: list[PurePosixPath] = []
+    met: list[str] = []
     for _ in range(2):
-        follow_workspaces(met.append)
+        follow_workspaces(lambda adb: met.append(adb.workspace))
     SimpleADB(workspace="/data/local/tmp/one")
-    assert met == [PurePosixPath("/data/local/tmp/one")]
+    assert met == ["/data/local/tmp/one"]
 
 
 def test_reports_of_workers_are_counted_where_upstream_counts() -> None:

@@ -1,27 +1,78 @@
-"""Tests go to workers that have a device."""
+"""Tests go to workers that have a device, and every mode of distribution ends, also when workers die."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.pytest_plugin.controller import FairScheduling
+from farm.pytest_plugin.scheduling import GroupScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+MODES = ["load", "loadscope", "loadfile", "loadgroup", "worksteal", "each"]
+SUITE = """
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("{name}")
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_one(n):
+    if n == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_after():
+    pass
+"""
+CONFTEST = """
+def pytest_xdist_make_scheduler(config):
+    from farm.pytest_plugin.scheduling import GroupScheduling
+
+    return GroupScheduling(config)
+"""
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(one, marks=[] if one in ("load", "loadfile") else [pytest.mark.whole]) for one in MODES]
+)
+def test_every_mode_ends_when_workers_are_killed(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name in "abc":
+        (tmp_path / f"test_{name}.py").write_text(SUITE.format(name=name))
+    words = ["-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", "-n", "2", "--max-worker-restart=50", "--dist"]
+
+    done = subprocess.run(
+        [sys.executable, *words, mode], cwd=tmp_path, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    times = 2 if mode == "each" else 1
+    assert re.search(f"{3 * times} failed, {9 * times} passed in", done.stdout), done.stdout + done.stderr
+    assert done.returncode == 1
 
 
 class NodeStub:
-    """A worker as xdist's schedulers see it; it takes what it is given and gives back what is asked for."""
+    """A worker for a scheduler: it begins a test once it has the next one, or the word that none follows."""
 
-    def __init__(self, name: str) -> None:
-        self.gateway = type("Gateway", (), {"id": name})
+    def __init__(self) -> None:
         self.shutting_down = False
+        self.given: list[int] = []
         self.asked_back: list[int] = []
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
-        pass
+        assert not self.shutting_down
+        self.given += indices
 
     def send_steal(self, indices: Sequence[int]) -> None:
         self.asked_back += indices
@@ -30,93 +81,120 @@ class NodeStub:
         self.shutting_down = True
 
 
-@pytest.fixture
-def workers(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> tuple[FairScheduling, list[NodeStub]]:
-    monkeypatch.setattr(pytestconfig.option, "tx", ["2*popen"], raising=False)
-    monkeypatch.setattr(pytestconfig.option, "maxschedchunk", None, raising=False)
-    sched = FairScheduling(pytestconfig, None)
-    nodes = [NodeStub("gw0"), NodeStub("gw1")]
+TESTS = [f"test_{name}.py::test_{n}" for name in "abcd" for n in range(5)]
+
+
+def started(mode: str, count: int = 2) -> tuple[GroupScheduling, list[NodeStub]]:
+    config: Any = SimpleNamespace(getoption={"dist": mode, "tx": ["popen"] * count}.get)
+    sched = GroupScheduling(config)
+    nodes = [NodeStub() for _ in range(count)]
     for node in nodes:
         sched.add_node(node)
-    for node in nodes:
-        sched.add_node_collection(node, [f"test_{n}" for n in range(40)])
+        sched.add_node_collection(node, TESTS)
+    assert sched.collection_is_completed
     sched.schedule()
     return sched, nodes
 
 
-def run_all(sched: FairScheduling, node: NodeStub) -> int:
-    """Let a worker run what it is given until it is given no more."""
-    count = 0
-    while sched.node2pending[node] and (len(sched.node2pending[node]) > 1 or node.shutting_down):
-        sched.mark_test_complete(node, sched.node2pending[node][0])
-        count += 1
-    return count
+def run_all(sched: GroupScheduling, node: NodeStub) -> list[int]:
+    """Let a worker run its tests until it waits for more; return their numbers."""
+    done: list[int] = []
+    while node.given and (len(node.given) > 1 or node.shutting_down):
+        done.append(node.given.pop(0))
+        sched.mark_test_complete(node, done[-1])
+    return done
 
 
-def test_who_lost_its_device_gives_its_tests_to_others(workers: tuple[FairScheduling, list[NodeStub]]) -> None:
-    sched, (broken, well) = workers
-    before = list(sched.node2pending[broken])
-    assert len(before) > 2
-
-    sched.give_up(broken)
-    assert broken.asked_back == before[2:]
-    sched.remove_pending_tests_from_node(broken, broken.asked_back)
-
-    assert run_all(sched, broken) == 1, "the last one waits for the word that nothing follows"
-    assert run_all(sched, well) + len(sched.node2pending[well]) == 38
+def test_the_files_of_a_group_stay_together() -> None:
+    sched, nodes = started("loadfile")
+    ran = [run_all(sched, node) for node in nodes]
+    ran = [one + run_all(sched, node) for one, node in zip(ran, nodes, strict=True)]
+    files = [{TESTS[index].partition("::")[0] for index in one} for one in ran]
+    assert not files[0] & files[1]
+    assert sorted(ran[0] + ran[1]) == list(range(len(TESTS)))
     assert sched.tests_finished
 
 
-def test_what_is_given_back_after_a_worker_has_ended_is_nothing(
-    workers: tuple[FairScheduling, list[NodeStub]],
-) -> None:
-    sched, (broken, _) = workers
+def test_a_group_is_in_the_name_behind_the_parameters() -> None:
+    config: Any = SimpleNamespace(getoption={"dist": "loadgroup", "tx": ["popen"]}.get)
+    sched, node = GroupScheduling(config), NodeStub()
+    sched.add_node(node)
+    sched.add_node_collection(node, ["t.py::a@one", "t.py::b[x@y]", "t.py::c[x]@one"])
+    sched.schedule()
+    assert node.given == [0, 2]
+    assert run_all(sched, node) == [0, 2, 1]
+
+
+def test_with_each_the_rest_of_two_dead_workers_is_for_one_worker_each() -> None:
+    sched, nodes = started("each")
+    for node in nodes:
+        sched.remove_node(node)
+    new = [NodeStub(), NodeStub()]
+    for node in new:
+        sched.add_node(node)
+        sched.add_node_collection(node, TESTS)
+        sched.schedule()
+        assert run_all(sched, node) == list(range(1, len(TESTS)))
+    assert sched.tests_finished
+
+
+@pytest.mark.parametrize("mode", ["load", "loadfile"])
+def test_what_a_dead_worker_had_is_for_the_others(mode: str) -> None:
+    sched, (dead, well) = started(mode)
+    held = list(dead.given)
+    assert sched.remove_node(dead) == TESTS[held[0]]
+    new = NodeStub()
+    sched.add_node(new)
+    sched.add_node_collection(new, TESTS)
+    sched.schedule()
+    ran = run_all(sched, well) + run_all(sched, new) + run_all(sched, well)
+    assert sorted(ran) == [index for index in range(len(TESTS)) if index != held[0]]
+    assert sched.tests_finished
+
+
+@pytest.mark.parametrize("mode", ["load", "loadfile"])
+def test_a_worker_that_lost_its_device_leaves_its_tests_to_the_others(mode: str) -> None:
+    sched, (broken, well) = started(mode)
     sched.give_up(broken)
     sched.give_up(broken)
     assert len(broken.asked_back) == len(set(broken.asked_back)), "asked for once"
+    back, broken.given = broken.asked_back, [one for one in broken.given if one not in broken.asked_back]
+    if back:
+        sched.remove_pending_tests_from_node(broken, back)
+    assert broken.shutting_down
+    assert len(run_all(sched, broken)) <= 2
     sched.remove_node(broken)
-    before = list(sched.pending)
+    run_all(sched, well)
+    assert sched.tests_finished
 
+
+def test_what_is_given_back_after_a_worker_has_ended_is_nothing() -> None:
+    sched, (broken, well) = started("load")
+    sched.remove_node(broken)
     sched.remove_pending_tests_from_node(broken, [])
+    run_all(sched, well)
+    assert sched.tests_finished
 
-    assert sched.pending == before
 
-
-def test_tests_end_where_no_device_is_left(workers: tuple[FairScheduling, list[NodeStub]]) -> None:
-    sched, nodes = workers
+def test_tests_end_where_no_device_is_left() -> None:
+    sched, nodes = started("load")
+    ran: list[int] = []
     for node in nodes:
         sched.give_up(node)
-        sched.remove_pending_tests_from_node(node, node.asked_back)
-
-    assert sum(run_all(sched, node) for node in nodes) == 40
-    assert not sched.pending
-
-
-def test_a_test_that_is_open_goes_to_another_device_alone(workers: tuple[FairScheduling, list[NodeStub]]) -> None:
-    sched, (first, second) = workers
-    sched._device_of = [first, second].index
-    test = sched.node2pending[first][0]
-    sched.mark_test_complete(first, test)
-    sched.try_elsewhere(f"test_{test}", [0])
-    assert not sched.tests_finished
-    run_all(sched, first)
-    assert test not in sched.node2pending[first]
-    run_all(sched, second)
+        ran += run_all(sched, node)
+    assert sorted(ran) == list(range(len(TESTS)))
     assert sched.tests_finished
-    assert sched.open_tests() == {}
 
 
-def test_a_test_that_every_worker_has_tried_waits_and_can_be_let_go(
-    workers: tuple[FairScheduling, list[NodeStub]],
-) -> None:
-    sched, nodes = workers
-    sched._device_of = nodes.index
-    for node in nodes:
-        run_all(sched, node)
-    sched.try_elsewhere("test_3", [0, 1])
-    for node in nodes:
-        sched.check_schedule(node)
-    assert sched.open_tests() == {3: frozenset({0, 1})}
-    assert not sched.tests_finished
-    sched.leave_open(3)
-    assert sched.tests_finished
+def test_a_worker_with_other_tests_gets_none() -> None:
+    said: list[pytest.CollectReport] = []
+    hook = SimpleNamespace(pytest_collectreport=lambda report: said.append(report))
+    config: Any = SimpleNamespace(getoption={"dist": "load", "tx": ["popen"] * 2}.get, hook=hook)
+    sched, nodes = GroupScheduling(config), [NodeStub(), NodeStub()]
+    for node, tests in zip(nodes, (TESTS, TESTS[1:]), strict=True):
+        sched.add_node(node)
+        sched.add_node_collection(node, tests)
+    sched.schedule()
+    assert [one.failed for one in said] == [True]
+    assert nodes[1].shutting_down
+    assert run_all(sched, nodes[0]) == list(range(len(TESTS)))

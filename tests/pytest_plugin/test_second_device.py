@@ -66,6 +66,39 @@ def test_another_device_decides_whether_a_refusal_is_the_code(home: FarmHome) ->
     assert "1 failed, 4 passed, 4 rerun" in done.stdout, done.stdout[-3000:]
 
 
+MOVES = """
+import subprocess
+from pathlib import Path
+
+
+def test_moves(device):
+    first = Path("first")
+    if not first.exists():
+        first.write_text(device.serial)
+        subprocess.run(["adb", "reboot"], check=True, timeout=60)
+        raise AssertionError("this says nothing of the code")
+    assert device.serial != first.read_text()
+    said = subprocess.run(["adb", "shell", "getprop", "ro.product.name"], capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == device.serial
+
+
+def test_after(device):
+    assert device.run(["true"]).code == 0
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.whole)])
+def test_a_test_that_lost_its_device_runs_again_on_the_next(home: FarmHome, workers: str) -> None:
+    (home.cwd / "test_two.py").write_text(MOVES)
+    words = ("-n", workers, "-p", "no:cacheprovider", "test_two.py")
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "2", "--", *words, timeout_s=300, env=ALONE)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    lost, passed = attempts(home, "test_moves")
+    assert (lost[0], passed) == (Verdict.INFRA, (Verdict.PASSED, Cause.NONE))
+    assert attempts(home, "test_after") == [(Verdict.PASSED, Cause.NONE)]
+    assert "2 passed, 1 rerun" in done.stdout, done.stdout[-3000:]
+
+
 @pytest.mark.whole
 def test_what_another_device_passed_is_no_failure(home: FarmHome) -> None:
     (home.cwd / "test_two.py").write_text(SUITE)

@@ -388,7 +388,9 @@ class Suite:
             devices=(device,), folder=folder, runtimes={device.serial: runtime(folder / device.serial, dies)},
             token=f"suite{folder.name[-6:]}", health=HealthConfig(), soc="SM8650", backend="htp", leased=False,
         )  # fmt: skip
-        self.worker = SuiteWorker(plan, 0)
+        lease: Any = SimpleNamespace(device=device, require=lambda: None, fence=0)
+        self.worker = SuiteWorker(plan, lease)
+        self.worker.use(device)
         self.worker.begin_test(folder)
         self.runner = Runner(self.worker, lambda: (canary.job, load_bundle(cache.folder(canary.key))))
         self.program = DeviceProgram(load_bundle(cache.folder(job.key)), job.job)

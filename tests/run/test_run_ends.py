@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
-import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from run_model import Script, World
-from waiting import until
 
 from farm.dispatch.device_runner import MOST_EXITS
-from farm.pytest_plugin.workers import START_SECONDS, STOPPED_SECONDS, Workers
 from farm.results.attempt import Cause, Verdict
 
 if TYPE_CHECKING:
@@ -142,87 +136,3 @@ def test_kills_and_full_disks_at_random(world: object) -> None:
         begin, length = chance.randrange(150), chance.choice([0, 0, 3, 15])
         kills = {chance.randrange(1, 150): tuple(chance.sample((0, 1), chance.choice((1, 2)))) for _ in range(4)}
         check(world(name, kills=kills, full=range(begin, begin + length)))  # type: ignore[operator]
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
-class Watched:
-    """Looks after one process, as if it were a worker, on a clock of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process, self.now_s, self.sign = process, 0.0, 0
-        self.workers = Workers(
-            ["device-0"],
-            is_wanted=lambda _: True,
-            retire=lambda *_: None,
-            note=lambda _: None,
-            sign_of=lambda _: self.sign,
-            most_silence_s=1000.0,
-            clock=lambda: self.now_s,
-        )
-        self.node = Node(process.pid)
-        self.workers.assign(self.node)
-
-    def send(self, number: signal.Signals, state: str) -> None:
-        """Send a signal and wait until the process is in the state that it leads to."""
-        self.process.send_signal(number)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == state, state)
-
-    def lasts(self, seconds: int, *, shows: bool = True) -> bool:
-        """Look once a second, and tell whether the process is still there then."""
-        for _ in range(seconds):
-            self.now_s += 1
-            self.sign += shows
-            self.workers.watch([self.node])
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.5)
-        return self.process.poll() is None
-
-
-class Node:
-    """What xdist knows of a worker."""
-
-    def __init__(self, pid: int) -> None:
-        self.channel = None
-        self.gateway = SimpleNamespace(_rinfo=lambda: SimpleNamespace(pid=pid))
-
-
-def test_a_worker_that_does_not_start_is_ended(sleeper: subprocess.Popen[bytes]) -> None:
-    watched = Watched(sleeper)
-    assert watched.lasts(int(START_SECONDS) - 1)
-    assert not watched.lasts(3)
-
-
-def test_a_worker_that_is_stopped_is_ended_unless_it_goes_on_in_time(sleeper: subprocess.Popen[bytes]) -> None:
-    watched = Watched(sleeper)
-    watched.workers.is_ready(watched.node)
-    watched.send(signal.SIGSTOP, "T")
-    assert watched.lasts(int(STOPPED_SECONDS) - 1)
-    watched.send(signal.SIGCONT, "S")
-    assert watched.lasts(int(STOPPED_SECONDS) + 5)
-    watched.send(signal.SIGSTOP, "T")
-    assert not watched.lasts(int(STOPPED_SECONDS) + 5)
-
-
-def test_a_worker_that_shows_no_sign_is_ended_however_it_hangs(sleeper: subprocess.Popen[bytes]) -> None:
-    watched = Watched(sleeper)
-    watched.workers.is_ready(watched.node)
-    assert watched.lasts(1500)
-    assert watched.lasts(999, shows=False)
-    assert not watched.lasts(5, shows=False)
-
-
-def test_workers_that_were_stopped_together_with_their_controller_are_not_late(
-    sleeper: subprocess.Popen[bytes],
-) -> None:
-    watched = Watched(sleeper)
-    watched.workers.is_ready(watched.node)
-    assert watched.lasts(5)
-    watched.now_s += 3600
-    assert watched.lasts(5)
