@@ -11,6 +11,8 @@ of the farm (tests/stub_evidence.py). The last line is JSON:
 `second_user_start_s`     from B's submission of one job to its start, behind A's 2,000 of the same priority; the worst
 `person_behind_nightly_s` the same for a person's job on a farm filled by a night: a job that runs is in it; the worst
 `cancel_s`                from the call that cancels to the end of the last job on any device; the worst
+`builds_s`                1,000 builds on four build hosts with stub compilers (50 ms), one of them killed midway
+`built_twice`             bundles of these that were compiled twice, without those that the killed host had in hand
 `lost`, `duplicated`      jobs without an accepted verdict; with several, two on a device at once, or run twice in peace
 `idle_queries_per_s`      that PostgreSQL sees while nothing is to do, of all agents together, BEGIN and COMMIT included
 """
@@ -29,11 +31,16 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from build_farm import made_job
 from chaos_store import postgres_cluster
+from stub_build_host import TOOLCHAIN, VERSIONS
 from stub_evidence import Ran, now_s, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
+from farm.bundles.key import bundle_key
+from farm.store.cluster.records import PROTOCOL, NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.leases.rules import Priority
+from farm.store.records import RunRecord
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -47,7 +54,8 @@ HOSTS, DEVICES = 3, 8
 LATENCY_MS = 200
 SHARD = 25
 BEHIND = 2000
-PARTS = ("idle", "efficiency", "second_user", "person_behind_nightly", "cancel", "faults")
+PARTS = ("idle", "efficiency", "second_user", "person_behind_nightly", "cancel", "builds", "faults")
+BUILD_HOSTS, BUILDERS = 4, 2
 SETTINGS = ("shared_preload_libraries=pg_stat_statements", "max_connections=200")
 _SETTLES_S = 2.0
 _WAITS_S = 300.0
@@ -64,6 +72,7 @@ class Bench:
     rounds: int
     idle_s: float
     behind: int
+    bundles: int
     found: dict[str, float] = field(default_factory=dict)
     lost: int = 0
     duplicated: int = 0
@@ -116,6 +125,34 @@ class Bench:
         ran = self.hosts.ran(run_id)
         self.found["efficiency_with_faults"] = self._share(ran, began_s)
         self._judge(run_id, ran, once=False)
+
+    def builds(self) -> None:
+        """Let build hosts make bundles, and kill one of them at a quarter."""
+        evidence = self.hosts.folder / "built"
+        evidence.touch()
+        names = [f"build-{number}" for number in range(BUILD_HOSTS)]
+        for name in names:
+            self.hosts.start_build_host(name, evidence, BUILDERS)
+        for name in names:
+            self._until(lambda name=name: "ready" in self.hosts.log(name), name)
+        began_s, run_id = now_s(), submit_builds(self.store, self.bundles)
+        self._until(lambda: len(made(evidence)) >= self.bundles // 4, "a quarter of the bundles")
+        self.hosts.die(names[0])
+        self._until(lambda: not self._is_lacking(run_id), "all bundles")
+        self.found["builds_s"] = now_s() - began_s
+        twice = [key for key, hosts in made(evidence).items() if len(hosts) > 1]
+        hurt = sum(names[0] in made(evidence)[key] for key in twice)
+        say(f"    {len(made(evidence))} bundles; {len(twice)} compiled again, {hurt} of them of the killed host")
+        self.found["built_twice"] = len(twice) - min(hurt, BUILDERS)
+        self.lost += self.bundles - len(made(evidence))
+        self.store.cluster.cancel(run_id, "ada")
+        self._await_end(run_id)
+        for name in names[1:]:
+            self.hosts.die(name)
+
+    def _is_lacking(self, run_id: str) -> bool:
+        order = self.store.cluster.order(run_id)
+        return order is None or order.lacking > 0
 
     def _submit(self, user: str, jobs: int, priority: Priority = Priority.PERSON) -> tuple[float, str]:
         run_id = self.hosts.submit(self.store, user, jobs, latency_ms=LATENCY_MS, priority=priority, shard=SHARD)
@@ -194,6 +231,32 @@ class Bench:
         return Counter({str(query): int(calls) for query, calls in rows})
 
 
+def submit_builds(store: Store, count: int) -> str:
+    """Submit a run that lacks so many bundles, for an SoC of which there is no device; return its id."""
+    jobs = [made_job() for _ in range(count)]
+    keys = [bundle_key(job, VERSIONS) for job in jobs]
+    run_id = store.begin_run(RunRecord("bench", "ada", "bench", {}))
+    order = NewOrder(
+        run_id=run_id, user="ada", priority=Priority.PERSON, purpose="bench", terms=b"{}", protocol=PROTOCOL
+    )
+    wanted = tuple(ShardJob(job, key) for job, key in zip(jobs, keys, strict=True))
+    builds = [
+        NewBuild(key, TOOLCHAIN, job, VERSIONS, position=number)
+        for number, (job, key) in enumerate(zip(jobs, keys, strict=True))
+    ]
+    store.cluster.submit(order, [NewShard("SM8750", wanted, 1.0, 0)], builds, jobs=jobs)
+    return run_id
+
+
+def made(evidence: Path) -> dict[str, list[str]]:
+    """Return by key the hosts whose compiler made a bundle."""
+    found: dict[str, list[str]] = {}
+    for line in evidence.read_text().splitlines():
+        key, host = line.split()
+        found.setdefault(key, []).append(host)
+    return found
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -207,7 +270,9 @@ def run(options: argparse.Namespace, folder: Path, cluster: Cluster) -> dict[str
         hosts.await_devices(store, HOSTS * DEVICES)
         say(f"{HOSTS} agents with {DEVICES} devices each")
         time.sleep(_SETTLES_S)
-        bench = Bench(cluster, hosts, store, options.jobs, options.rounds, options.idle_s, options.behind)
+        bench = Bench(
+            cluster, hosts, store, options.jobs, options.rounds, options.idle_s, options.behind, options.bundles
+        )
         for part in PARTS:
             if part in options.only:
                 say(part)
@@ -232,11 +297,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3, help="of what is told by its worst")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--quick", action="store_true", help="240 jobs, one round, 2 s idle")
+    parser.add_argument("--quick", action="store_true", help="240 jobs, one round, 2 s idle, 200 bundles")
     options = parser.parse_args()
-    options.ttl_s, options.idle_s, options.behind = 10.0, 20.0, BEHIND
+    options.ttl_s, options.idle_s, options.behind, options.bundles = 10.0, 20.0, BEHIND, 1000
     if options.quick:
         options.jobs, options.rounds, options.ttl_s, options.idle_s, options.behind = 240, 1, 3.0, 2.0, 300
+        options.bundles = 200
     with postgres_cluster(*SETTINGS) as cluster:
         if isinstance(cluster, str):
             sys.stderr.write(f"bench/cluster.py needs a PostgreSQL server: {cluster}\n")

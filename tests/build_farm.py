@@ -14,7 +14,6 @@ from waiting import until
 
 from farm.bundles.key import bundle_key
 from farm.cluster.agent.builds import BuildHost
-from farm.cluster.agent.ledger import Ledger
 from farm.cluster.client.upload import new_builds
 from farm.cluster.files.suite_archive import upload_sources
 from farm.config.settings import load_config
@@ -152,7 +151,7 @@ class BuildFarm:
     def host(self, name: str, *, ttl_s: float = 600.0) -> Iterator[RunningHost]:
         """Yield a build host that claims, in this process."""
         config, notes = self.config(name), list[str]()
-        host = BuildHost(config, self.store, self.objects, notes.append, ledger=Ledger(), ttl_s=ttl_s)
+        host = BuildHost(config, self.store, self.objects, notes.append)
         with ExitStack() as stack:
             stack.callback(host.stop)
             host.look()

@@ -65,6 +65,7 @@ class StubHost(threading.Thread):
         self._may = threading.Semaphore(jobs if jobs is not None else 1_000_000)
         self._over = threading.Event()
         self._registered = threading.Event()
+        self._worker: int | None = None
         self.ran: list[tuple[str, str]] = []
         """Job and device."""
         self.built: list[str] = []
@@ -118,15 +119,21 @@ class StubHost(threading.Thread):
 
     def _build(self, store: Store, agent: AgentId) -> bool:
         ids = [one.id for one in self._offered]
-        held = store.cluster.claim_builds(agent, ids, 4, ttl_s=TTL_S) if ids else []
-        for build in held:
-            assert self._objects is not None
-            key = build.task.key
-            archive = self._objects.put(key.encode())
-            self.built.append(key)
-            done = Build(key, "built", archive, len(key), BuildReply(key, ok=True, seconds=0.5))
-            store.cluster.built(agent, key, build.fence, done, manifest_of(key, build.task.job.id))
-        return bool(held)
+        if not ids:
+            return False
+        if self._worker is None:
+            self._worker = store.cluster.begin_worker()
+        store.cluster.keep_workers([self._worker], [])
+        held = store.cluster.take_build(self._worker, agent.name, ids)
+        if held is None:
+            return False
+        assert self._objects is not None
+        key = held.task.key
+        archive = self._objects.put(key.encode())
+        self.built.append(key)
+        done = Build(key, "built", archive, len(key), BuildReply(key, ok=True, seconds=0.5))
+        store.cluster.built(held, done, manifest_of(key, held.task.job.id))
+        return True
 
     def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:
         device = next(one for one in self._devices if one.id == held.lease.device)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 AGENT = Path(__file__).with_name("stub_agent.py")
+BUILD_HOST = Path(__file__).with_name("stub_build_host.py")
 _LOOKS_S = 0.05
 
 
@@ -137,7 +138,10 @@ class StubHosts:
         text = (
             f'store = "{self.urls.get(name, self.url)}"\nartifacts = "{self.artifacts_at.get(name, self.artifacts)}"\n'
         )
-        (folder / "farm.toml").write_text(text)
+        file = folder / "farm.toml"
+        # A host may be reading it.
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
         return folder
 
     def env_of(self, name: str) -> dict[str, str]:
@@ -161,6 +165,12 @@ class StubHosts:
     def _start(self, name: str) -> None:
         folder = self.home(name)
         words = [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")]
+        self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
+
+    def start_build_host(self, name: str, evidence: Path, builders: int) -> None:
+        """Start a build host, which notes in `evidence` what it made."""
+        folder = self.home(name)
+        words = [sys.executable, str(BUILD_HOST), name, str(evidence), str(builders), str(self.ttl_s)]
         self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
 
     def kill(self, name: str) -> None:

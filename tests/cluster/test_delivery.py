@@ -73,8 +73,9 @@ class Heard:
         self.calls.append(("finish", run))
         self.hold.wait(30)
 
-    def mend(self) -> None:
+    def mend(self) -> bool:
         self.calls.append(("mend", ""))
+        return False
 
     def of(self, kind: str) -> list[str]:
         return [argument for called, argument in self.calls if called == kind]
@@ -83,7 +84,7 @@ class Heard:
 @contextmanager
 def delivering(store: Store, heard: Heard, *, patience_s: float = 5, **more: Any) -> Iterator[MessageDelivery]:
     calls: dict[str, Any] = {"finish": heard.finish, "mend": heard.mend, **more}
-    delivery = MessageDelivery(store, note=heard.notes.append, **calls)
+    delivery = MessageDelivery(store, note=heard.notes.append, ttl_s=30, **calls)
     delivery.start()
     try:
         until(lambda: delivery.is_connected)

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
 from sqlalchemy import select, text
 from store_template import drop_database
+from waiting import until
 
 from farm.devices.device import AdbAddress, Device
-from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError
+from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.store import schema
-from farm.store.cluster import mend
+from farm.store.cluster import mend, orders
 from farm.store.cluster.records import Build, Claimed, Mended, NewBuild
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
@@ -514,15 +515,16 @@ def test_bundles_are_made_once_and_a_shard_begins_when_it_lacks_none(store: Stor
     parts = shards(2)
     first = submit(store, parts, builds=builds)
     second = submit(store, parts, "bob", builds=builds)
-    device, host = agent(store), agent(store, "b1", devices=0)
+    device = agent(store)
     assert store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S) == []
     claimed: list[list[str]] = [[], []]
 
     def make(number: int) -> None:
         with open_store(store._database._url.render_as_string(hide_password=False)) as own:
-            while held := own.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S):
-                claimed[number].append(held[0].task.key)
-                own.cluster.built(host, held[0].task.key, held[0].fence, Build(held[0].task.key, "built", "a" * 64, 10))
+            worker = own.cluster.begin_worker()
+            while held := own.cluster.take_build(worker, "b1", ["tool"]):
+                claimed[number].append(held.task.key)
+                own.cluster.built(held, Build(held.task.key, "built", "a" * 64, 10))
 
     threads = [threading.Thread(target=make, args=(n,)) for n in range(2)]
     for thread in threads:
@@ -541,60 +543,91 @@ def test_bundles_are_made_once_and_a_shard_begins_when_it_lacks_none(store: Stor
     assert store.cluster.progress(third, 0).to_build == 0
 
 
-def test_a_build_whose_claim_was_not_answered_is_taken_back_by_the_next_heartbeat(store: Store) -> None:
-    made = [NewBuild(key(n), "tools", job(n), {}) for n in range(2)]
-    submit(store, shards(2, jobs=1), builds=made)
-    host = store.cluster.register("b1", facts("b1", 0, toolchains=("tools",)), TTL_S, user="farm")
-    [first] = store.cluster.claim_builds(host, ["tools"], 1, ttl_s=TTL_S)
-    [lost] = store.cluster.claim_builds(host, ["tools"], 1, ttl_s=TTL_S)
+def test_a_build_of_a_dead_worker_is_put_back_and_its_result_is_refused(store: Store) -> None:
+    submit(store, shards(1, jobs=1), builds=[NewBuild(key(0), "tools", job(0), {})])
+    dead, other = store.cluster.begin_worker(), store.cluster.begin_worker()
+    lost = store.cluster.take_build(dead, "b1", ["tools"])
+    assert lost is not None
+    assert store.cluster.take_build(other, "b2", ["tools"]) is None
+    silent = text("UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour'")
+    store._database.write(lambda connection: connection.execute(silent))
+    store.cluster.keep_workers([other], [])
+    assert store.messages.retry(0.01, lambda: False) == 0, "the database did not answer all the while"
+    store.cluster.keep_workers([other], [])
+    until(lambda: store.messages.retry(5.0))
+    again = store.cluster.take_build(other, "b2", ["tools"])
+    assert again is not None
+    assert again.task == lost.task
+    with pytest.raises(LeaseLostError):
+        store.cluster.failed(lost, Build(key(0), "failed"))
+    submit(store, shards(1, jobs=1, first=1), builds=[NewBuild(key(1), "tools", job(1), {})])
+    with pytest.raises(StoreError):
+        store.cluster.take_build(dead, "b1", ["tools"])
+    store.cluster.built(again, Build(key(0), "built", "a" * 64, 10))
+    assert store.cluster.build_of([key(0)])[key(0)].state == "built"
 
-    store.cluster.heartbeat(host, None, TTL_S, [], Claimed(builds=frozenset({(first.task.key, first.fence)})))
 
-    [again] = store.cluster.claim_builds(host, ["tools"], 2, ttl_s=TTL_S)
-    assert (again.task.key, again.fence) == (lost.task.key, lost.fence + 1)
+def test_a_build_has_its_job_with_its_run_or_not_at_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(store, shards(1, jobs=1), builds=[NewBuild(key(0), "tools", job(0), {})])
+    jobs = text("SELECT queueing_lock FROM procrastinate_jobs")
+    with monkeypatch.context() as patch:
+        patch.setattr(orders, "insert_shards", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            submit(store, shards(1, jobs=1, first=1), builds=[NewBuild(key(1), "tools", job(1), {})])
+    assert store._database.write(lambda connection: connection.scalars(jobs).all()) == [f"build:{key(0)}"]
+    store._database.write(lambda connection: connection.execute(text("DELETE FROM procrastinate_jobs")))
+    store.messages.retry(TTL_S)
+    held = store.cluster.take_build(store.cluster.begin_worker(), "b1", ["tools"])
+    assert held is not None
+    assert held.task.key == key(0)
 
 
 def test_a_build_that_failed_fails_for_who_asked_and_is_tried_again_for_who_asks_anew(store: Store) -> None:
     builds = [NewBuild(key(0), "tool", job(0), {})]
     submit(store, shards(1, jobs=1), builds=builds)
-    device, host = agent(store), agent(store, "b1", devices=0)
-    [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
-    store.cluster.failed(host, made.task.key, made.fence, Build(made.task.key, "failed", log="no such operator"))
+    device, worker = agent(store), store.cluster.begin_worker()
+    made = store.cluster.take_build(worker, "b1", ["tool"])
+    assert made is not None
+    store.cluster.failed(made, Build(made.task.key, "failed", log="no such operator"))
     with pytest.raises(LeaseLostError):
-        store.cluster.built(host, made.task.key, made.fence, Build(made.task.key, "built"))
+        store.cluster.built(made, Build(made.task.key, "built"))
 
     submit(store, shards(1, jobs=1), "bob", builds=builds)
     [held] = store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S)
 
     assert held.user == "ada"
     assert (held.builds[key(0)].state, held.builds[key(0)].log) == ("failed", "no such operator")
-    [again] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
-    assert again.fence == made.fence + 1
+    again = store.cluster.take_build(worker, "b1", ["tool"])
+    assert again is not None
+    assert again.task == made.task
 
 
 def test_builds_that_nobody_wants_any_more_are_not_made(store: Store) -> None:
     builds = [NewBuild(key(n), "tool", job(n), {}, position=n) for n in range(2)]
     run_id = submit(store, shards(1), builds=builds)
-    host = agent(store, "b1", devices=0)
-    [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
+    worker = store.cluster.begin_worker()
+    made = store.cluster.take_build(worker, "b1", ["tool"])
+    assert made is not None
+    assert store.cluster.keep_workers([worker], [made.task.key]) == ()
     store.cluster.cancel(run_id, "ada")
 
-    assert store.cluster.heartbeat(host, None, TTL_S).unwanted == (made.task.key,)
+    assert store.cluster.keep_workers([worker], [made.task.key]) == (made.task.key,)
     assert store.cluster.end_if_over(run_id)
-    assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
-    store.cluster.put_back_build(host, made.task.key, made.fence, why="cancelled", tried=False)
-    assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
+    assert store.cluster.take_build(worker, "b1", ["tool"]) is None
+    store.cluster.put_back_build(made, "b1", why="cancelled", tried=False)
+    assert store.cluster.take_build(worker, "b1", ["tool"]) is None
 
 
 def test_a_host_that_cannot_make_a_bundle_leaves_it_to_others_until_none_is_left(store: Store) -> None:
     submit(store, shards(1, jobs=1), builds=[NewBuild(key(0), "tool", job(0), {})])
-    hosts = [
-        store.cluster.register(name, facts(name, 0, toolchains=("tool",)), TTL_S, user="farm") for name in ("b1", "b2")
-    ]
-    for n, host in enumerate(hosts):
-        [made] = store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S)
-        store.cluster.put_back_build(host, made.task.key, made.fence, why=f"no room {n}")
-        assert store.cluster.claim_builds(host, ["tool"], 1, ttl_s=TTL_S) == []
+    for name in ("b1", "b2"):
+        store.cluster.register(name, facts(name, 0, toolchains=("tool",)), TTL_S, user="farm")
+    worker = store.cluster.begin_worker()
+    for n, host in enumerate(("b1", "b2")):
+        made = store.cluster.take_build(worker, host, ["tool"])
+        assert made is not None
+        store.cluster.put_back_build(made, host, why=f"no room {n}")
+        assert store.cluster.take_build(worker, host, ["tool"]) is None
     found = store.cluster.build_of([key(0)])[key(0)]
     assert found.state == "failed"
     assert found.reply is not None

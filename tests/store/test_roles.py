@@ -128,8 +128,11 @@ def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str
     builds = [NewBuild(key(n), "tools", job(n), {}) for n in range(2)]
     run_id = submit(ada, shards(2), "ada", builds=builds)
     one = agent(host)
-    for held in host.cluster.claim_builds(one, ["tools"], 4, ttl_s=TTL_S):
-        host.cluster.built(one, held.task.key, held.fence, Build(held.task.key, "built", "a" * 64, 5))
+    worker = host.cluster.begin_worker()
+    while made := host.cluster.take_build(worker, "h1", ["tools"]):
+        host.cluster.keep_workers([worker], [made.task.key])
+        host.cluster.built(made, Build(made.task.key, "built", "a" * 64, 5))
+    host.cluster.end_worker(worker)
     host.cluster.heartbeat(one, None, TTL_S)
     for _ in range(2):
         [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
@@ -160,9 +163,37 @@ def test_developers_share_bundles_that_both_wait_for_and_change_none_that_is_the
     assert [host.cluster.shards(run)[0].lacking for run in (of_ada, of_bob)] == [0, 0]
     ada.cluster.add_built(Build(key(0), "built", "c" * 64, 6))
     assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
+    for change in ("state = 'failed'", 'put_back = \'{"h1": "no"}\'', "priority = 7"):
+        with refused("you signed in as"):
+            lab.sql("bob", f"UPDATE build SET {change}")
+    # Also not by a build that is to be made anew.
+    lab.sql("bob", "UPDATE build SET state = 'waiting'")
+    bob.cluster.add_built(Build(key(0), "built", "e" * 64, 6))
+    assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
     # An agent that makes it says what is right.
     with refused():
         lab.sql("bob", "DELETE FROM build")
+
+
+def test_a_developer_fails_no_build_that_others_wait_for(lab: Lab, stores: dict[str, Store]) -> None:
+    ada, bob, host = stores["ada"], stores["bob"], stores["host1"]
+    wanted = [NewBuild(key(0), "tools", job(0), {})]
+    of_ada = submit(ada, shards(1, 1), "ada", builds=wanted)
+    submit(bob, shards(1, 1), "bob", builds=wanted)
+    assert not bob.cluster.add_built(Build(key(0), "failed"))
+    lab.sql("bob", "UPDATE build SET state = 'failed'")
+    lab.sql("bob", "UPDATE build SET task = 'no json', toolchain = 'none'")
+    with refused("agents"):
+        lab.sql("bob", 'UPDATE build SET put_back = \'{"h1": "no"}\'')
+    for statement in ("DELETE FROM procrastinate_jobs", "SELECT farm_end_build(1, 0, false)"):
+        with refused("permission denied"):
+            lab.sql("bob", statement)
+    agent(host)
+    made = host.cluster.take_build(host.cluster.begin_worker(), "h1", ["tools"])
+    assert made is not None
+    assert made.task == wanted[0]
+    host.cluster.built(made, Build(key(0), "built", "a" * 64, 5))
+    assert host.cluster.shards(of_ada)[0].lacking == 0
 
 
 def test_a_developer_acts_as_himself_alone(lab: Lab, stores: dict[str, Store]) -> None:
@@ -411,7 +442,7 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
         del run
         heard.set()
 
-    delivery = MessageDelivery(stores["host1"], finish=finish, mend=lambda: False, note=notes.append)
+    delivery = MessageDelivery(stores["host1"], finish=finish, mend=lambda: False, note=notes.append, ttl_s=30)
     delivery.start()
     try:
         stores["host1"].messages.finish("run")

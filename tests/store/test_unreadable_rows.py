@@ -99,22 +99,40 @@ def test_results_of_a_shard_with_names_that_cannot_be_read_end_its_run_alone(far
     assert farm.is_refused(bad)
 
 
-def test_a_build_that_cannot_be_read_fails_and_others_are_built(farm: Farm) -> None:
+@pytest.mark.parametrize("task", ["'no json'", "replace(task, key, 'another key')"])
+def test_a_build_that_cannot_be_read_fails_and_others_are_built(farm: Farm, task: str) -> None:
     parts = shards(1, jobs=1), shards(1, jobs=1, first=10)
     builds = [NewBuild(part.jobs[0].key, "t", part.jobs[0].job, {}) for [part] in parts]
     runs = [
         submit(farm.store, part, user=user, builds=[build])
         for part, build, user in zip(parts, builds, ("eve", "ada"), strict=True)
     ]
-    farm.write("UPDATE build SET task = 'no json' WHERE key IN (SELECT key FROM build_wanted WHERE run_id = %(run)s)",
-               runs[0])  # fmt: skip
-    held = farm.store.cluster.claim_builds(farm.agent, ["t"], 5, ttl_s=TTL_S)
-    assert [one.task.key for one in held] == [builds[1].key]
+    of_run = "WHERE key IN (SELECT key FROM build_wanted WHERE run_id = %(run)s)"
+    farm.write(f"UPDATE build SET task = {task} {of_run}", runs[0])  # noqa: S608 - a parameter of this test
+    worker = farm.store.cluster.begin_worker()
+    held = farm.store.cluster.take_build(worker, "h1", ["t"])
+    assert held is not None
+    assert held.task.key == builds[1].key
+    assert farm.store.cluster.take_build(worker, "h1", ["t"]) is None
     found = farm.store.cluster.build_of([builds[0].key])[builds[0].key]
     assert found.state == "failed"
     assert found.reply is not None
     assert "cannot be read" in found.reply.reason
     assert farm.is_refused(runs[0])
+
+
+@pytest.mark.parametrize("args", ['"text"', "[1]", '{"key": {}}', '{"key": "no such build"}'])
+def test_a_job_with_arguments_that_name_no_build_is_removed_and_its_build_is_made(farm: Farm, args: str) -> None:
+    [part] = shards(1, jobs=1)
+    build = NewBuild(part.jobs[0].key, "t", part.jobs[0].job, {})
+    submit(farm.store, [part], builds=[build])
+    farm.write(f"UPDATE procrastinate_jobs SET args = '{args}' WHERE task_name = 'farm.build'")  # noqa: S608
+    worker = farm.store.cluster.begin_worker()
+    assert farm.store.cluster.take_build(worker, "h1", ["t"]) is None
+    farm.store.messages.retry(TTL_S)
+    held = farm.store.cluster.take_build(worker, "h1", ["t"])
+    assert held is not None
+    assert held.task.key == build.key
 
 
 def test_an_order_of_another_protocol_waits_and_keeps_no_agent_from_starting(farm: Farm) -> None:

@@ -1,8 +1,9 @@
-"""What `farm agent --build` does: it claims bundles that runs wait for, makes them with its toolchains and sends them.
+"""Builds of `farm agent --build`: it takes jobs of bundles, makes the bundles with its toolchains and sends them.
 
-A seat is a thread with one builder process, as a pool of a single machine has them. Whoever has a free seat claims one
-bundle in one transaction, so that nothing waits behind a long compile on one host while another is idle. Users' code is
-imported in builder processes alone. Nothing here has a timer: the agent calls `wake`.
+A seat is a thread with one builder process, as a pool of a single machine has them, and one worker of Procrastinate. A
+free seat takes one job in one transaction, so that nothing waits behind a long compile on one host while another is
+idle. It is no `procrastinate.worker.Worker`: that aborts its jobs when a connection breaks, and their compiles go on.
+Users' code is imported in builder processes alone.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ from farm.system.processes import Supervisor
 from farm.system.publish import own_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
-    from farm.cluster.agent.ledger import Ledger
     from farm.config.settings import Config
-    from farm.store.cluster.records import AgentId, Build, HeldBuild, OfferedToolchain
+    from farm.store.cluster.records import AgentId, HeldBuild, OfferedToolchain
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
     from farm.suites.suite import Job
@@ -66,12 +66,8 @@ class BuildHost:
         store: Store,
         objects: Objects,
         note: Callable[[str], None],
-        *,
-        ledger: Ledger,
-        ttl_s: float = 10.0,
     ) -> None:
-        self._config, self._store, self._objects, self._note, self._ttl_s = config, store, objects, note, ttl_s
-        self._ledger = ledger
+        self._config, self._store, self._objects, self._note = config, store, objects, note
         self._toolchains = HostToolchains(config, note)
         self._cache = BundleCache(config.cache_dir)
         self._supervisor = Supervisor()
@@ -79,6 +75,9 @@ class BuildHost:
         self._turns = Turns()
         self._changed = threading.Condition()
         self._due = False
+        self._beat_due = threading.Event()
+        self._is_closed = False
+        self._problem = ""
         self._draining = False
         self._agent: AgentId | None = None
         self._seats: list[_Seat] = []
@@ -120,6 +119,8 @@ class BuildHost:
         ]
         for seat in self._seats:
             seat.start()
+        self._beats = threading.Thread(target=self._keep_alive, daemon=True, name="build-heartbeats")
+        self._beats.start()
         threading.Thread(target=self._sweep, name="leftovers", daemon=True).start()
         self.wake()
 
@@ -133,11 +134,28 @@ class BuildHost:
             self._looker.start()
         self._call()
 
-    def unwanted(self, keys: Collection[str]) -> None:
-        """Stop making these bundles: nobody wants them any more. Call it until they are gone from `making`."""
-        for seat in self._seats:
-            if seat.key in keys:
-                seat.abandon()
+    def beat(self) -> None:
+        """Send a heartbeat at once, as after the hint that a run was cancelled."""
+        self._beat_due.set()
+
+    def _keep_alive(self) -> None:
+        """Send heartbeats of the workers, stop builds that no open run wants, and look for others."""
+        while not self._is_closed:
+            self._beat_due.wait(self._config.leases.heartbeat_s)
+            self._beat_due.clear()
+            try:
+                workers = [seat.worker for seat in self._seats if seat.worker is not None]
+                unwanted = self._store.cluster.keep_workers(workers, self.making)
+                self._problem = ""
+            except StoreError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._note(f"no heartbeat of builds: {error}")
+                continue
+            for seat in self._seats:
+                if seat.key in unwanted:
+                    seat.abandon()
+            self.wake()
 
     @property
     def making(self) -> tuple[str, ...]:
@@ -166,6 +184,12 @@ class BuildHost:
         self._close()
 
     def _close(self) -> None:
+        self._is_closed = True
+        self._beat_due.set()
+        for seat in self._seats:
+            if seat.worker is not None:
+                with contextlib.suppress(StoreError):
+                    self._store.cluster.end_worker(seat.worker)
         self._supervisor.close()
         self._stack.close()
 
@@ -173,20 +197,17 @@ class BuildHost:
         remove_leftovers(self._cache.root)
         forget_pruned(self._cache)
 
-    def next_build(self, rest: Callable[[], None]) -> HeldBuild | None:
-        """Wait until there may be something to claim, and return a bundle to make; None when the host drains.
-
-        `rest` is called where nothing came for a long while.
-        """
+    def next_build(self, seat: _Seat) -> HeldBuild | None:
+        """Wait until there may be something to take, and return a bundle to make; None when the host drains."""
         while True:
             with self._changed:
                 if not self._changed.wait_for(self._is_called, timeout=_IDLE_S):
-                    rest()
+                    seat.builder.end()
                     self._changed.wait_for(self._is_called)
                 if self._draining:
                     return None
                 self._due = False
-            held = self._claim()
+            held = self._take(seat)
             if held is not None:
                 # There may be more, for another seat.
                 self._call()
@@ -204,18 +225,18 @@ class BuildHost:
             self._due = True
             self._changed.notify()
 
-    def _claim(self) -> HeldBuild | None:
+    def _take(self, seat: _Seat) -> HeldBuild | None:
         if self._agent is None or not self._toolchains.ids or not self._has_room():
             return None
         try:
-            with self._ledger.changing():
-                found = self._store.cluster.claim_builds(self._agent, self._toolchains.ids, 1, ttl_s=self._ttl_s)
-                self._ledger.add_builds(found)
+            if seat.worker is None:
+                seat.worker = self._store.cluster.begin_worker()
+            return self._store.cluster.take_build(seat.worker, self._agent.name, self._toolchains.ids)
         except StoreError as error:
-            # The next wake tries again.
-            self._note(f"builds cannot be claimed: {error}")
+            # The answer with a job may have been lost. This worker has no other heartbeat, and the job goes to others.
+            seat.worker = None
+            self._note(f"no build can be taken: {error}")
             return None
-        return found[0] if found else None
 
     def _has_room(self) -> bool:
         try:
@@ -254,7 +275,7 @@ class BuildHost:
             elif reply.infra or reply.ok:
                 self._fail_here(held, reply)
             else:
-                self._tell(lambda agent: self._fail(agent, held, failed_build(reply, log)))
+                self._tell(lambda _: self._store.cluster.failed(held, failed_build(reply, log)))
         except FarmError as error:
             self._put_back(held, str(error), tried=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
@@ -271,10 +292,7 @@ class BuildHost:
 
     def _send(self, held: HeldBuild, bundle: Bundle, reply: BuildReply) -> None:
         build = self._patiently(lambda: sent_build(self._objects, bundle, reply))
-        self._tell(lambda agent: self._store.cluster.built(agent, held.task.key, held.fence, build, bundle.manifest))
-
-    def _fail(self, agent: AgentId, held: HeldBuild, build: Build) -> None:
-        self._store.cluster.failed(agent, held.task.key, held.fence, build)
+        self._tell(lambda _: self._store.cluster.built(held, build, bundle.manifest))
 
     def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
         """Let another host try what this machine could not do; what is full is waited for here as well."""
@@ -286,11 +304,7 @@ class BuildHost:
 
     def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:
         """Give a build back: with `tried` this host does not get it again, and when none is left it has failed."""
-        self._tell(
-            lambda agent: self._store.cluster.put_back_build(
-                agent, held.task.key, held.fence, why=why, tried=tried
-            )
-        )  # fmt: skip
+        self._tell(lambda agent: self._store.cluster.put_back_build(held, agent.name, why=why, tried=tried))
 
     def _tell(self, say: Callable[[AgentId], object]) -> None:
         """Tell the store, as soon as it can be told; whose build it is no more is told nothing."""
@@ -329,6 +343,8 @@ class _Seat:
         self._host, self.builder, self.folder = host, builder, folder
         self.key = ""
         """Of what is being made; empty where nothing is."""
+        self.worker: int | None = None
+        """Worker of Procrastinate; None before the first job, and after an error of the database."""
         self.is_stopped = False
         """What is being made is not wanted any more."""
         self._thread = threading.Thread(target=self._work, name="build-seat")
@@ -356,7 +372,7 @@ class _Seat:
             self._thread.join(timeout=0.1)
 
     def _work(self) -> None:
-        while (held := self._host.next_build(self.builder.end)) is not None:
+        while (held := self._host.next_build(self)) is not None:
             self.is_stopped, self.key = False, held.task.key
             try:
                 self._host.make(held, self)

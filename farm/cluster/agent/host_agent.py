@@ -179,7 +179,7 @@ class HostAgent:
         if self._builds:
             from farm.cluster.agent.builds import BuildHost
 
-            self._build_host = BuildHost(self._config, self._store, objects, self._note, ledger=ledger, ttl_s=ttl_s)
+            self._build_host = BuildHost(self._config, self._store, objects, self._note)
             self._build_host.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:
@@ -216,7 +216,7 @@ class HostAgent:
         periodic = self._nights.periodic() if self._nights is not None else ()
         ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
         mending = partial(mend, self._store, self._note, ttl_s=ttl_s, is_settled=is_settled)
-        self._delivery = MessageDelivery(self._store, mend=mending, note=self._note, periodic=periodic)
+        self._delivery = MessageDelivery(self._store, mend=mending, note=self._note, ttl_s=ttl_s, periodic=periodic)
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
@@ -272,9 +272,6 @@ class HostAgent:
         self._works.minded(minded, until_s)
         for soc in minded.claimable:
             self._claimer.wake(soc)
-        if self._build_host is not None:
-            self._build_host.wake()
-            self._build_host.unwanted(minded.unwanted)
         if minded.drain:
             self._ending.set()
             self._drain()
@@ -290,7 +287,9 @@ class HostAgent:
             elif word == "build" and self._build_host is not None:
                 self._build_host.wake()
             elif word == "cancel":
-                is_urgent = is_urgent or any(name in work.runs for work in works) or self._build_host is not None
+                is_urgent = is_urgent or any(name in work.runs for work in works)
+                if self._build_host is not None:
+                    self._build_host.beat()
             elif word == "wanted":
                 self._claimer.decided(name)
                 is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)

@@ -1,4 +1,4 @@
-"""Leases, shards and builds of an agent, and the order in which the database and its devices learn of them."""
+"""Leases and shards of an agent, and the order in which the database and its devices learn of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from farm.store.cluster.records import Claimed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.store.cluster.records import HeldBuild, HeldShard, Minded
+    from farm.store.cluster.records import HeldShard, Minded
     from farm.store.leases.rules import Lease
 
 
 class Ledger:
-    """Leases of an agent by device, and the shards and builds of its answered claims.
+    """Leases of an agent by device, and the shards of its answered claims.
 
     Claims, releases and heartbeats happen one after the other, inside of `changing`, with what the devices are told of
     them: else a heartbeat that is answered late would call a lease lost that was claimed meanwhile, or take back a
@@ -39,18 +39,13 @@ class Ledger:
         return list(self._leases.values())
 
     def claimed(self) -> Claimed:
-        """Return the shards and builds, for who is in `changing`."""
+        """Return the shards, for who is in `changing`."""
         return self._claimed
 
     def add(self, held: HeldShard) -> None:
         """Note a shard that was given with its lease, in the place of an earlier lease of the device."""
         self._leases[held.lease.device] = held.lease
-        self._claimed = Claimed(self._claimed.shards | {(held.id, held.lease.fence)}, self._claimed.builds)
-
-    def add_builds(self, found: Sequence[HeldBuild]) -> None:
-        """Note builds that were given."""
-        given = {(held.task.key, held.fence) for held in found}
-        self._claimed = Claimed(self._claimed.shards, self._claimed.builds | given)
+        self._claimed = Claimed(self._claimed.shards | {(held.id, held.lease.fence)})
 
     def drop(self, leases: Sequence[Lease]) -> None:
         """Note that these leases are over."""
@@ -58,7 +53,7 @@ class Ledger:
             self._leases.pop(lease.device, None)
 
     def minded(self, minded: Minded) -> None:
-        """Note the leases that a heartbeat found lost, and the shards and builds that the store still has as held."""
+        """Note the leases that a heartbeat found lost, and the shards that the store still has as held."""
         for device in minded.lost:
             self._leases.pop(device, None)
         self._claimed = minded.claimed

@@ -12,21 +12,20 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
-SILENT_S = 60.0
-"""A worker that was not heard of for so long is dead: three of its heartbeats. Rows are put back much sooner."""
 _KEPT_HOURS = 1.0
 
 
 def mend(
     store: Store, note: Callable[[str], None], *, ttl_s: float, is_settled: Callable[[], bool] = always_settled
 ) -> bool:
-    """Put back what dead agents held, and finish runs that are over.
+    """Put back what dead agents and workers held, and finish runs that are over.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
     `Mending.mend`. Raises StoreError.
     """
     from farm.cluster.ending import finish
 
+    store.messages.retry(ttl_s, is_settled)
     mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
     for line in mended.lines:
         note(line)
@@ -37,11 +36,6 @@ def mend(
             # The other runs have an end all the same.
             note(f"the end of run {run_id}: {error}")
     return mended.is_busy
-
-
-def retry_messages(store: Store) -> None:
-    """Put back the messages of dead workers. Raises StoreError."""
-    store.messages.retry(SILENT_S)
 
 
 def tidy(store: Store) -> None:

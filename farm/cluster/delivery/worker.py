@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
 _LOOK_S = 12.0
-_HEARTBEAT_S = 20.0
 _CONNECT_EVERY_S = 1.0
 # What is left of handlers where the database went away: they go on in their threads.
 _HURRY_S = 0.5
@@ -31,7 +30,8 @@ _HURRY_S = 0.5
 class MessageDelivery:
     """Jobs of Procrastinate for one agent. Its methods may be called in any thread.
 
-    An error of a handler becomes a note. A job may come twice, late, or for nothing.
+    An error of a handler becomes a note. A job may come twice, late, or for nothing. A worker without a heartbeat for
+    `ttl_s` is dead.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class MessageDelivery:
         store: Store,
         *,
         finish: Callable[[str], object] | None = None,
-        mend: Callable[[], object],
+        mend: Callable[[], bool],
         note: Callable[[str], None],
+        ttl_s: float,
         periodic: Sequence[Periodic] = (),
     ) -> None:
         self._store, self._note, self._periodic = store, note, tuple(periodic)
-        self._mend = mend
-        self._mends = 0
+        self._ttl_s = ttl_s
         tidy = partial(mending.tidy, store)
-        self._serving = Serving(Calls(finish or self._finish_run, self._mend_all, tidy), note)
+        self._serving = Serving(Calls(finish or self._finish_run, mend, tidy), note)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()
@@ -157,8 +157,8 @@ class MessageDelivery:
             queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic)],
             concurrency=SERVICES,
             fetch_job_polling_interval=_LOOK_S,
-            update_heartbeat_interval=_HEARTBEAT_S,
-            stalled_worker_timeout=mending.SILENT_S,
+            update_heartbeat_interval=self._ttl_s / 3,
+            stalled_worker_timeout=2 * self._ttl_s,
             # When it ends by itself, as the database is away.
             shutdown_graceful_timeout=_HURRY_S,
             delete_jobs="always",
@@ -175,14 +175,6 @@ class MessageDelivery:
         from farm.cluster.ending import finish
 
         finish(self._store, run_id, self._note)
-
-    def _mend_all(self) -> bool:
-        is_busy = bool(self._mend())
-        # Rows are what counts: messages of the dead are put back more rarely.
-        self._mends += 1
-        if self._mends % 6 == 1:
-            mending.retry_messages(self._store)
-        return is_busy
 
 
 async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy import text
 
 from farm.errors import AgentRefusedError
 from farm.store import values
-from farm.store.cluster.build_rows import drop_unwanted
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, Minded
 from farm.store.leases.rows import is_settled
@@ -40,7 +39,6 @@ _REGISTER = text("""
 _TAKE_OVER = (
     text("UPDATE lease SET token = :token, expires_ms = :expires_ms WHERE token = :before"),
     text("UPDATE shard SET token = :token WHERE token = :before"),
-    text("UPDATE build SET token = :token WHERE token = :before"),
 )
 _FACTS = text("UPDATE agent SET facts = :facts WHERE name = :name AND token = :token RETURNING name")
 _GONE_DEVICES = text("DELETE FROM agent_device WHERE agent = :agent AND device <> ALL(:devices)")
@@ -78,16 +76,11 @@ _HEARTBEAT = text("""
         (SELECT json_object_agg(device, wanted_by) FROM kept WHERE wanted_by <> '') AS wanted,
         (SELECT json_agg(json_build_array(id, fence, device)) FROM shard
          WHERE token = :token AND state = 'held') AS shards,
-        (SELECT json_agg(json_build_array(key, fence)) FROM build WHERE token = :token AND state = 'held') AS builds,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id)
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'cancelled') AS cancelled,
         (SELECT json_agg(DISTINCT run_id) FROM shard JOIN run_order USING (run_id), now
          WHERE token = :token AND shard.state = 'held' AND run_order.state = 'open'
            AND (until_ms <= now.ms OR failures >= most_failures)) AS stopped,
-        (SELECT json_agg(key) FROM build WHERE token = :token AND state = 'held' AND NOT EXISTS (
-            SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
-            WHERE build_wanted.key = build.key AND run_order.state = 'open'
-        )) AS unwanted,
         (SELECT json_agg(soc) FROM (
             SELECT DISTINCT soc FROM agent_device, now WHERE agent = :name AND refused = '' AND NOT EXISTS (
                 SELECT 1 FROM lease WHERE lease.device = agent_device.device AND token <> '' AND expires_ms > now.ms
@@ -108,11 +101,6 @@ _PUT_BACK = text("""
 _GIVE_BACK = text("""
     UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''
     WHERE token = :token AND (:everything OR device = ANY(:devices))
-""")
-_PUT_BACK_BUILDS = text("""
-    UPDATE build SET state = 'waiting', agent = '', token = ''
-    WHERE token = :token AND state = 'held' AND (:everything OR key = ANY(:builds))
-    RETURNING key, toolchain
 """)
 _LEAVE = text("UPDATE agent SET has_left = true, expires_ms = 0 WHERE name = :name AND token = :token RETURNING name")
 AGENTS = text("SELECT * FROM agent WHERE NOT has_left ORDER BY name")
@@ -158,7 +146,7 @@ class Agents(ClusterPart):
         self.put_back_all(agent, "its agent was started again")
 
     def put_back_all(self, agent: AgentId, why: str) -> None:
-        """Let others have all shards, builds and devices of an agent."""
+        """Let others have all shards and devices of an agent."""
         self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
 
     def heartbeat(
@@ -174,8 +162,8 @@ class Agents(ClusterPart):
         `facts`: only where they are others than it said before. `leases` are those that it takes for its own: what is
         not is in `Minded.lost`. A lease that expired and that nobody took is renewed.
 
-        With `claimed` the store takes back every lease, shard and build of the agent that is not in `leases` or
-        `claimed`: the connection broke before the answer to its claim arrived. No claim may run meanwhile.
+        With `claimed` the store takes back every lease and shard of the agent that is not in `leases` or `claimed`: the
+        connection broke before the answer to its claim arrived. No claim may run meanwhile.
         """
         us = {"name": agent.name, "token": agent.token, "ttl_ms": _ms(ttl_s)}
 
@@ -268,18 +256,14 @@ class Held(NamedTuple):
 
     devices: list[str]
     shards: list[int]
-    builds: list[str]
 
 
 def put_back_held(connection: Connection, token: str, why: str, only: Held | None = None) -> int:
     """Let others have all rows that are held under a token, or `only` some, and return the number of shards."""
-    rows = {"token": token, "everything": only is None, **(only or Held([], [], []))._asdict()}
+    rows = {"token": token, "everything": only is None, **(only or Held([], []))._asdict()}
     socs = connection.scalars(_PUT_BACK, {**rows, "why": why}).all()
     hints = {f"work {soc}" for soc in socs}
     connection.execute(_GIVE_BACK, rows)
-    builds = connection.execute(_PUT_BACK_BUILDS, rows).all()
-    drop_unwanted(connection, [row.key for row in builds])
-    hints |= {f"build {row.toolchain}" for row in builds}
     notify(connection, hints)
     return len(socs)
 
@@ -290,7 +274,6 @@ def _unanswered(row: Row[Any], leases: Iterable[Lease], claimed: Claimed) -> Hel
     held = Held(
         sorted(device for device, fence in (row.kept or {}).items() if (device, fence) not in known),
         sorted(id_ for id_, fence, _ in row.shards or () if (id_, fence) not in claimed.shards),
-        sorted(key for key, fence in row.builds or () if (key, fence) not in claimed.builds),
     )
     return held if any(held) else None
 
@@ -303,17 +286,15 @@ def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> 
         for id_, fence, device in row.shards or ()
         if claimed is None or (id_, fence) in claimed.shards
     ]
-    making = [(key, fence) for key, fence in row.builds or () if claimed is None or (key, fence) in claimed.builds]
     return Minded(
         lost=tuple(sorted(lost | ({device for _, _, device in used} - kept.keys()))),
         wanted=row.wanted or {},
         cancelled=tuple(sorted(row.cancelled or ())),
         stopped=tuple(sorted(row.stopped or ())),
-        unwanted=tuple(sorted(row.unwanted or ())),
         claimable=tuple(sorted(row.claimable or ())),
         replaced=row.is_draining is None,
         drain=bool(row.is_draining),
-        claimed=Claimed(frozenset((id_, fence) for id_, fence, _ in used), frozenset(making)),
+        claimed=Claimed(frozenset((id_, fence) for id_, fence, _ in used)),
     )
 
 

@@ -11,6 +11,7 @@ from farm.compile.protocol import BuildReply
 from farm.store import values
 from farm.store.cluster.part import notify
 from farm.store.cluster.records import Build
+from farm.store.messages.install import ensure_messages
 from farm.store.recording import build_columns
 from farm.store.statements import chunks
 
@@ -30,21 +31,21 @@ BUILD_COLUMNS = "key, state, archive, nbytes, reply, log"
 # What failed is tried again for a run that asks anew, and what is there only where it is to be made anew. In one
 # order everywhere, so that two who ask never wait for each other.
 _ASK = text("""
-    INSERT INTO build (key, toolchain, task, user_name, priority, position, state, agent, token, fence, held_ms, tries,
-                       put_back, archive, nbytes, log, asked_ms)
+    INSERT INTO build (key, toolchain, task, user_name, priority, position, state, put_back, archive, nbytes, log,
+                       asked_ms)
     SELECT asked.key, asked.toolchain, asked.task, run_order.user_name, run_order.priority, asked.position,
-           CASE WHEN asked.anew THEN 'anew' ELSE 'waiting' END, '', '', 0, 0, 0, '{}', '', 0, '', :now_ms
+           CASE WHEN asked.anew THEN 'anew' ELSE 'waiting' END, '{}', '', 0, '', :now_ms
     FROM unnest(CAST(:keys AS text[]), CAST(:toolchains AS text[]), CAST(:tasks AS text[]), CAST(:positions AS int[]),
                 CAST(:anew AS boolean[])) AS asked (key, toolchain, task, position, anew)
     JOIN run_order ON run_order.run_id = :run
     ORDER BY asked.key
     ON CONFLICT (key) DO UPDATE SET
         toolchain = excluded.toolchain, task = excluded.task, asked_ms = excluded.asked_ms,
-        user_name = CASE WHEN excluded.priority > build.priority OR build.state NOT IN ('waiting', 'held')
+        user_name = CASE WHEN excluded.priority > build.priority OR build.state <> 'waiting'
                          THEN excluded.user_name ELSE build.user_name END,
-        position = CASE WHEN excluded.priority > build.priority OR build.state NOT IN ('waiting', 'held')
+        position = CASE WHEN excluded.priority > build.priority OR build.state <> 'waiting'
                         THEN excluded.position ELSE build.position END,
-        priority = CASE WHEN build.state IN ('waiting', 'held')
+        priority = CASE WHEN build.state = 'waiting'
                         THEN greatest(excluded.priority, build.priority) ELSE excluded.priority END,
         put_back = CASE WHEN build.state = 'failed' OR excluded.state = 'anew' THEN '{}' ELSE build.put_back END,
         state = CASE WHEN build.state = 'failed' OR (build.state = 'built' AND excluded.state = 'anew')
@@ -54,20 +55,18 @@ _ASK = text("""
 # Of those that were never asked for.
 _IS_WAITING = text("UPDATE build SET state = 'waiting' WHERE key = ANY(:keys) AND state = 'anew'")
 _OFFER = text("""
-    INSERT INTO build (key, toolchain, task, user_name, priority, position, state, agent, token, fence, held_ms, tries,
-                       put_back, archive, nbytes, manifest, reply, log, asked_ms)
-    SELECT key, '', '', '', 0, 0, state, '', '', 0, 0, 0, '{}', archive, nbytes, CAST(manifest AS json), reply, log,
-           :now_ms
+    INSERT INTO build (key, toolchain, task, user_name, priority, position, state, put_back, archive, nbytes, manifest,
+                       reply, log, asked_ms)
+    SELECT key, '', '', '', 0, 0, state, '{}', archive, nbytes, CAST(manifest AS json), reply, log, :now_ms
     FROM unnest(CAST(:keys AS text[]), CAST(:states AS text[]), CAST(:archives AS text[]), CAST(:sizes AS bigint[]),
                 CAST(:manifests AS text[]), CAST(:replies AS text[]), CAST(:logs AS text[]))
          AS made (key, state, archive, nbytes, manifest, reply, log)
     ORDER BY key
     ON CONFLICT (key) DO UPDATE SET
         state = excluded.state, archive = excluded.archive, nbytes = excluded.nbytes, reply = excluded.reply,
-        log = excluded.log, manifest = coalesce(excluded.manifest, build.manifest), agent = '', token = '',
-        fence = build.fence + 1
+        log = excluded.log, manifest = coalesce(excluded.manifest, build.manifest)
     WHERE (excluded.state = 'built' AND (build.state <> 'built' OR build.archive <> excluded.archive))
-       OR build.state IN ('waiting', 'held')
+       OR build.state = 'waiting'
     RETURNING key
 """)
 _SATISFIED = text("""
@@ -129,6 +128,8 @@ def want_builds(
 
     `known` are manifests of bundles that are there, by key.
     """
+    if builds:
+        ensure_messages(connection)
     for there in _portions(built):
         # Another run may wait for it.
         news = offer(connection, there, known, now_ms)
@@ -146,7 +147,7 @@ def want_builds(
             "now_ms": now_ms,
         }
         found = connection.execute(_ASK, asked).all()
-        lacking.update(row.key for row in found if row.state in ("waiting", "held", "anew"))
+        lacking.update(row.key for row in found if row.state in ("waiting", "anew"))
         manifests.update((row.key, row.manifest) for row in found if row.state == "built")
         if any(row.state == "anew" for row in found):
             connection.execute(_IS_WAITING, {"keys": asked["keys"]})

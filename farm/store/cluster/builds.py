@@ -1,8 +1,7 @@
-"""Bundles that build hosts make: who makes which, and what became of it."""
+"""Bundles that build hosts make: jobs of Procrastinate, and what became of them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,58 +11,52 @@ from farm.compile.protocol import BuildReply
 from farm.errors import LeaseLostError
 from farm.store import values
 from farm.store.cluster.build_rows import drop_unwanted, find_builds, manifest_facts, offer, outcome_columns, settle
-from farm.store.cluster.part import ClusterPart, lock_soc, notify
+from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Build, HeldBuild, NewBuild
 from farm.store.cluster.unreadable import reading
+from farm.store.messages.install import ensure_messages
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from sqlalchemy import Connection
 
     from farm.bundles.bundle import Manifest
-    from farm.store.cluster.records import AgentId
 
-# No SoC is called so: choices among builds wait for each other as those about the devices of a SoC do.
-_BUILDS = " builds"
-
-# Of every user the first few, as they want them: so many are looked at, however many wait.
-_FIRST = text("""
-    SELECT first.key, first.user_name, first.priority, first.position
-    FROM (SELECT DISTINCT user_name FROM run_order WHERE state = 'open') AS users
-    CROSS JOIN unnest(CAST(:toolchains AS text[])) AS offered
-    CROSS JOIN LATERAL (
-        SELECT key, user_name, priority, position FROM build
-        WHERE toolchain = offered AND state = 'waiting' AND user_name = users.user_name
-          AND NOT jsonb_exists(CAST(put_back AS jsonb), :agent)
-          -- A user whose run was cancelled may have another one that is open.
-          AND EXISTS (SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
-                      WHERE build_wanted.key = build.key AND failure IS NULL AND run_order.state = 'open')
-        ORDER BY priority DESC, position, key LIMIT :most
-    ) AS first
+# A trigger of table `build` makes and removes the jobs (`farm/store/messages/functions.sql`).
+_WORKER = text("SELECT worker_id FROM procrastinate_register_worker_v1()")
+_NO_WORKER = text("SELECT procrastinate_unregister_worker_v1(:worker)")
+_BEAT = text("SELECT procrastinate_update_heartbeat_v1(id) FROM unnest(CAST(:workers AS bigint[])) AS id")
+_FETCH = text("""
+    SELECT job.id, job.attempts, job.args ->> 'key' AS key FROM procrastinate_fetch_job_v2(
+        ARRAY(SELECT CAST('build:' || md5(one) AS varchar) FROM unnest(CAST(:toolchains AS text[])) AS one), :worker
+    ) AS job
 """)
-_HELD = text("""
-    SELECT user_name, count(*) AS n FROM build WHERE state = 'held' AND toolchain = ANY(:toolchains) GROUP BY user_name
-""")
-_ALIVE = text("SELECT 1 FROM agent WHERE name = :agent AND token = :token AND NOT has_left FOR SHARE")
-_HOLD = text("""
-    UPDATE build SET state = 'held', agent = :agent, token = :token, fence = fence + 1, held_ms = :now_ms
-    WHERE key = :key AND state = 'waiting' RETURNING task, fence
-""")
-_OURS = "key = :key AND state = 'held' AND token = :token AND fence = :fence"
-_ENDED = text(f"""
-    UPDATE build SET state = :state, archive = :archive, nbytes = :nbytes, reply = :reply, log = :log, agent = '',
-                     token = '', manifest = CAST(:manifest AS json)
-    WHERE {_OURS} RETURNING key
+# The same bundle may be of a cancelled run and of an open one.
+_IS_WANTED = """
+    EXISTS (SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+            WHERE build_wanted.key = {key} AND failure IS NULL AND run_order.state = 'open')
+"""
+_TASK = text(f"""
+    SELECT task, put_back FROM build WHERE key = :key AND state = 'waiting' AND {_IS_WANTED.format(key="build.key")}
+    FOR UPDATE OF build
 """)  # noqa: S608 - a constant
-_PUT_BACK = text(f"""
-    UPDATE build SET state = 'waiting', agent = '', token = '',
-        put_back = CASE WHEN :tried THEN
-            CAST(CAST(put_back AS jsonb) || jsonb_build_object(CAST(:agent AS text), CAST(:why AS text)) AS json)
-            ELSE put_back END
-    WHERE {_OURS} RETURNING toolchain, put_back
+_UNWANTED = text(f"""
+    SELECT key FROM unnest(CAST(:keys AS text[])) AS made (key) WHERE NOT {_IS_WANTED.format(key="made.key")}
 """)  # noqa: S608 - a constant
+_END_JOB = text("SELECT farm_end_build(:job, :attempt, :again)")
+# A bundle that no run wants is recorded all the same. The bundle of another worker stays as it is.
+_ENDED = text("""
+    UPDATE build SET state = :state, archive = :archive, nbytes = :nbytes, reply = :reply, log = :log,
+                     manifest = CAST(:manifest AS json)
+    WHERE key = :key AND (state = 'waiting' OR (state = 'failed' AND :state = 'built')) RETURNING key
+""")
+_PUT_BACK = text("""
+    UPDATE build SET put_back =
+        CAST(CAST(put_back AS jsonb) || jsonb_build_object(CAST(:host AS text), CAST(:why AS text)) AS json)
+    WHERE key = :key RETURNING put_back
+""")
 # Hosts that are alive, offer its toolchain and have not given it up.
 _OTHERS = text("""
     SELECT count(*) FROM agent
@@ -76,67 +69,86 @@ _GIVE_UP = text("""
 
 
 class BuildWork(ClusterPart):
-    """What build hosts ask and say."""
+    """Jobs of build hosts, and outcomes of builds."""
 
-    def claim_builds(self, agent: AgentId, toolchains: Sequence[str], most: int, *, ttl_s: float) -> list[HeldBuild]:
-        """Return the bundles that an agent is to make now, at most `most`: they are its own until it dies.
+    def begin_worker(self) -> int:
+        """Return a new worker of Procrastinate, for one bundle at a time; `keep_workers` sends its heartbeats."""
 
-        The more urgent go first, then those of the user for whom the fewest are being made.
+        def register(connection: Connection) -> int:
+            ensure_messages(connection)
+            return int(connection.scalar(_WORKER) or 0)
+
+        return self._database.write(register)
+
+    def end_worker(self, worker: int) -> None:
+        """End a worker; the next repair puts its job back."""
+        self._database.write(lambda connection: connection.execute(_NO_WORKER, {"worker": worker}))
+
+    def keep_workers(self, workers: Collection[int], making: Collection[str]) -> tuple[str, ...]:
+        """Send the heartbeats of workers, and return the bundles among `making` that no open run wants."""
+
+        def keep(connection: Connection) -> tuple[str, ...]:
+            connection.execute(_BEAT, {"workers": sorted(workers)})
+            return tuple(connection.scalars(_UNWANTED, {"keys": sorted(making)})) if making else ()
+
+        return self._database.write(keep)
+
+    def take_build(self, worker: int, host: str, toolchains: Sequence[str]) -> HeldBuild | None:
+        """Return the first bundle that a worker of `host` is to make; None where there is none.
+
+        Raises StoreError also for a worker that was taken for dead meanwhile.
         """
-        del ttl_s  # They live as long as the agent does.
-        offered = {"toolchains": list(toolchains), "agent": agent.name, "most": most}
-        if not toolchains or most <= 0:
-            return []
+        asked = {"worker": worker, "toolchains": list(toolchains)}
 
-        def claim(connection: Connection) -> list[HeldBuild]:
-            lock_soc(connection, _BUILDS)
-            us = {"agent": agent.name, "token": agent.token}
-            if connection.scalar(_ALIVE, us) is None:
-                return []
-            first = [tuple(row) for row in connection.execute(_FIRST, offered)]
-            making = {row.user_name: int(row.n) for row in connection.execute(_HELD, offered)}
-            now_ms = self._clock(connection)
-            held = []
-            for key in in_turns(first, making)[:most]:
-                row = connection.execute(_HOLD, {"key": key, "now_ms": now_ms, **us}).first()
-                if row is not None:
-                    with reading("build", key):
-                        held.append(HeldBuild(msgspec.json.decode(row.task, type=NewBuild), row.fence))
-            return held
+        def take(connection: Connection) -> HeldBuild | None:
+            refused, found = [], None
+            while found is None and (job := connection.execute(_FETCH, asked).one()).id is not None:
+                row = connection.execute(_TASK, {"key": job.key}).first()
+                if row is None:
+                    _end_job(connection, job.id, job.attempts)
+                elif host in row.put_back:
+                    refused.append(job)
+                else:
+                    found = HeldBuild(_read_task(job.key, row.task), job.id, job.attempts)
+            for job in refused:
+                _end_job(connection, job.id, job.attempts, again=True)
+            return found
 
-        return self._write(claim)
+        return self._write(take)
 
-    def built(self, agent: AgentId, key: str, fence: int, build: Build, manifest: Manifest | None = None) -> None:
+    def built(self, held: HeldBuild, build: Build, manifest: Manifest | None = None) -> None:
         """Record that a bundle is made and in the artifacts' store, also with every run that asked for it.
 
-        Raises LeaseLostError where it is not the agent's to make any more.
+        Raises LeaseLostError where another worker has had its job meanwhile.
         """
         facts = None if manifest is None else msgspec.json.encode(manifest_facts(build, manifest)).decode()
-        self._end(agent, key, fence, msgspec.structs.replace(build, state="built"), facts, manifest)
+        self._end(held, msgspec.structs.replace(build, state="built"), facts, manifest)
 
-    def failed(self, agent: AgentId, key: str, fence: int, build: Build) -> None:
+    def failed(self, held: HeldBuild, build: Build) -> None:
         """Record that a bundle cannot be made, and tell those who asked for it so far. Raises LeaseLostError."""
-        self._end(agent, key, fence, msgspec.structs.replace(build, state="failed"), None, None)
+        self._end(held, msgspec.structs.replace(build, state="failed"), None, None)
 
-    def put_back_build(self, agent: AgentId, key: str, fence: int, *, why: str, tried: bool = True) -> None:
-        """Let another make a bundle: it waits again.
+    def put_back_build(self, held: HeldBuild, host: str, *, why: str, tried: bool = True) -> None:
+        """Let another make a bundle: its job waits again.
 
-        `tried`: this agent does not get it any more, and where no other living one has its toolchain it failed, as
+        `tried`: this host does not get it any more, and where no other living one has its toolchain it failed, as
         infrastructure, for the reasons of all that tried. Raises LeaseLostError.
         """
-        reason = one_line(values.clean(why), 500)
+        key, reason = held.task.key, one_line(values.clean(why), 500)
 
         def change(connection: Connection) -> None:
-            ours = {"key": key, "token": agent.token, "fence": fence, "agent": agent.name}
-            row = connection.execute(_PUT_BACK, {**ours, "why": reason, "tried": tried}).first()
-            if row is None:
+            hosts: dict[str, str] = {}
+            if tried:
+                hosts = connection.scalar(_PUT_BACK, {"key": key, "host": host, "why": reason}) or {}
+            others = {"now_ms": self._clock(connection), "toolchain": held.task.toolchain, "tried": list(hosts)}
+            again = not tried or bool(connection.scalar(_OTHERS, others))
+            if not _end_job(connection, held.job, held.attempt, again=again):
                 raise _lost(key)
-            others = {"now_ms": self._clock(connection), "toolchain": row.toolchain, "tried": list(row.put_back)}
-            if tried and not connection.scalar(_OTHERS, others):
-                give_up(connection, key, row.put_back)
-            else:
+            if again:
                 drop_unwanted(connection, [key])
-                notify(connection, [f"build {row.toolchain}"])
+                notify(connection, [f"build {held.task.toolchain}"])
+            else:
+                give_up(connection, key, hosts)
 
         self._database.write(change)
 
@@ -158,36 +170,28 @@ class BuildWork(ClusterPart):
         with self._database.reading() as connection:
             return find_builds(connection, wanted)
 
-    def _end(
-        self, agent: AgentId, key: str, fence: int, build: Build, facts: str | None, manifest: Manifest | None
-    ) -> None:
+    def _end(self, held: HeldBuild, build: Build, facts: str | None, manifest: Manifest | None) -> None:
         def change(connection: Connection) -> None:
-            ours = {"key": key, "token": agent.token, "fence": fence, "manifest": facts}
-            if connection.scalar(_ENDED, {**outcome_columns(build), **ours}) is None:
-                raise _lost(key)
-            settle(connection, [build], {} if manifest is None else {build.key: manifest})
+            if not _end_job(connection, held.job, held.attempt):
+                raise _lost(held.task.key)
+            outcome = {**outcome_columns(build), "key": held.task.key, "manifest": facts}
+            if connection.scalar(_ENDED, outcome) is not None:
+                settle(connection, [build], {} if manifest is None else {build.key: manifest})
 
         self._database.write(change)
 
 
-def in_turns(first: Iterable[tuple[str, str, int, int]], making: dict[str, int]) -> list[str]:
-    """Return the keys of bundles in the order in which they are made; pure.
+def _read_task(key: str, task: str) -> NewBuild:
+    with reading("build", key):
+        found = msgspec.json.decode(task, type=NewBuild)
+        if found.key != key:
+            raise ValueError(f"it is of bundle {found.key[:16]}")
+        return found
 
-    `first` are key, user, priority and position; `making` how many are being made by user.
-    """
-    waiting: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    for key, user, priority, position in first:
-        waiting.setdefault((-priority, user), []).append((position, key))
-    for of_user in waiting.values():
-        of_user.sort(reverse=True)
-    has, order = Counter(making), []
-    while waiting:
-        urgency, user = min(waiting, key=lambda one: (one[0], has[one[1]], waiting[one][-1]))
-        order.append(waiting[urgency, user].pop()[1])
-        has[user] += 1
-        if not waiting[urgency, user]:
-            del waiting[urgency, user]
-    return order
+
+def _end_job(connection: Connection, job: int, attempt: int, *, again: bool = False) -> bool:
+    """End a job, or put it back; False where another worker has had it meanwhile."""
+    return bool(connection.scalar(_END_JOB, {"job": job, "attempt": attempt, "again": again}))
 
 
 def give_up(connection: Connection, key: str, tried: dict[str, str]) -> None:

@@ -47,8 +47,7 @@ _LOOK = text("""
         (SELECT json_agg(json_build_array(name, token)) FROM agent
          WHERE NOT has_left AND expires_ms <= now.ms AND (
              EXISTS (SELECT 1 FROM shard WHERE shard.token = agent.token AND shard.state = 'held')
-             OR EXISTS (SELECT 1 FROM lease WHERE lease.token = agent.token)
-             OR EXISTS (SELECT 1 FROM build WHERE build.token = agent.token AND build.state = 'held'))) AS dead,
+             OR EXISTS (SELECT 1 FROM lease WHERE lease.token = agent.token))) AS dead,
         (SELECT json_agg(id) FROM shard WHERE state = 'held' AND NOT EXISTS (
              SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
              AND lease.token = shard.token)) AS orphans,
@@ -77,8 +76,7 @@ _TRIED = text("""
 """)
 _HELD = text("""
     SELECT ARRAY(SELECT device FROM lease WHERE token = :token ORDER BY device) AS devices,
-           ARRAY(SELECT id FROM shard WHERE token = :token AND state = 'held' ORDER BY id) AS shards,
-           ARRAY(SELECT key FROM build WHERE token = :token AND state = 'held' ORDER BY key) AS builds
+           ARRAY(SELECT id FROM shard WHERE token = :token AND state = 'held' ORDER BY id) AS shards
 """)
 # Of what its agents die again and again, the job that they had come to is run no more.
 _DEADLY = text("""
@@ -219,9 +217,8 @@ class Mending(ClusterPart):
     def _bury_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
         """Put back each row of a dead agent in a transaction of its own, after the database refused one of them."""
         held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
-        rows = [(f"shard {one}", Held([], [one], [])) for one in held.shards]
-        rows += [(f"device {one}", Held([one], [], [])) for one in held.devices]
-        rows += [(f"build {one}", Held([], [], [one])) for one in held.builds]
+        rows = [(f"shard {one}", Held([], [one])) for one in held.shards]
+        rows += [(f"device {one}", Held([one], [])) for one in held.devices]
         return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(bury, only=only))]
 
     def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:

@@ -14,12 +14,12 @@ from farm.store.leases.situation import Situation
 from farm.store.records import ArtifactRecord
 from farm.suites.suite import Job
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of orders, shards and agents: agents refuse agents of another protocol, and run no orders of it."""
 
 OrderState = Literal["open", "cancelled", "ended"]
 ShardState = Literal["waiting", "held", "ended"]
-BuildState = Literal["waiting", "held", "built", "failed"]
+BuildState = Literal["waiting", "built", "failed"]
 NightState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
@@ -223,10 +223,12 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class HeldBuild(msgspec.Struct, frozen=True):
-    """A bundle that an agent is to make."""
+    """Bundle that a build host makes, with its job of Procrastinate."""
 
     task: NewBuild
-    fence: int
+    job: int
+    attempt: int
+    """Number of times that the job was put back: another worker has had it where that differs."""
 
 
 class ShardResult(msgspec.Struct, frozen=True):
@@ -248,12 +250,10 @@ class ShardResult(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Shards and builds that an agent has from answered claims."""
+    """Shards that an agent has from answered claims."""
 
     shards: frozenset[tuple[int, int]] = frozenset()
     """Id and fence of each."""
-    builds: frozenset[tuple[str, int]] = frozenset()
-    """Key and fence of each."""
 
 
 class Minded(msgspec.Struct, frozen=True):
@@ -267,8 +267,6 @@ class Minded(msgspec.Struct, frozen=True):
     """Runs of which nothing is wanted any more: stop at once."""
     stopped: tuple[str, ...] = ()
     """Runs of which nothing more may begin, as they are late or too much has failed: finish what runs."""
-    unwanted: tuple[str, ...] = ()
-    """Keys of bundles that the agent makes and no open order is in want of: stop."""
     claimable: tuple[str, ...] = ()
     """SoCs of idle devices of the agent for which there is work."""
     replaced: bool = False
@@ -276,7 +274,7 @@ class Minded(msgspec.Struct, frozen=True):
     drain: bool = False
     """Somebody wants it to take no more work, and to end when what it has is done."""
     claimed: Claimed = Claimed()
-    """Shards and builds of the agent that the store still counts as held."""
+    """Shards of the agent that the store still counts as held."""
 
 
 class Mended(msgspec.Struct, frozen=True):

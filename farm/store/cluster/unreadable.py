@@ -27,7 +27,7 @@ _STATEMENTS: dict[str, tuple[TextClause, ...]] = {
         text(f"{_CANCEL}(SELECT run_id FROM shard WHERE id = :key)"),  # noqa: S608 - a constant
     ),
     "build": (
-        text("UPDATE build SET state = 'failed', reply = :reply, agent = '', token = '' WHERE key = :key"),
+        text("UPDATE build SET state = 'failed', reply = :reply WHERE key = :key"),
         text(f"{_CANCEL}ANY(SELECT run_id FROM build_wanted WHERE key = :key)"),  # noqa: S608 - a constant
     ),
 }

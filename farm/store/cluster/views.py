@@ -36,8 +36,9 @@ _SHARDS = text("""
     WHERE run_id = :run AND (state = 'held' OR (retry AND state = 'waiting'))
 """)
 _BUILDS = text("""
-    SELECT job, build_wanted.key, build.state = 'held' AS is_made FROM build_wanted JOIN build USING (key)
-    WHERE run_id = :run AND failure IS NULL
+    SELECT job, key, EXISTS (SELECT 1 FROM procrastinate_jobs
+                             WHERE queueing_lock = 'build:' || key AND status = 'doing') AS is_made
+    FROM build_wanted WHERE run_id = :run AND failure IS NULL
 """)
 _RUN = text("""
     SELECT finished_ms, exit_code, bundles FROM run JOIN run_order ON run_order.run_id = run.id WHERE run.id = :run
@@ -71,7 +72,7 @@ class Views(ClusterPart):
                 raise StoreLostError(f"run {run_id} was never submitted to this farm, or is not in the store any more")
             attempts = connection.execute(_ATTEMPTS, {"run": run_id, "after": max(after - _OVERLAP, 0)}).all()
             shards = connection.execute(_SHARDS, {"run": run_id}).all()
-            wanted = connection.execute(_BUILDS, {"run": run_id}).all()
+            wanted = connection.execute(_BUILDS, {"run": run_id}).all() if row.bundles else []
             order = order_of(found, self._clock(connection))
         news = [one for one in attempts if one.id not in seen]
         last = max([after, *(one.id for one in attempts)])

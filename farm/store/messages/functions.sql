@@ -15,6 +15,82 @@ EXCEPTION WHEN unique_violation THEN
 END;
 $$;
 
+-- Defer a job for each of these bundles that waits to be made and has none; return how many.
+-- The more urgent go first, then users take turns: the first job of a user goes beside the first that waits, and each of
+-- his next ones one turn later.
+CREATE OR REPLACE FUNCTION farm_defer_builds(keys text[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    urgency CONSTANT integer := 1000000000;
+    jobs procrastinate_job_to_defer_v1[];
+BEGIN
+    IF cardinality(keys) = 0 THEN
+        RETURN 0;
+    END IF;
+    WITH lacking AS (
+        SELECT key, 'build:' || md5(toolchain) AS queue, user_name, least(greatest(build.priority, 0), 1) AS class,
+               row_number() OVER (PARTITION BY toolchain, user_name, build.priority ORDER BY position, key) AS turn
+        FROM build WHERE key = ANY(keys) AND state = 'waiting' AND NOT EXISTS (
+            SELECT 1 FROM procrastinate_jobs
+            WHERE queueing_lock = 'build:' || build.key AND status IN ('todo', 'doing'))
+    ), queued AS (
+        SELECT queue_name AS queue, CASE WHEN priority > 0 THEN 1 ELSE 0 END AS class, args ->> 'user' AS user_name,
+               CASE WHEN priority > 0 THEN urgency - priority ELSE -priority END AS turn
+        FROM procrastinate_jobs WHERE status = 'todo' AND task_name = 'farm.build'
+    ), served AS (
+        SELECT queue, class, min(turn) - 1 AS turn FROM queued GROUP BY queue, class
+    ), last AS (
+        SELECT queue, class, user_name, max(turn) AS turn FROM queued GROUP BY queue, class, user_name
+    )
+    SELECT array_agg(
+        ROW(queue, 'farm.build', class * urgency - (greatest(served.turn, last.turn, 0) + lacking.turn), NULL,
+            'build:' || key, jsonb_build_object('key', key, 'user', user_name), NULL)::procrastinate_job_to_defer_v1
+        ORDER BY lacking.turn, user_name) INTO jobs
+    FROM lacking LEFT JOIN served USING (queue, class) LEFT JOIN last USING (queue, class, user_name);
+    RETURN coalesce(cardinality(procrastinate_defer_jobs_v1(jobs)), 0);
+END;
+$$;
+
+-- Keep jobs as the rows of `build` that a statement wrote, in its transaction: a waiting build has one, others have none.
+-- A job that an agent is taking at the moment is left alone: the agent looks at the row.
+CREATE OR REPLACE FUNCTION farm_queue_builds() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM procrastinate_jobs WHERE id IN (
+        SELECT id FROM procrastinate_jobs JOIN changed ON queueing_lock = 'build:' || key
+        WHERE status = 'todo' AND (state <> 'waiting'
+              OR changed.priority > 0 AND procrastinate_jobs.priority <= 0)
+        FOR UPDATE OF procrastinate_jobs SKIP LOCKED
+    );
+    PERFORM farm_defer_builds(ARRAY(SELECT key FROM changed WHERE state = 'waiting'));
+    RETURN NULL;
+END;
+$$;
+DROP TRIGGER IF EXISTS farm_build_asked ON build;
+CREATE TRIGGER farm_build_asked AFTER INSERT ON build REFERENCING NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION farm_queue_builds();
+DROP TRIGGER IF EXISTS farm_build_changed ON build;
+CREATE TRIGGER farm_build_changed AFTER UPDATE ON build REFERENCING NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION farm_queue_builds();
+
+-- End a job of a bundle, or put it back; false where another worker has had it meanwhile.
+CREATE OR REPLACE FUNCTION farm_end_build(job bigint, attempt integer, again boolean) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM procrastinate_jobs
+        WHERE id = job AND attempts = attempt AND status = 'doing' AND task_name = 'farm.build' FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF again THEN
+        PERFORM procrastinate_retry_job_v2(job, NULL, NULL, NULL, NULL);
+    ELSE
+        PERFORM procrastinate_finish_job_v1(job, 'succeeded', true);
+    END IF;
+    RETURN true;
+END;
+$$;
+
 -- Put back the messages of workers without a heartbeat for some seconds, and return how many messages those were.
 -- Message by message: a duplicate of a waiting message is removed, and an error of one message concerns no other.
 -- No worker is dead until the server has been up for as long. Procrastinate's own way asks the clock of the caller.
@@ -29,7 +105,7 @@ BEGIN
     END IF;
     PERFORM procrastinate_prune_stalled_workers_v1(silent_s);
     FOR held IN
-        SELECT id, queue_name FROM procrastinate_jobs
+        SELECT id, queue_name, task_name FROM procrastinate_jobs
         WHERE status = 'doing' AND worker_id IS NULL FOR UPDATE SKIP LOCKED
     LOOP
         BEGIN
@@ -48,6 +124,9 @@ BEGIN
             'procrastinate_queue_v1#' || held.queue_name,
             json_build_object('type', 'job_inserted', 'job_id', held.id)::text
         );
+        IF held.task_name = 'farm.build' THEN
+            PERFORM pg_notify('farm', 'build');
+        END IF;
         retried := retried + 1;
     END LOOP;
     RETURN retried;
@@ -77,7 +156,7 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prokind = 'f'
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_defer_builds', 'farm_queue_builds', 'farm_end_build', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %s, pg_temp', one, '{schema}');

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 # With every change of functions.sql.
-_OWN = "4"
+_OWN = "5"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 
@@ -56,6 +56,12 @@ def require_messages(connection: Connection) -> None:
     connection.execute(text("DELETE FROM farm_messages"))
     connection.execute(text("INSERT INTO farm_messages VALUES (:version)"), {"version": needed})
     apply_again(connection)
+
+
+def ensure_messages(connection: Connection) -> None:
+    """Make the tables where there are none; raises as `require_messages`."""
+    if connection.scalar(text("SELECT to_regprocedure('farm_defer_builds(text[])')")) is None:
+        require_messages(connection)
 
 
 def installed_version(connection: Connection) -> str | None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import text
 
-from farm.store.messages.install import require_messages
+from farm.store.leases.rows import always_settled
+from farm.store.messages.install import ensure_messages, require_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 _T = TypeVar("_T")
+# Defers jobs for builds of open runs without one, and looks for jobs of dead workers: one statement, as idle farms
+# execute it as well.
+_LOOK = text("""
+    SELECT farm_defer_builds(ARRAY(SELECT key FROM build WHERE state = 'waiting' AND EXISTS (
+               SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+               WHERE build_wanted.key = build.key AND failure IS NULL AND run_order.state = 'open'))),
+           EXISTS (SELECT 1 FROM procrastinate_jobs AS job WHERE status = 'doing' AND NOT EXISTS (
+               SELECT 1 FROM procrastinate_workers WHERE id = job.worker_id
+               AND last_heartbeat >= now() - make_interval(secs => :silent_s))) AS is_stalled
+""")
 
 
 class Messages:
@@ -38,8 +49,15 @@ class Messages:
         """Send the message that a run is over, whose exit code, alerts and end some agent records."""
         self._send(lambda connection: connection.execute(text("SELECT farm_finish(:run)"), {"run": run_id}))
 
-    def retry(self, silent_s: float) -> int:
-        """Put back what workers hold that were not heard of for so long; return how many messages those were."""
+    def retry(self, silent_s: float, is_settled: Callable[[], bool] = always_settled) -> int:
+        """Put back the jobs of workers without a heartbeat for `silent_s`, and return how many those were.
+
+        `is_settled` as in `Mending.mend`. Builds without a job get one.
+        """
+        self._ensure()
+        [look] = self._database.at_once(_LOOK, {"silent_s": silent_s})
+        if not look.is_stalled or not is_settled():
+            return 0
         query = text("SELECT farm_retry_messages(:silent_s)")
         return self._send(lambda connection: int(connection.scalar(query, {"silent_s": silent_s}) or 0))
 
@@ -49,10 +67,10 @@ class Messages:
         return self._send(lambda connection: int(connection.scalar(query, {"hours": hours}) or 0))
 
     def _send(self, action: Callable[[Connection], _T]) -> _T:
-        if not self._is_there:
-            found = text("SELECT to_regprocedure('farm_finish(text)') IS NOT NULL")
-            with self._database.reading() as connection:
-                self._is_there = bool(connection.scalar(found))
-            if not self._is_there:
-                self.require()
+        self._ensure()
         return self._database.write(action)
+
+    def _ensure(self) -> None:
+        if not self._is_there:
+            self._database.write(ensure_messages)
+            self._is_there = True

@@ -43,7 +43,7 @@ class NamedFiles:
                 found.update(connection.scalars(select(artifact.sha256).where(artifact.sha256.in_(part)).distinct()))
             found.update(connection.scalars(select(build.archive).where(build.state == "built")))
             going_on = (
-                select(build.task).where(build.state.in_(("waiting", "held"))),
+                select(build.task).where(build.state == "waiting"),
                 select(order.terms).where(order.state == "open"),
             )
             for query in going_on:

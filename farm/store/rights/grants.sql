@@ -85,7 +85,7 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_defer_builds', 'farm_end_build', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one);
@@ -94,3 +94,5 @@ BEGIN
 END;
 $$;
 GRANT SELECT ON procrastinate_jobs, procrastinate_workers, procrastinate_events TO {agent};
+-- Whether a bundle is being made.
+GRANT SELECT (queueing_lock, status) ON procrastinate_jobs TO {developer}, {viewer};

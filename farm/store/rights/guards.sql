@@ -120,24 +120,34 @@ BEGIN
     IF NEW.user_name NOT IN ('', session_user) AND (TG_OP = 'INSERT' OR NEW.user_name <> OLD.user_name) THEN
         PERFORM farm_refuse(format('a bundle is asked for in the name of %s', NEW.user_name));
     END IF;
-    IF TG_OP = 'INSERT' THEN
-        IF NEW.state = 'held' OR NEW.token <> '' OR NEW.priority NOT IN (0, 1) THEN
-            PERFORM farm_refuse('bundles are made by agents');
-        END IF;
-        RETURN NEW;
-    END IF;
-    IF NEW.state = 'held' AND to_jsonb(NEW) - ARRAY['user_name', 'priority', 'position', 'task', 'toolchain', 'asked_ms']
-        <> to_jsonb(OLD) - ARRAY['user_name', 'priority', 'position', 'task', 'toolchain', 'asked_ms'] THEN
-        PERFORM farm_refuse('an agent makes this bundle');
-    END IF;
-    IF NEW.token NOT IN ('', OLD.token) OR NEW.priority NOT IN (0, 1) THEN
+    IF NEW.priority NOT IN (0, 1) OR NEW.put_back::jsonb <> jsonb_build_object()
+        AND (TG_OP = 'INSERT' OR NEW.put_back::text <> OLD.put_back::text) THEN
         PERFORM farm_refuse('bundles are made by agents');
     END IF;
-    IF OLD.state = 'built' AND NEW.state = 'built' THEN
-        -- What others run already stays what it is: whose bundle came first counts.
+    IF TG_OP = 'INSERT' THEN
+        RETURN NEW;
+    END IF;
+    IF NEW.key <> OLD.key OR OLD.state = 'built' AND NEW.state = 'failed' THEN
+        PERFORM farm_refuse('a bundle that is there stays');
+    END IF;
+    IF OLD.archive <> '' THEN
+        -- What others run already stays what it is, also while an agent makes it anew: whose bundle came first counts.
         NEW.archive := OLD.archive;
         NEW.nbytes := OLD.nbytes;
         NEW.manifest := coalesce(OLD.manifest, NEW.manifest);
+    END IF;
+    IF OLD.state = 'waiting' AND EXISTS (
+        SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+        WHERE build_wanted.key = OLD.key AND failure IS NULL AND run_order.state = 'open'
+            AND run_order.user_name <> session_user
+    ) THEN
+        -- Of who builds on his own machine: agents may be able to make it, and others wait for them.
+        IF NEW.state = 'failed' THEN
+            RETURN NULL;
+        END IF;
+        NEW.task := OLD.task;
+        NEW.toolchain := OLD.toolchain;
+        NEW.put_back := OLD.put_back;
     END IF;
     RETURN NEW;
 END;

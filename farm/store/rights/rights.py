@@ -23,7 +23,9 @@ def apply_again(connection: Connection) -> None:
     if connection.scalar(_IS_THERE) is None:
         return
     prefix = connection.scalar(text("SELECT prefix FROM farm_roles"))
-    if prefix is not None and connection.scalar(text("SELECT to_regprocedure('farm_finish(text)') IS NOT NULL")):
+    if prefix is not None and connection.scalar(
+        text("SELECT to_regprocedure('farm_defer_builds(text[])') IS NOT NULL")
+    ):
         for script in rights(connection, prefix):
             run_script(connection, script)
 

@@ -111,11 +111,6 @@ build = Table(
     Column("priority", Integer, nullable=False),
     Column("position", Integer, nullable=False),
     Column("state", String(16), nullable=False),
-    Column("agent", String(256), nullable=False),
-    Column("token", String(64), nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("held_ms", BigInteger, nullable=False),
-    Column("tries", Integer, nullable=False),
     # Why agents put it back, by their names: they do not get it again.
     Column("put_back", JSON, nullable=False),
     # SHA-256 of the archive of the bundle, in the artifacts' store.
@@ -126,8 +121,7 @@ build = Table(
     Column("reply", Text),
     Column("log", Text, nullable=False),
     Column("asked_ms", BigInteger, nullable=False),
-    Index("ix_build_waiting", "toolchain", "state", "user_name", "priority", "position"),
-    Index("ix_build_token", "token"),
+    Index("ix_build_state", "state"),
 )
 
 # Which jobs of which shards wait for a bundle, or were told that there will be none.
