@@ -126,6 +126,6 @@ class Make:
         return run_id
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> type[Make]:
     return Make

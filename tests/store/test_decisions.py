@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from old_store import make_old_store
+from store_template import place_store
 
 from farm.results.attempt import Verdict, final_attempt
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Make
 
 _DECIDED = """
@@ -57,6 +57,8 @@ def test_a_run_is_recorded_and_imported_with_its_kind_and_that_of_its_devices(
     tmp_path: Path, command: str, facts: dict[str, str], kind: str
 ) -> None:
     addresses = [str(tmp_path / name) for name in ("home.db", "elsewhere.db")]
+    for address in addresses:
+        place_store(Path(address))
     with open_store(addresses[0]) as home, open_store(addresses[1]) as elsewhere:
         run_id = home.begin_run(RunRecord(command, "ada", "bench", {"device_kind": "virtual", **facts}))
         _carry(home, elsewhere, run_id, tmp_path / "runs.jsonl")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from store_template import place_store
 
 from farm.errors import StoreError, StoreLostError
 from farm.store.store import open_store
@@ -51,7 +52,7 @@ for number in range(1000):
 
 
 def _replace(path: Path) -> None:
-    open_store(path.with_name("other.db")).close()
+    place_store(path.with_name("other.db"))
     path.with_name("other.db").rename(path)
 
 
@@ -81,6 +82,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recorder(path: Path, make: type[Make]) -> Iterator[Recorder]:
+    place_store(path)
     with open_store(path) as store:
         recorder = Recorder(store, make)
         for _ in range(5):

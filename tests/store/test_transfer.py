@@ -299,10 +299,20 @@ def test_the_newest_result_is_that_of_the_newest_run_not_of_the_last_import(
     assert store.selection.expected([job.id], "virtual")[job.id].last.run_id == newer
 
 
-def lines_of(store: Store, make: type[Make]) -> list[dict[str, Any]]:
-    """Return an export of two runs as what its lines say."""
-    everything(store, make)
-    return [json.loads(line) for line in exported(store).splitlines()]
+@pytest.fixture(scope="module")
+def two_runs(make: type[Make], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Export of two runs."""
+    path = tmp_path_factory.mktemp("two_runs") / "farm.db"
+    place_store(path)
+    with open_store(path) as store:
+        everything(store, make)
+        return exported(store)
+
+
+@pytest.fixture
+def lines(two_runs: bytes) -> list[dict[str, Any]]:
+    """Lines of the export of two runs, to be changed."""
+    return [json.loads(line) for line in two_runs.splitlines()]
 
 
 def written(lines: list[dict[str, Any]]) -> bytes:
@@ -380,9 +390,8 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
     ],
 )
 def test_a_line_that_cannot_be_is_refused_with_its_number_and_changes_nothing(
-    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path, edit: Any, line: int, problem: str
+    sqlite_store: Store, lines: list[dict[str, Any]], tmp_path: Path, edit: Any, line: int, problem: str
 ) -> None:
-    lines = lines_of(other, make)
     edit(lines)
     with pytest.raises(UsageError, match=rf"export-0.jsonl:{line}: .*{problem}.*; nothing was imported") as caught:
         imported(sqlite_store, tmp_path, written(lines))
@@ -423,11 +432,10 @@ def test_an_export_of_no_run_holds_no_run(sqlite_store: Store, tmp_path: Path) -
     ids=["a case that is known otherwise", "a file twice", "an attempt twice", "jobs in another order"],
 )
 def test_what_the_store_would_keep_otherwise_is_not_imported(
-    store: Store, other: Store, make: type[Make], tmp_path: Path, edit: Any
+    store: Store, lines: list[dict[str, Any]], make: type[Make], tmp_path: Path, edit: Any
 ) -> None:
     make.begin(store, make.job())
     before = exported(store)
-    lines = lines_of(other, make)
     lines[8]["digest"], lines[8]["job"] = "f" * 64, lines[7]["job"]
     edit(lines)
     with pytest.raises(UsageError, match="otherwise: not imported"):
