@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from filled_farm import measure
 from simulated_farm import HEARTBEAT_S, Found, Night, Size
 
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,9 +24,9 @@ from sqlalchemy import create_engine
 
 from farm.cluster.divide import divide
 from farm.devices.device import AdbAddress, Device
+from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
-from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import LeaseLostError
-from farm.store.leases.rules import Lease, Priority
+from farm.policy.situation import Lease, Priority
 from farm.store.store import Store, open_store
 
 # As farm lease looks, and as runs do.

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farm.cluster.divide import divide
+from farm.policy.sharing import hand_over, share_out
+from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Retry, Situation
 from farm.store.cluster.records import ShardJob
-from farm.store.leases.rules import Lease, Priority
-from farm.store.leases.sharing import hand_over, share_out
-from farm.store.leases.situation import LivingDevice, OpenOrder, Retry, Situation
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:

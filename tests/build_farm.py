@@ -17,9 +17,9 @@ from farm.cluster.agent.builds import BuildHost
 from farm.cluster.client.upload import new_builds
 from farm.cluster.files.suite_archive import upload_sources
 from farm.config.settings import load_config
+from farm.policy.situation import Priority
 from farm.request.plan import PlannedJob
 from farm.store.cluster.records import PROTOCOL, AgentFacts, Build, NewOrder, NewShard, ShardJob
-from farm.store.leases.rules import Priority
 from farm.store.objects.objects import open_objects
 from farm.store.records import RunRecord
 from farm.store.store import open_store

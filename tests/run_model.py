@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.dispatch.messages import FromDevice, ToDevice
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import ShardResult
-    from farm.store.leases.rules import Lease
 
 # Every step lets each process do one thing; a run of six jobs takes about 40.
 MOST_STEPS = 600

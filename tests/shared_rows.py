@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
-from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.suites.suite import Case, InputSpec, Job, Target
 

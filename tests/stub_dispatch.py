@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from farm.devices.health import HealthEvent
     from farm.errors import FarmError
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import ShardResult
-    from farm.store.leases.rules import Lease
 
 MOST_STEPS = 2000
 

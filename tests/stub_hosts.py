@@ -25,10 +25,10 @@ from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.bundles.cache import BundleCache
 from farm.device_run.canary import canary_jobs
+from farm.policy.situation import Priority
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import PROTOCOL, Build, NewOrder, NewShard, ShardJob
-from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Job, Target

@@ -13,12 +13,12 @@ from stub_farm import EXPECTED
 from farm.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.local_run import LocalRun
+from farm.policy.situation import Priority
 from farm.pool.device_pool import DevicePool
 from farm.pool.lease_keeper import LeaseTerms
 from farm.request.plan import RunPlan
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
-from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stub_farm import StubFarm
 
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
     from farm.store.view import RunView
 
 

@@ -8,7 +8,7 @@ import pytest
 from cluster_simulation import what_was_found
 from simulated_farm import Night, Size
 
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 
 if TYPE_CHECKING:
     from simulated_farm import Found

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting_requests import Grant, grant, to_yield
 
-from farm.store.leases.rules import Grant, Lease, Priority, Request, grant, to_yield
+from farm.policy.situation import Lease, Priority, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

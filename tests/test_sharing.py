@@ -11,11 +11,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_rules import grant, to_yield
 
-from farm.store.leases.reasons import why_waiting
-from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
-from farm.store.leases.sharing import hand_over, share_out
-from farm.store.leases.situation import LivingDevice, OpenOrder, Retry, Share, Situation, usable
+from farm.policy.reasons import why_waiting
+from farm.policy.sharing import hand_over, share_out
+from farm.policy.situation import (
+    Lease,
+    LivingDevice,
+    OpenOrder,
+    Priority,
+    Request,
+    Retry,
+    Share,
+    Situation,
+    usable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

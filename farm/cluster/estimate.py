@@ -15,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.store.leases.rules import Priority
+    from farm.policy.situation import Priority
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

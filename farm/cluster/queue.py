@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.cluster.estimate import Work, expect
-from farm.store.leases.reasons import why_waiting
-from farm.store.leases.rules import Priority
-from farm.store.leases.situation import OpenOrder, usable
+from farm.policy.reasons import why_waiting
+from farm.policy.situation import OpenOrder, Priority, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from farm.policy.situation import Situation
     from farm.store.cluster.records import Order, QueueView
-    from farm.store.leases.situation import Situation
 
 # What a bundle takes that nobody ever compiled.
 _BUILD_SECONDS = 4.0

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from farm.dispatch.assigned import SentJob
     from farm.dispatch.job_source import Host, JobSource, Prepared
     from farm.dispatch.messages import FromDevice, ToDevice
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard
-    from farm.store.leases.rules import Lease
 
 MOST_EXITS = 5
 """After so many exits of its process in a row, without a finished job between them, a device rests."""

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from farm.devices.health import HealthEvent
     from farm.dispatch.messages import DeviceProcess
     from farm.errors import FarmError
+    from farm.policy.situation import Lease
     from farm.request.plan import PlannedJob, RunPlan
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
-    from farm.store.leases.rules import Lease
 
 
 class Prepared(NamedTuple):

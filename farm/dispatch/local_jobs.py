@@ -12,9 +12,9 @@ import msgspec
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Prepared
 from farm.errors import LeaseLostError
+from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import HeldShard, ShardJob
-from farm.store.leases.rules import Lease, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

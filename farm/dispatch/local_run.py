@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from farm.dispatch.fork_server import ForkServer
     from farm.dispatch.progress import ProgressListener
     from farm.errors import FarmError
+    from farm.policy.situation import Lease
     from farm.pool.device_pool import DevicePool
     from farm.request.plan import RunPlan
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 _TICK_SECONDS = 0.25

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from farm.dispatch.result_log import ResultLog
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
-    from farm.store.leases.rules import Lease
     from farm.store.records import ArtifactRecord
 
 _COALESCE_SECONDS = 0.05

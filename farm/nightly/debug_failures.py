@@ -132,8 +132,8 @@ def _job(config: Config, request: RunRequest, view: RunView, job_id: str) -> tup
 
 
 def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: float) -> DebugOutcome:
+    from farm.policy.situation import Priority
     from farm.replay.debug import DebugRequest, debug
-    from farm.store.leases.rules import Priority
 
     request = DebugRequest(
         job=job,

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
+from farm.policy.situation import Priority
 from farm.pool.fleet import Choice
-from farm.store.leases.rules import Priority
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from farm.devices.device import Device
+    from farm.policy.situation import Lease
     from farm.pool.announce import Announcer
     from farm.pool.lease_keeper import LeaseTerms
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 _LOOK_SECONDS = 0.25

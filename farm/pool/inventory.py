@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.discovery import Scan
     from farm.devices.status import DeviceStatus
+    from farm.policy.situation import Lease, Waiting
     from farm.store.cluster.records import Agent
     from farm.store.leases.registry import Registered
-    from farm.store.leases.rules import Lease, Waiting
     from farm.store.store import Store
     from farm.suites.socs import Soc
     from farm.system.processes import Supervisor

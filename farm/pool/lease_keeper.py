@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from farm.config.settings import LeaseConfig
     from farm.devices.device import Device
-    from farm.store.leases.rules import Lease, Priority
+    from farm.policy.situation import Lease, Priority
     from farm.store.store import Store
 
 # People put devices out of service, and runs quarantine them.
@@ -177,9 +177,10 @@ class LeaseKeeper:
         return f"is quarantined: {health[1]}; 'farm device unquarantine {device.called}' when it is mended"
 
     def holders(self, socs: Collection[str]) -> str:
-        """Return who has the devices of some SoCs."""
+        """Return why this run waits for devices of some SoCs, and who has them."""
+        why = [self._store.leases.why(token) for soc, token in self._requests.items() if soc in socs]
         held = self._held_by_others([device for device in self._devices if device.soc in socs])
-        return "; ".join(held.values()) or "somebody has it"
+        return "; ".join([*dict.fromkeys(why), *held.values()]) or "no device is free"
 
     def missed(self) -> dict[str, str]:
         """Return who has the devices that this run would use as well, by their ids."""

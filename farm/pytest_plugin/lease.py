@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.errors import LeaseLostError
+from farm.policy.situation import Priority
 from farm.pool.device_pool import DevicePool
 from farm.pool.lease_keeper import LeaseTerms
-from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 from farm.store.values import clean
 from farm.system.clock import now_s
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from farm.devices.device import Device
+    from farm.policy.situation import Lease, Waiting
     from farm.pytest_plugin.plan import SuitePlan
-    from farm.store.leases.rules import Lease, Waiting
     from farm.store.store import Store
 
 

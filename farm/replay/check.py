@@ -19,13 +19,13 @@ from farm.device_run.canary import canary_job
 from farm.device_run.device_worker import DeviceWorker
 from farm.devices.discovery import ABSENT, scan_all
 from farm.errors import UnknownNameError
+from farm.policy.situation import Priority
 from farm.pool.device_pool import DevicePool
 from farm.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.pool.lease_keeper import LeaseTerms
 from farm.replay.stored_result import build_bundle
 from farm.request.plan import PlannedJob, RunPlan
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Priority
 from farm.suites.socs import find_soc, load_socs, no_profile
 from farm.system.processes import Supervisor
 from farm.system.publish import own_folder

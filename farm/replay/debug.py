@@ -16,6 +16,7 @@ from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
 from farm.errors import UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
+from farm.policy.situation import Priority
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Layer, LayerStep
@@ -25,7 +26,6 @@ from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed,
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
-from farm.store.leases.rules import Priority
 from farm.suites.suite import FORWARD
 from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line

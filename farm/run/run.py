@@ -239,8 +239,8 @@ class _Run(RunSteps):
 
     def _terms(self) -> LeaseTerms:
         """Return how this run asks for devices that others may use as well."""
+        from farm.policy.situation import Priority
         from farm.pool.lease_keeper import LeaseTerms
-        from farm.store.leases.rules import Priority
 
         return LeaseTerms(
             times=self._config.leases,

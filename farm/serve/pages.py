@@ -23,8 +23,8 @@ from farm.store.view import Purpose
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farm.policy.situation import Lease
     from farm.serve.address import Address
-    from farm.store.leases.rules import Lease
     from farm.store.records import HistoryPoint
     from farm.store.store import Store
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from farm.store.cluster.roles import Roles
     from farm.store.leases.leasing import Leases
     from farm.store.leases.quarantines import Quarantines
+    from farm.store.leases.quotas import Quotas
     from farm.store.leases.registry import Registry
     from farm.store.messages.messages import Messages
     from farm.store.objects.named import NamedFiles
@@ -164,6 +165,13 @@ class Store(Recording):
         from farm.store.leases.leasing import Leases
 
         return Leases(self._database, self._clock)
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        """Quotas of users and labels."""
+        from farm.store.leases.quotas import Quotas
+
+        return Quotas(self._database, self._clock)
 
     @cached_property
     def messages(self) -> Messages:

@@ -29,7 +29,7 @@ from farm.results.attempt import Verdict
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
     from farm.store.view import RunView
 
 ATTACHED = 3

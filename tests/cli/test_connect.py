@@ -19,7 +19,7 @@ from waiting import until
 from farm.cli.devices.adb import refusal
 from farm.devices.adb.host import parse_listing
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot

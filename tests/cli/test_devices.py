@@ -31,11 +31,11 @@ from farm.devices.discovery import Scan
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.errors import UnknownNameError
+from farm.policy.situation import Lease, Priority, Waiting
 from farm.pool import fleet
 from farm.pool.fleet import Choice
 from farm.pool.inventory import DeviceRow, addresses_of, find_rows, rows
 from farm.store.leases.registry import Registered, Seen
-from farm.store.leases.rules import Lease, Priority, Waiting
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
@@ -184,15 +184,23 @@ def test_who_waits_is_told_with_what_for_and_since_when() -> None:
     found = [DeviceRow(id=f"{n}@lab", serial=n, name=n, soc="SM8650") for n in ("left", "desk", "rack")]
     since_ms = int(time.mktime((2026, 11, 23, 14, 2, 0, 0, 0, -1)) * 1000)
     waiting = [
-        Waiting(("left@lab",), 1, "ann", "lab", 1, "farm lease", Priority.PERSON, since_ms),
+        Waiting(("left@lab",), 1, "ann", "lab", 1, "farm lease", Priority.PERSON, since_ms, "left is busy"),
         Waiting(
-            tuple(row.id for row in found), 1, "\x1b[31mbob", "lab", 2, "farm run " * 20, Priority.NIGHTLY, since_ms
+            tuple(row.id for row in found),
+            1,
+            "\x1b[31mbob",
+            "lab",
+            2,
+            "farm run " * 20,
+            Priority.NIGHTLY,
+            since_ms,
+            "quota of \x1b[31mbob: 1 device",
         ),
     ]
     title, ann, bob = waiting_lines(waiting, found, 80)
     assert title == "WAITING: 2"
-    assert ann.split() == ["ann", "left", "since", "14:02", "farm", "lease"]
-    assert "  1 of 3 SM8650  since 14:02  farm run farm run" in bob
+    assert ann.split() == ["ann", "left", "since", "14:02", "left", "is", "busy", "farm", "lease"]
+    assert "  1 of 3 SM8650  since 14:02  quota of bob: 1 device  farm run" in bob
     assert bob.isprintable()
     assert len(bob) <= 80
     assert waiting_lines([], found, 80) == []

@@ -16,7 +16,7 @@ import pytest
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import HealthEvent
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot

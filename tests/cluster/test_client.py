@@ -352,7 +352,7 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
 
 @pytest.mark.whole
 def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) -> None:
-    for arguments in (("queue",), ("quota",), ("attach",), ("cancel", "latest")):
+    for arguments in (("queue",), ("attach",), ("cancel", "latest")):
         refused = home.farm(*arguments, env={"FARM_STORE": str(home.state / "farm.db")})
         assert refused.returncode == 2, (arguments, refused.stderr)
     refused = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--detach")

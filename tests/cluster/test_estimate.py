@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.cluster.estimate import Expected, Work, expect
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 
 PERSON, NIGHTLY = Priority.PERSON, Priority.NIGHTLY
 

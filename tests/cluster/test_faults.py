@@ -24,8 +24,8 @@ from stub_farm import FINE, SOC, make_bundle
 from waiting import all_the_time
 
 from farm.bundles.cache import BundleCache
-from farm.store.cluster.part import lock_soc
 from farm.store.cluster.records import Build
+from farm.store.leases.rows import lock_soc
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
 

@@ -12,6 +12,7 @@ from farm.cli.cluster.queue import queue_lines
 from farm.cluster.client.devices import choose
 from farm.cluster.client.follow import Shown
 from farm.cluster.queue import queued, why_it_waits
+from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
 from farm.pool.fleet import Choice
 from farm.store.cluster.records import (
     PROTOCOL,
@@ -23,8 +24,6 @@ from farm.store.cluster.records import (
     RunProgress,
     ShardSum,
 )
-from farm.store.leases.rules import Lease, Priority
-from farm.store.leases.situation import LivingDevice, OpenOrder, Situation
 
 ORDER = Order(
     run_id="20261123-171000-abcdef",

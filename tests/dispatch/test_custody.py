@@ -15,11 +15,11 @@ from farm.dispatch.local_run import LocalRecords, replay_results, result_log
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
 from farm.errors import NoDeviceError, StoreError
+from farm.policy.situation import Lease, Priority
 from farm.pool.device_pool import DevicePool
 from farm.pool.lease_keeper import LeaseTerms
 from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Lease, Priority
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 

@@ -28,10 +28,10 @@ from farm.dispatch.messages import (
     ToDevice,
 )
 from farm.errors import ArtifactsError, FarmError
+from farm.policy.situation import Lease, Priority
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
-from farm.store.leases.rules import Lease, Priority
 from farm.suites.suite import Case, Job
 
 if TYPE_CHECKING:

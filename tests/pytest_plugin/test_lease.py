@@ -11,9 +11,9 @@ import pytest
 from farm.config.settings import LeaseConfig
 from farm.devices.device import AdbAddress, Device
 from farm.errors import NoDeviceError
+from farm.policy.situation import Priority
 from farm.pytest_plugin.lease import DeviceLease, release_of
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

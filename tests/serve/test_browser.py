@@ -116,7 +116,7 @@ def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
 
 def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: Server, filled: Filled) -> None:
     from farm.devices.health import HealthEvent
-    from farm.store.leases.rules import Priority
+    from farm.policy.situation import Priority
 
     show(browser, f"{server.url}/devices/pixel-left")
     wait(browser, lambda b: find(b, "#live-note").text == "Live.")

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
+from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
-from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from sqlalchemy import update
 from farm.devices.device import AdbAddress
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
+from farm.policy.situation import Priority
 from farm.store import schema
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Priority
 
 if TYPE_CHECKING:
     from conftest import Make
 
     from farm.devices.device import Device
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
     from farm.store.store import Store
 
 OLD = "192.168.1.20:5555"

@@ -18,6 +18,7 @@ from waiting import until
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
+from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.store import schema
@@ -25,7 +26,6 @@ from farm.store.cluster import mend, orders
 from farm.store.cluster.records import Build, Claimed, Mended, NewBuild
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from farm.store.cluster.situations import KnownSoc
+    from farm.store.leases.situations import KnownSoc
     from farm.store.store import Store
 
 _TESTS = str(Path(__file__).parents[1])
@@ -46,7 +46,7 @@ from pathlib import Path
 from farm.errors import LeaseLostError
 from farm.store.store import open_store
 from farm.store.cluster.records import AgentId
-from farm.store.leases.rules import Priority
+from farm.policy.situation import Priority
 from shared_rows import SOC, result
 store, used = open_store(sys.argv[2]), Path(sys.argv[3])
 def begin(device):

@@ -10,11 +10,11 @@ from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
 from store_template import drop_database
 
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
+from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.results.measurements import counted
 from farm.store.cluster.records import PROTOCOL, NewOrder
-from farm.store.leases.rules import Priority
 from farm.store.records import ArtifactRecord, JobFile
 from farm.store.store import open_store
 
@@ -202,15 +202,15 @@ def test_after_so_many_failures_or_so_long_nothing_begins(store: Store) -> None:
 def test_quotas_bind_users_and_labels(store: Store) -> None:
     submit(store, shards(8))
     one = agent(store, devices=3)
-    store.cluster.set_quota("user:ada", 2, "root")
+    store.quotas.set("user:ada", 2, "root")
     held = store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)
     assert len(held) == 2
     assert store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S) == []
-    assert store.cluster.quotas() == {"user:ada": 2}
-    store.cluster.set_quota("user:ada", None, "root")
+    assert store.quotas.all() == {"user:ada": 2}
+    store.quotas.set("user:ada", None, "root")
     assert len(store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)) == 1
     with pytest.raises(UsageError, match="neither"):
-        store.cluster.set_quota("ada", 1, "root")
+        store.quotas.set("ada", 1, "root")
 
 
 def test_orders_take_the_devices_that_they_name(store: Store) -> None:

@@ -19,14 +19,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import delete, func, select
+from waiting_requests import grant, to_yield
 
 from farm.devices.health import HealthEvent
 from farm.errors import LeaseLostError
+from farm.policy.situation import Lease, Priority, Request
 from farm.store import schema
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:

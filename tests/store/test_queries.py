@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
+from farm.policy.situation import Priority
 from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
-from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from shared_rows import SOC, TTL_S, agent, job, key, result, shards, submit
 from farm.devices.device import AdbAddress
 from farm.devices.health import HealthEvent
 from farm.errors import LeaseLostError, StoreError, UsageError
+from farm.policy.situation import Priority
 from farm.store.cluster.records import Build, NewBuild
 from farm.store.leases.registry import Seen
-from farm.store.leases.rules import Priority
 from farm.store.records import Remark, RunRecord
 from farm.store.schema import metadata
 from farm.store.store import Store, open_store
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from conftest import Make
 
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
 
 LOGINS = {"mia": "owner", "host1": "agent", "ada": "developer", "bob": "developer", "vic": "viewer"}
 
@@ -230,9 +230,9 @@ def test_a_developer_acts_as_himself_alone(lab: Lab, stores: dict[str, Store]) -
             lab.sql("bob", attempt)
     assert ada.cluster.cancel(run_id, "ada")
     with refused("quota"):
-        bob.cluster.set_quota("user:ada", 0, "bob")
-    stores["mia"].cluster.set_quota("user:ada", 3, "mia")
-    assert host.cluster.quotas() == {"user:ada": 3}
+        bob.quotas.set("user:ada", 0, "bob")
+    stores["mia"].quotas.set("user:ada", 3, "mia")
+    assert host.quotas.all() == {"user:ada": 3}
 
 
 def test_a_developer_writes_no_result_and_changes_no_history(

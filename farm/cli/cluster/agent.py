@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
-    from farm.store.leases.rules import Lease
 
 _INDENT = "    "
 _NIGHTS = 5

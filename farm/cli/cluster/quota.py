@@ -27,25 +27,24 @@ def command(*, subject: str | None, most: int | None, remove: bool, config_file:
 
     \b
     farm quota                      what is set
-    farm quota user:ada 4           runs of ada have 4 devices at most
+    farm quota user:ada 4           ada has 4 devices at most
     farm quota label:camera 1       of those labelled camera any user has 1
     farm quota user:ada --remove    no limit any more
 
-    It counts on a shared farm, for runs that agents execute, of all SoCs
-    together; what is held when a quota is set is kept until its shard ends.
-    With 0 nothing begins. Without a quota a user has what nobody else wants.
+    A quota binds every request of a user, of all SoCs together: submitted
+    runs, nightly runs and single commands. A device that is held when the
+    quota is set is kept until its shard or command ends. With 0 nothing
+    begins.
     """
-    from farm.cluster.client.devices import require_shared
     from farm.report.terminal.layout import columns
 
     _check(subject, most, remove=remove)
-    with opened(config_file, existing=True) as (config, store):
-        require_shared(config.is_shared)
+    with opened(config_file, existing=True) as (_, store):
         if subject is not None and (most is not None or remove):
-            if remove and subject not in store.cluster.quotas():
+            if remove and subject not in store.quotas.all():
                 raise UsageError(f"{subject} has no quota: 'farm quota' shows those that are set")
-            store.cluster.set_quota(subject, None if remove else most, store.user)
-        found = store.cluster.quotas()
+            store.quotas.set(subject, None if remove else most, store.user)
+        found = store.quotas.all()
     shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}
     lines = columns([("of", "devices at most"), *((name, str(count)) for name, count in shown.items())])
     nothing = [f"{subject} has no quota" if subject else "no quota is set"]

@@ -1,4 +1,4 @@
-"""Many devices, one line each, and who waits for them: what needs attention comes first. Pure."""
+"""Many devices, one line each, and the processes that wait for them: devices that need attention come first. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from farm.system.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from farm.policy.situation import Waiting
     from farm.pool.inventory import DeviceRow
-    from farm.store.leases.rules import Waiting
 
 ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
@@ -41,11 +41,11 @@ def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
 
 
 def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow], width: int) -> list[str]:
-    """Return who waits for which device, since when and what for, a line each within `width` columns."""
+    """Return the processes that wait: for which device, since when, why and what for, within `width` columns."""
     if not waiting:
         return []
     known = {row.id: row for row in found}
-    cells = [(one_line(one.user), wanted_of(one, known), _since(one)) for one in waiting]
+    cells = [(one_line(one.user), wanted_of(one, known), _since(one), one_line(one.why)) for one in waiting]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  " + "  ".join((*(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)), one_line(one.purpose)))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from farm.policy.situation import Waiting
     from farm.pool.inventory import DeviceRow
-    from farm.store.leases.rules import Waiting
 
 _WATCH_SECONDS = 2.0
 _MOST_DETAILED = 8

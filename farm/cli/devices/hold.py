@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config, LeaseConfig
     from farm.devices.device import Device
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
     from farm.store.store import Store
     from farm.system.processes import Child, Supervisor
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.devices.discovery import Scan
+    from farm.policy.situation import Lease
     from farm.store.leases.registry import Registered
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
     from farm.system.processes import Supervisor
 
@@ -211,7 +211,7 @@ def acquire(
 
     With `seconds`, it is reserved for the user as well before anybody else can have it.
     """
-    from farm.store.leases.rules import Priority
+    from farm.policy.situation import Priority
 
     user = store.user
     token = store.leases.request(
@@ -229,7 +229,7 @@ def acquire(
         while not (taken := store.leases.poll(token, ttl_s=ttl_s)):
             leases = {lease.device: lease for lease in store.leases.all()}
             held = [_holder(leases[device.id], device.name or device.id) for device in devices if device.id in leases]
-            holders = "; ".join([*held, *_queue(store, devices)]) or "somebody else was first"
+            holders = "; ".join([_why(store, token), *held, *_queue(store, devices)])
             if time.monotonic() >= deadline:
                 hint = "wait longer" if wait_s else "wait for it"
                 raise NoDeviceError(f"{holders}: {hint} with --wait 10m, or choose another")
@@ -242,6 +242,12 @@ def acquire(
         return taken[0]
     finally:
         store.leases.withdraw(token)
+
+
+def _why(store: Store, token: str) -> str:
+    from farm.devices.text import clean_text
+
+    return clean_text(store.leases.why(token), _SHOWN_CHARACTERS)
 
 
 @contextlib.contextmanager

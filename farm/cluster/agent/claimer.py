@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.cluster.agent.ledger import Ledger
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import AgentId, HeldShard
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 _COALESCE_SECONDS = 0.003

@@ -11,8 +11,8 @@ from farm.store.cluster.records import Claimed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, Minded
-    from farm.store.leases.rules import Lease
 
 
 class Ledger:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from farm.devices.health import HealthEvent
     from farm.dispatch.job_source import Host
     from farm.dispatch.recorder import Recorder
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 _FETCHING = 4

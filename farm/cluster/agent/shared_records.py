@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from farm.cluster.agent.ledger import Ledger
     from farm.devices.health import HealthEvent
     from farm.errors import FarmError
+    from farm.policy.situation import Lease
     from farm.store.cluster.records import AgentId, HeldShard, ShardJob, ShardResult
-    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 

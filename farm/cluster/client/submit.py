@@ -273,8 +273,8 @@ class _SharedRun(RunSteps):
         )
 
     def _order_of(self, run_id: str, work: RunWork) -> NewOrder:
+        from farm.policy.situation import Priority
         from farm.store.cluster.records import NewOrder
-        from farm.store.leases.rules import Priority
 
         request = self._request
         return NewOrder(

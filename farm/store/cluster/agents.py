@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from farm.store.leases.rules import Lease
+    from farm.policy.situation import Lease
 
 _OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
 _OTHER_PROTOCOL = text("""

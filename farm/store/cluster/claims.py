@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
+from farm.policy.sharing import share_out
+from farm.policy.situation import usable
 from farm.results.blame import MOST_DEVICES
 from farm.store.cluster.build_rows import find_builds, find_failures
-from farm.store.cluster.part import ClusterPart, lock_soc
+from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
-from farm.store.cluster.situations import lease_of_row, read_free, read_living
 from farm.store.cluster.unreadable import reading
-from farm.store.cluster.wanted import look_for_wanted
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.sharing import share_out
-from farm.store.leases.situation import usable
+from farm.store.leases.situations import lease_of_row, read_free, read_living
+from farm.store.leases.wanted import look_for_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
+    from farm.policy.situation import Lease, LivingDevice, Share
     from farm.store.cluster.records import AgentId, ShardJob
-    from farm.store.cluster.situations import KnownSoc
-    from farm.store.leases.rules import Lease
-    from farm.store.leases.situation import LivingDevice, Share
+    from farm.store.leases.situations import KnownSoc
 
 # Who could try what fails on a device: as it was so long ago, and enough of them.
 _LIVING_S = 3.0
@@ -101,7 +100,7 @@ class Claims(ClusterPart):
         asking = [*(device for device in devices if device not in kept), *kept]
 
         def claim(connection: Connection) -> list[HeldShard]:
-            lock_soc(connection, soc)
+            lease_rows.lock_soc(connection, soc)
             now_ms = self._clock(connection)
             us = {"agent": agent.name, "token": agent.token, "now_ms": now_ms}
             facts = connection.scalar(_ALIVE, us)

@@ -12,7 +12,6 @@ from farm.store.cluster.claims import Claims
 from farm.store.cluster.mend import Mending
 from farm.store.cluster.nights import NightStarts
 from farm.store.cluster.orders import Orders
-from farm.store.cluster.quotas import Quotas
 from farm.store.cluster.results import ShardResults
 from farm.store.cluster.views import Views
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 
-class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Quotas, Views):
+class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Views):
     """What clients and agents of a shared farm say and ask. Raises UsageError for a store that is no PostgreSQL.
 
     Times are on the database's clock; every method is one transaction and raises StoreError when the database refuses.

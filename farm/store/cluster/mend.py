@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import text
 
 from farm.errors import RowRefusedError, StoreError
+from farm.policy.situation import usable
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import Held, put_back_held
 from farm.store.cluster.orders import end_order
-from farm.store.cluster.part import ClusterPart, lock_soc
+from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import Mended
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
-from farm.store.cluster.situations import read_situation
-from farm.store.cluster.wanted import mark_wanted
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situation import usable
+from farm.store.leases.situations import read_situation
+from farm.store.leases.wanted import mark_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -223,7 +223,7 @@ class Mending(ClusterPart):
 
     def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
         """Mark what is to be handed over, and end what no device is left to try."""
-        lock_soc(connection, soc)
+        lease_rows.lock_soc(connection, soc)
         now_ms = self._clock(connection)
         known = read_situation(connection, soc, now_ms)
         mark_wanted(connection, known)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import text, update
 
 from farm.errors import StoreError
+from farm.policy.situation import Priority
 from farm.store import rows, schema, values
 from farm.store.cluster.build_rows import want_builds, want_no_more
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewOrder, Order
 from farm.store.cluster.shard_rows import END_WAITING, insert_shards, keys_of
-from farm.store.leases.rules import Priority
 from farm.store.recording import case_versions, mark_stale_rows, plan_rows
 
 if TYPE_CHECKING:

@@ -23,11 +23,7 @@ _MOST_UNREADABLE = 100
 CHANNEL = "farm"
 """Of PostgreSQL, on which agents and clients hear that it may be worth looking: a hint, never the truth."""
 
-# Any number, as long as every farm takes the same one: the first half of the lock of a SoC.
-_SOC_LOCK = 0x736F63
-
 _NOTIFY = text("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
-_LOCK = text("SELECT pg_advisory_xact_lock(:key, hashtext(:soc))")
 
 
 class ClusterPart:
@@ -54,8 +50,3 @@ def notify(connection: Connection, hints: Iterable[str]) -> None:
     """Tell everybody who listens, once the transaction is committed: `work SM8650`, `cancel RUN`."""
     if listed := sorted(set(hints)):
         connection.execute(_NOTIFY, {"channel": CHANNEL, "hints": listed})
-
-
-def lock_soc(connection: Connection, soc: str) -> None:
-    """Keep every other decision about the devices of a SoC waiting until the transaction ends."""
-    connection.execute(_LOCK, {"key": _SOC_LOCK, "soc": soc})

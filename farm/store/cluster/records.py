@@ -7,15 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from farm.compile.protocol import BuildReply
+from farm.policy.situation import Lease, Priority, Situation
 from farm.results.attempt import Attempt
 from farm.results.blame import Tried
-from farm.store.leases.rules import Lease, Priority
-from farm.store.leases.situation import Situation
 from farm.store.records import ArtifactRecord
+from farm.store.schema.sharing import PROTOCOL as PROTOCOL  # noqa: PLC0414 - part of these records
 from farm.suites.suite import Job
-
-PROTOCOL = 3
-"""Of orders, shards and agents: agents refuse agents of another protocol, and run no orders of it."""
 
 OrderState = Literal["open", "cancelled", "ended"]
 ShardState = Literal["waiting", "held", "ended"]

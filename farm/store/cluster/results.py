@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.store.cluster.records import AgentId
-from farm.store.leases.rules import Lease
+from farm.policy.situation import Lease
 
 # Commits that notify wait for each other: followers look every second or so by themselves.
 _TELL_S = 0.5

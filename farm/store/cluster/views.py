@@ -10,10 +10,10 @@ from farm.errors import StoreLostError
 from farm.store.cluster.agents import AGENTS, agent_of
 from farm.store.cluster.orders import OPEN_ORDERS, ORDER, order_of
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.quotas import read_quotas
 from farm.store.cluster.records import QueueView, RunProgress, ShardSum
 from farm.store.cluster.shard_rows import decode_jobs
-from farm.store.cluster.situations import read_situation
+from farm.store.leases.quotas import read_quotas
+from farm.store.leases.situations import read_situation
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

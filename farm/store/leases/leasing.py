@@ -1,8 +1,7 @@
 """Leases as rows: processes that wait for devices, get them, keep them alive and give them back.
 
-Who gets what is `farm.store.leases.rules`' decision about what the rows say now. It is made without a lock, and carried
-out in a transaction that no other can overlap, so that nobody is kept from writing for long. A process that waits or
-holds writes when it gets something and a few times in its time to live. Looking costs no write.
+`farm.policy.sharing` decides about the same situation as for shards. A waiter that gets nothing costs no write: the
+decision is made without a lock, and again under the lock of the SoC before a device is taken.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ import msgspec
 from sqlalchemy import update
 
 from farm.errors import LeaseLostError
+from farm.policy.reasons import NO_DEVICE
+from farm.policy.situation import Lease, Priority, Waiting
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.rules import Lease, Priority, Waiting
+from farm.store.leases.decisions import granted_to, reasons_of, socs_of, wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -108,14 +109,14 @@ class Leases:
             changes = any(waiter._mapping[name] != wish for name, wish in wishes.items())  # noqa: SLF001 - public in SQLAlchemy
             # One that is not counted has to be before anybody can tell what it gets.
             uncounted = changes or waiter.expires_ms <= now_ms
-            given = [] if uncounted else lease_rows.granted_to(connection, waiter, now_ms)
+            given = [] if uncounted else granted_to(connection, waiter, now_ms)
         if uncounted or (not given and waiter.expires_ms - now_ms <= _waiter_ms(ttl_s) // 2):
             self._database.write(lambda connection: self._keep_place(connection, token, wishes, ttl_s))
         if uncounted:
             with self._database.reading() as connection:
                 waiter = lease_rows.find_waiter(connection, token)
-                given = lease_rows.granted_to(connection, waiter, self._clock(connection))
-        return self._database.write(lambda connection: self._take(connection, token, given, ttl_s)) if given else ()
+                given = granted_to(connection, waiter, self._clock(connection))
+        return self._database.write(lambda connection: self._take(connection, token, ttl_s)) if given else ()
 
     def withdraw(self, token: str) -> None:
         """Stop waiting; what was leased stays leased."""
@@ -131,13 +132,12 @@ class Leases:
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             kept, lost = lease_rows.still_ours(connection, ours)
-            wanted = lease_rows.wanted_of(connection, kept, now_ms)
+            wanted = wanted_of(connection, kept, now_ms)
         if all(lease.expires_ms - now_ms > _ms(ttl_s - heartbeat_s) for lease in kept):
             return Renewal(kept, lost, wanted)
 
         def keep(connection: Connection) -> Renewal:
-            lease_rows.lock(connection)
-            kept, lost = lease_rows.still_ours(connection, ours)
+            kept, lost = lease_rows.still_ours(connection, ours, owned=True)
             expires_ms = self._clock(connection) + _ms(ttl_s)
             for lease in kept:
                 connection.execute(update(schema.lease).where(lease_rows.is_lease(lease)).values(expires_ms=expires_ms))
@@ -151,7 +151,6 @@ class Leases:
         ours = sorted(leases, key=lambda lease: lease.device)
 
         def give_back(connection: Connection) -> None:
-            lease_rows.lock(connection)
             for lease in ours:
                 connection.execute(lease_rows.GIVE_BACK, {"of": lease.device, "was": lease.fence})
             lease_rows.wake_agents(connection, [lease.device for lease in ours])
@@ -166,7 +165,6 @@ class Leases:
         device, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
 
         def change(connection: Connection) -> Lease:
-            lease_rows.lock(connection)
             now_ms = self._clock(connection)
             lease = lease_rows.lease_row(connection, device)
             other = lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else user)
@@ -188,7 +186,6 @@ class Leases:
         ours = (row.device == key) & (row.reserved_for == user)
 
         def change(connection: Connection) -> bool:
-            lease_rows.lock(connection)
             live = ours & (row.reserved_until_ms > self._clock(connection))
             over = update(schema.lease).where(live).values(reserved_for="", reserved_until_ms=0)
             return connection.execute(over).rowcount > 0
@@ -208,9 +205,17 @@ class Leases:
             return found
 
     def waiting(self) -> list[Waiting]:
-        """Return who waits for devices now, the most urgent first, then who waits longest."""
+        """Return the processes that wait for devices, each with its reason; the most urgent first, then the longest."""
         with self._database.reading() as connection:
-            return lease_rows.waiting_now(connection, self._clock(connection))
+            now_ms = self._clock(connection)
+            waiting = lease_rows.waiting_now(connection, now_ms)
+            why = reasons_of(connection, waiting.keys(), now_ms) if waiting else {}
+        return [msgspec.structs.replace(one, why=why.get(token, NO_DEVICE)) for token, one in waiting.items()]
+
+    def why(self, token: str) -> str:
+        """Return why a request waits."""
+        with self._database.reading() as connection:
+            return reasons_of(connection, [token], self._clock(connection)).get(token, NO_DEVICE)
 
     def now_ms(self) -> int:
         """Return the time on the database's clock; epoch, milliseconds."""
@@ -221,13 +226,16 @@ class Leases:
         alive = {"of": token, "alive_ms": self._clock(connection) + _waiter_ms(ttl_s)}
         connection.execute(lease_rows.KEEP_PLACE.values(wishes) if wishes else lease_rows.KEEP_PLACE, alive)
 
-    def _take(self, connection: Connection, token: str, devices: Iterable[str], ttl_s: float) -> tuple[Lease, ...]:
-        """Lease those of `devices` that are still to be had; who gets what was decided without a lock."""
-        lease_rows.lock(connection)
-        now_ms = self._clock(connection)
+    def _take(self, connection: Connection, token: str, ttl_s: float) -> tuple[Lease, ...]:
+        """Lease the devices that a waiter gets, by a decision under the locks of their SoCs."""
         waiter = lease_rows.find_waiter(connection, token)
-        taken = []
-        for device in sorted(list(devices)[: waiter.wanted]):
+        for soc in socs_of(connection, lease_rows.decode_devices(waiter.devices)):
+            lease_rows.lock_soc(connection, soc)
+        # The wait for the locks may have taken longer than a waiter counts without a poll.
+        self._keep_place(connection, token, {}, ttl_s)
+        now_ms = self._clock(connection)
+        taken: list[Lease] = []
+        for device in granted_to(connection, waiter, now_ms):
             before = lease_rows.lease_row(connection, device)
             if before.token and not lease_rows.is_settled(connection, _ms(ttl_s)):
                 continue

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from farm.devices.health import Health
 from farm.store import schema, values
 from farm.store.clock import clock_ms
-from farm.store.leases.rows import lock
+from farm.store.leases.rows import lock_names
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Quarantines:
 
         def claim(connection: Connection) -> list[Quarantine]:
             # Of two that look at the same moment one gets it.
-            lock(connection)
+            lock_names(connection)
             return [self._claim(connection, one) for one in self._unclaimed(connection)]
 
         return self._database.write(claim)

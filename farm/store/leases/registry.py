@@ -15,7 +15,7 @@ from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
 from farm.store.leases.adoption import adopt, earlier_rows, revive
-from farm.store.leases.rows import lease_row, lock
+from farm.store.leases.rows import lease_row, lock_names
 from farm.suites.socs import is_soc
 from farm.system.ids import NAME
 
@@ -100,7 +100,7 @@ class Registry:
             earlier = earlier_rows(connection, [one.device for one in seen])
             if earlier:
                 # Before any row of a device, as everywhere.
-                lock(connection)
+                lock_names(connection)
             now_ms = self._clock(connection)
             revive(connection, [_key(one.device.id) for one in seen])
             # In one order everywhere, so that two writers never wait for each other.
@@ -130,7 +130,7 @@ class Registry:
         key = _key(device)
 
         def change(connection: Connection) -> None:
-            lock(connection)
+            lock_names(connection)
             now_ms = self._clock(connection)
             lease = lease_row(connection, key)
             if owner := lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else ""):

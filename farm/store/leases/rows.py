@@ -10,12 +10,12 @@ import msgspec
 from sqlalchemy import bindparam, delete, func, or_, select, text, update
 
 from farm.errors import LeaseLostError
+from farm.policy.situation import Lease, Priority, Request, Waiting
 from farm.store import schema, values
-from farm.store.leases.rules import Lease, Priority, Request, Waiting, grant, to_yield
 from farm.store.rows import insert_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row
 
@@ -25,8 +25,10 @@ ADOPTED = "adopted"
 With the next sight of a device under such an id it is over.
 """
 
-# Any number, as long as every farm takes the same one, and not the one of migrations.
-_LEASE_LOCK = 0x6C656173
+# Keys of advisory locks, the same in every farm and unlike the key of migrations: names of devices, and the first half
+# of the key of a SoC.
+_NAMES_LOCK = 0x6C656173
+_SOC_LOCK = 0x736F63
 
 # Of the server, in milliseconds: a holder of a lease that could not reach it for as long may come back for it.
 _UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
@@ -42,6 +44,10 @@ _LEASES = (
         | (_lease_row.reserved_until_ms > bindparam("now_ms"))
     )
     .order_by(_lease_row.device)
+)
+# Leases of devices without an agent, and of some more devices.
+_LEASES_BESIDE_AGENTS = _LEASES.outerjoin(schema.agent_device, schema.agent_device.c.device == _lease_row.device).where(
+    or_(schema.agent_device.c.device.is_(None), _lease_row.device.in_(bindparam("also", expanding=True)))
 )
 _TAKEN = select(_lease_row.device).where(_lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
 _WAITER = select(schema.waiter).where(_waiter_row.id == bindparam("token"))
@@ -95,19 +101,27 @@ _AHEAD = select(func.sum(_waiter_row.wanted)).where(
     (_waiter_row.priority > bindparam("priority"))
     | ((_waiter_row.priority == bindparam("priority")) & (_waiter_row.since_ms < bindparam("since_ms"))),
 )
-_MARKED = text("SELECT device FROM lease WHERE device = ANY(:devices) AND wanted_by <> ''")
+_MARKED = select(_lease_row.device).where(
+    _lease_row.device.in_(bindparam("devices", expanding=True)), _lease_row.wanted_by != ""
+)
 _WAKE = text("""
     SELECT pg_notify('farm', 'work ' || soc)
     FROM (SELECT DISTINCT soc FROM agent_device WHERE device = ANY(:devices)) AS theirs
 """)
-_UNUSABLE = select(_state_row.id).where(or_(_state_row.in_service.is_(False), _state_row.health == "quarantined"))
+_LOCK = text("SELECT pg_advisory_xact_lock(:key, hashtext(:soc))")
 
 
-def lock(connection: Connection) -> None:
-    """Keep every other change of leases waiting until the transaction ends."""
-    # SQLite has one writer at a time. PostgreSQL could lock rows, but a device that was never leased has none.
+def lock_names(connection: Connection) -> None:
+    """Keep other changes of the names of devices, and other claims of notices, waiting until the transaction ends."""
+    # SQLite has one writer at a time.
     if connection.dialect.name != "sqlite":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LEASE_LOCK})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _NAMES_LOCK})
+
+
+def lock_soc(connection: Connection, soc: str) -> None:
+    """Keep every other decision about the devices of a SoC waiting until the transaction ends."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(_LOCK, {"key": _SOC_LOCK, "soc": soc})
 
 
 def wake_agents(connection: Connection, devices: Iterable[str]) -> None:
@@ -165,9 +179,13 @@ def lease_of(row: Row[Any]) -> Lease:
     return Lease(user=facts.pop("user_name"), priority=Priority(facts.pop("priority")), **facts)
 
 
-def leases_now(connection: Connection, now_ms: int) -> list[Lease]:
-    """Return leases and reservations, sorted by device; a lease of an earlier id has the id of now."""
-    found = {row.device: lease_of(row) for row in connection.execute(_LEASES, {"now_ms": now_ms})}
+def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:
+    """Return leases and reservations, sorted by device; a lease of an earlier id has the id of now.
+
+    With `also`, ids of devices, only leases of these devices and of devices without an agent.
+    """
+    query, of = (_LEASES, {}) if also is None else (_LEASES_BESIDE_AGENTS, {"also": list(also)})
+    found = {row.device: lease_of(row) for row in connection.execute(query, {"now_ms": now_ms, **of})}
     for row in connection.execute(_EARLIER, {"now_ms": now_ms}).all():
         held, own = found.pop(row.device, None), found.get(row.now_id)
         if held is not None and (own is None or not own.is_held(now_ms)):
@@ -198,30 +216,28 @@ def find_waiter(connection: Connection, token: str) -> Row[Any]:
     return row
 
 
-def waiting_now(connection: Connection, now_ms: int) -> list[Waiting]:
-    """Return the processes that are alive and wait, the most urgent first, then who waits longest."""
+def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
+    """Return the processes that are alive and wait, by token: the most urgent first, then the longest wait."""
     row = schema.waiter.c
     query = select(schema.waiter).where(row.expires_ms > now_ms, row.wanted > 0)
-    waiting = []
+    waiting = {}
     for found in connection.execute(query.order_by(row.priority.desc(), row.since_ms, row.id)):
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
-            waiting.append(
-                Waiting(
-                    devices=decode_devices(found.devices),
-                    count=found.wanted,
-                    user=found.user_name,
-                    host=found.host,
-                    pid=found.pid,
-                    purpose=found.purpose,
-                    priority=Priority(found.priority),
-                    since_ms=found.since_ms,
-                )
+            waiting[found.id] = Waiting(
+                devices=decode_devices(found.devices),
+                count=found.wanted,
+                user=found.user_name,
+                host=found.host,
+                pid=found.pid,
+                purpose=found.purpose,
+                priority=Priority(found.priority),
+                since_ms=found.since_ms,
             )
     return waiting
 
 
-def _requests(connection: Connection, now_ms: int) -> list[Request]:
-    """Return what is waited for by processes that are alive."""
+def requests_now(connection: Connection, now_ms: int) -> list[Request]:
+    """Return the requests of processes that are alive and wait."""
     return readable_requests(connection.execute(_WAITING, {"now_ms": now_ms}))
 
 
@@ -235,44 +251,29 @@ def readable_requests(rows: Iterable[Row[Any]]) -> list[Request]:
     return found
 
 
-def _usable(connection: Connection, requests: Iterable[Request]) -> Collection[str]:
-    return set().union(*{request.devices for request in requests}).difference(connection.scalars(_UNUSABLE))
-
-
-def _decide(connection: Connection, now_ms: int, decision: Callable[..., Any]) -> Any:
-    requests = _requests(connection, now_ms)
-    if not requests:
-        return ()
-    return decision(requests, _usable(connection, requests), leases_now(connection, now_ms), now_ms)
-
-
-def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[str]:
-    """Return the devices that a waiter, who has to be counted, may have now."""
-    # The others that wait are many, and only matter when there is something to share that those before leave.
+def may_be_free(connection: Connection, waiter: Row[Any], now_ms: int) -> bool:
+    """Return whether a waiter may get a device now, by a look at no other waiter but those before it."""
     taken = connection.scalars(_TAKEN, {"now_ms": now_ms})
     free = len(set(decode_devices(waiter.devices)).difference(taken))
     if waiter.wanted <= 0 or not free:
-        return []
+        return False
     ahead = connection.scalar(_AHEAD, {**waiter._mapping, "now_ms": now_ms}) or 0  # noqa: SLF001 - public in SQLAlchemy
-    if ahead >= free:
-        return []
-    return [given.device for given in _decide(connection, now_ms, grant) if given.request == waiter.id]
+    return bool(ahead < free)
 
 
-def wanted_of(connection: Connection, kept: Iterable[Lease], now_ms: int) -> frozenset[str]:
-    """Return the devices of `kept` that should be handed over."""
-    ours = {lease.device for lease in kept}
-    wanted = frozenset(_decide(connection, now_ms, to_yield)) & ours
-    if connection.dialect.name == "sqlite" or not ours:
-        return wanted
-    # Runs of a shared farm are no processes that wait: somebody has decided for them.
-    return wanted.union(connection.scalars(_MARKED, {"devices": sorted(ours)}))
+def marked_of(connection: Connection, leases: Iterable[Lease]) -> set[str]:
+    """Return the devices of `leases` that a decision on a shared farm has marked as wanted."""
+    return set(connection.scalars(_MARKED, {"devices": sorted(lease.device for lease in leases)}))
 
 
-def still_ours(connection: Connection, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return those that are ours, as they are now, and those that are not."""
+def still_ours(
+    connection: Connection, leases: Sequence[Lease], *, owned: bool = False
+) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """Return those that are ours, as they are now, and those that are not; `owned` keeps them until the end."""
     row = schema.lease.c
     query = select(schema.lease).where(row.device.in_([lease.device for lease in leases]), row.token != "")
+    if owned:
+        query = query.order_by(row.device).with_for_update()
     now = {(lease.device, lease.fence): lease for lease in map(lease_of, connection.execute(query))}
     kept = tuple(now[key] for lease in leases if (key := (lease.device, lease.fence)) in now)
     return kept, tuple(lease for lease in leases if (lease.device, lease.fence) not in now)

@@ -1,19 +1,88 @@
-"""What a decision about the devices of one SoC on a shared farm looks at, and what it says. Values."""
+"""Values of the policy: devices, leases and waiters of one SoC, and the waiter that gets a free device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
-
-from farm.store.leases.rules import Lease, Priority, Request
 
 USER, LABEL = "user:", "label:"
 """What the subjects of quotas begin with."""
 
 
+class Priority(IntEnum):
+    """How urgent a request is; a greater one makes a smaller one hand over."""
+
+    NIGHTLY = 0
+    """Priority of `farm nightly` and `farm run --purpose nightly`."""
+    PERSON = 1
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A process that waits for devices."""
+
+    id: str
+    """Its token."""
+    devices: tuple[str, ...]
+    """Ids of those it can use, best first."""
+    count: int
+    """How many more it wants."""
+    user: str
+    priority: Priority
+    since_ms: int
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A process that waits for devices, as people see it. Times are on the store's clock: epoch, milliseconds."""
+
+    devices: tuple[str, ...]
+    """Ids of those it can use."""
+    count: int
+    """How many more it wants."""
+    user: str
+    host: str
+    pid: int
+    purpose: str
+    """What it would do with them."""
+    priority: Priority
+    since_ms: int
+    why: str = ""
+    """Reason for the wait."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who has a device. Times are on the store's clock: epoch, milliseconds."""
+
+    device: str
+    """Its id."""
+    fence: int
+    """Greater with every lease of the device: what carries an older one comes too late."""
+    token: str
+    """Of the process that holds it; empty when it is free."""
+    user: str
+    host: str
+    pid: int
+    purpose: str
+    """For people: what the holder does with it."""
+    priority: Priority
+    acquired_ms: int
+    expires_ms: int
+    reserved_for: str = ""
+    """The only user whose processes may lease it until `reserved_until_ms`."""
+    reserved_until_ms: int = 0
+
+    def is_held(self, now_ms: int) -> bool:
+        """Tell whether a process has it."""
+        return bool(self.token) and self.expires_ms > now_ms
+
+    def reserved_by(self, now_ms: int) -> str:
+        """Return the user that it is reserved for, empty when there is none."""
+        return self.reserved_for if self.reserved_until_ms > now_ms else ""
+
+
 class LivingDevice(msgspec.Struct, frozen=True):
-    """A device of an agent that is alive, in service and fit for work."""
+    """Device that is in service and fit for work."""
 
     id: str
     labels: tuple[str, ...] = ()
@@ -21,6 +90,8 @@ class LivingDevice(msgspec.Struct, frozen=True):
     """What people may call it beside its id: name, serial."""
     kind: str = ""
     """What a runtime is for: `SM8650/hardware/android`."""
+    runs_shards: bool = True
+    """False for a device without a living agent: only processes use it."""
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -94,12 +165,13 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def usable(order: OpenOrder, devices: Iterable[LivingDevice]) -> list[str]:
-    """Return the ids of the devices that a run may use at all."""
+    """Return the ids of the devices that a submitted run may use at all."""
     choice, labels, kinds = set(order.devices), set(order.labels), set(order.kinds)
     return [
         device.id
         for device in devices
-        if (not choice or device.id in choice or not choice.isdisjoint(device.names))
+        if device.runs_shards
+        and (not choice or device.id in choice or not choice.isdisjoint(device.names))
         and labels.issubset(device.labels)
         and (not kinds or device.kind in kinds)
     ]

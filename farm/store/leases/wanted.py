@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from farm.store.cluster.part import notify
-from farm.store.cluster.situations import read_situation
-from farm.store.leases.sharing import hand_over
+from farm.policy.sharing import hand_over
+from farm.store.leases.situations import read_situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sqlalchemy import Connection
 
-    from farm.store.cluster.situations import KnownSoc
-    from farm.store.leases.rules import Priority
-    from farm.store.leases.situation import Share
+    from farm.policy.situation import Priority, Share
+    from farm.store.leases.situations import KnownSoc
 
 # It costs as much as giving everything away, and many ask on a farm that is busy; but who has just come does not wait
 # for it.
@@ -30,6 +28,7 @@ _LOOK = text("""
     ON CONFLICT (soc) DO UPDATE SET looked_ms = excluded.looked_ms WHERE soc_look.looked_ms <= :now_ms - :look_ms
     RETURNING soc
 """)
+_NOTIFY = text("SELECT pg_notify('farm', :hint)")
 _MARK = text("""
     UPDATE lease SET wanted_by = mark.user_name
     FROM unnest(CAST(:devices AS text[]), CAST(:users AS text[])) AS mark (device, user_name)
@@ -87,5 +86,5 @@ def mark_wanted(connection: Connection, known: KnownSoc) -> int:
         connection.execute(_MARK, {"devices": list(changed), "users": list(changed.values())})
     news = sum(bool(user) and device not in known.wanted for device, user in changed.items())
     if news:
-        notify(connection, [f"wanted {known.situation.soc}"])
+        connection.execute(_NOTIFY, {"hint": f"wanted {known.situation.soc}"})
     return news

@@ -1,12 +1,8 @@
-"""Who may use a device: which waiting request gets which free one, and which holder should hand one over. Pure.
-
-The rules, with their reasons, are in docs/leases.md; `farm.store.leases.leasing` applies them to rows.
-"""
+"""Slow reference of the policy for processes that wait: each rule of docs/leases.md in the plainest code."""
 
 from __future__ import annotations
 
 from collections import Counter
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,73 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-
-class Priority(IntEnum):
-    """How urgent a request is; a greater one makes a smaller one hand over."""
-
-    NIGHTLY = 0
-    """Nobody waits for it."""
-    PERSON = 1
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A process that waits for devices."""
-
-    id: str
-    """Its token."""
-    devices: tuple[str, ...]
-    """Ids of those it can use, best first."""
-    count: int
-    """How many more it wants."""
-    user: str
-    priority: Priority
-    since_ms: int
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """A process that waits for devices, as people see it. Times are on the store's clock: epoch, milliseconds."""
-
-    devices: tuple[str, ...]
-    """Ids of those it can use."""
-    count: int
-    """How many more it wants."""
-    user: str
-    host: str
-    pid: int
-    purpose: str
-    """What it would do with them."""
-    priority: Priority
-    since_ms: int
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """Who has a device. Times are on the store's clock: epoch, milliseconds."""
-
-    device: str
-    """Its id."""
-    fence: int
-    """Greater with every lease of the device: what carries an older one comes too late."""
-    token: str
-    """Of the process that holds it; empty when it is free."""
-    user: str
-    host: str
-    pid: int
-    purpose: str
-    """For people: what the holder does with it."""
-    priority: Priority
-    acquired_ms: int
-    expires_ms: int
-    reserved_for: str = ""
-    """The only user whose processes may lease it until `reserved_until_ms`."""
-    reserved_until_ms: int = 0
-
-    def is_held(self, now_ms: int) -> bool:
-        """Tell whether a process has it."""
-        return bool(self.token) and self.expires_ms > now_ms
-
-    def reserved_by(self, now_ms: int) -> str:
-        """Return the user that it is reserved for, empty when there is none."""
-        return self.reserved_for if self.reserved_until_ms > now_ms else ""
+    from farm.policy.situation import Lease, Priority, Request
 
 
 class Grant(msgspec.Struct, frozen=True):

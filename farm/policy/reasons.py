@@ -1,4 +1,4 @@
-"""Why a submitted run waits for devices of a SoC, in a few words for `farm queue`. Pure."""
+"""Reasons for a wait for devices of a SoC, in a few words: of submitted runs and of processes. Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,37 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from farm.store.leases.sharing import share_out
-from farm.store.leases.situation import LABEL, USER, usable
+from farm.policy.sharing import share_out
+from farm.policy.situation import LABEL, USER, usable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from farm.store.leases.situation import LivingDevice, OpenOrder, Situation
+    from farm.policy.situation import LivingDevice, OpenOrder, Request, Situation
 
 BEGINS = "begins now"
-"""Of a run for which a device is free."""
+"""Reason of a run or process that gets a free device."""
+NO_DEVICE = "none of its devices is in service"
+"""Reason of a process that could use no device."""
 
 
 def why_waiting(situation: Situation) -> dict[str, str]:
-    """Return by run id why its shards of this SoC wait; a run of which nothing waits is not in it.
+    """Return why each run and each process waits for this SoC, by run id or token.
 
-    One reason a run, the one that somebody could do something about first.
+    Without an entry: a run without a waiting shard, and a process that could use no device of this SoC. Of several
+    reasons the result is a reason that a person can change.
     """
     shares = share_out(situation)
     world = _AfterSharing(situation, {device: share.user for device, share in shares.items()})
-    given = Counter(share.run_id for share in shares.values())
+    given = Counter(share.run_id or share.request for share in shares.values())
     return {
-        order.run_id: world.reason(order, given[order.run_id])
+        order.run_id: world.reason_of_run(order, given[order.run_id])
         for order in situation.orders
         if order.ready or order.retries or order.lacking
+    } | {
+        one.id: world.reason_of_process(one, given[one.id])
+        for one in situation.requests
+        if one.count > 0 and world.may_use(one)
     }
 
 
@@ -38,6 +45,8 @@ class _AfterSharing:
 
     def __init__(self, situation: Situation, given: dict[str, str]) -> None:
         self._situation = situation
+        self._given = given
+        self._known = {device.id: device for device in situation.devices}
         now_ms = situation.now_ms
         holder = {lease.device: lease.user for lease in situation.leases if lease.is_held(now_ms)} | given
         self._used = Counter(holder.values()) + Counter(situation.here) + Counter(situation.elsewhere)
@@ -48,39 +57,49 @@ class _AfterSharing:
             for label in device.labels:
                 self._labelled[holder.get(device.id, ""), label] += 1
 
-    def reason(self, order: OpenOrder, given: int) -> str:
+    def may_use(self, request: Request) -> list[LivingDevice]:
+        """Return the devices that a process may use at all."""
+        return [self._known[device] for device in request.devices if device in self._known]
+
+    def reason_of_process(self, request: Request, given: int) -> str:
+        """Return why a process waits that is given so many devices now."""
+        if given:
+            return BEGINS
+        may = self.may_use(request)
+        reason = self._quota(request.user) or self._kept(request.user, may)
+        return reason or self._busy(may, f"{len(may)} {self._situation.soc}")
+
+    def reason_of_run(self, order: OpenOrder, given: int) -> str:
         """Return why a run waits that is given so many devices now."""
-        known = {device.id: device for device in self._situation.devices}
-        may = [known[device] for device in usable(order, self._situation.devices)]
+        may = [self._known[device] for device in usable(order, self._situation.devices)]
         if not may:
             return f"no living host has {self._wanted(order, 1)}"
         if given:
             return BEGINS
         if not order.ready and not order.retries:
             return f"bundles are being compiled: {order.lacking} left"
-        return self._bound(order) or self._kept(order, may) or self._busy(order, may)
-
-    def _bound(self, order: OpenOrder) -> str:
         if order.most_devices is not None and order.held >= order.most_devices:
             return f"has its {_devices(order.most_devices)}"
-        quota = self._situation.quotas.get(f"{USER}{order.user}")
-        if quota is not None and self._used[order.user] >= quota:
-            return f"quota of {order.user}: {_devices(quota)}"
-        return ""
+        tried = () if order.ready else tuple(retry.avoid for retry in order.retries)
+        reason = self._quota(order.user) or self._kept(order.user, may, tried)
+        return reason or self._busy(may, f"{len(may)} {self._wanted(order, len(may))}")
 
-    def _kept(self, order: OpenOrder, may: Sequence[LivingDevice]) -> str:
-        """Return what keeps a run from all devices that it might use."""
-        ours = [device for device in may if self._owner.get(device.id, order.user) == order.user]
+    def _quota(self, user: str) -> str:
+        quota = self._situation.quotas.get(f"{USER}{user}")
+        return f"quota of {user}: {_devices(quota)}" if quota is not None and self._used[user] >= quota else ""
+
+    def _kept(self, user: str, may: Sequence[LivingDevice], tried: Sequence[Collection[str]] = ()) -> str:
+        """Return why a user may have none of these devices; `tried` has the devices that each retry avoids."""
+        ours = [device for device in may if self._owner.get(device.id, user) == user]
         if not ours:
             return f"reserved for {self._reservations(may)}"
         for subject, most in sorted(self._situation.quotas.items()):
             label = subject.removeprefix(LABEL)
-            if subject.startswith(LABEL) and self._labelled[order.user, label] >= most:
+            if subject.startswith(LABEL) and self._labelled[user, label] >= most:
                 ours = [device for device in ours if label not in device.labels]
                 if not ours:
                     return f"quota of {label}: {_devices(most)} a user"
-        tried = [set(retry.avoid) for retry in order.retries]
-        if not order.ready and all(avoid.issuperset(device.id for device in ours) for avoid in tried):
+        if tried and all({*avoid}.issuperset(device.id for device in ours) for avoid in tried):
             return "no device is left that has not tried it"
         return ""
 
@@ -92,10 +111,10 @@ class _AfterSharing:
             until_ms[owner] = min(until_ms.get(owner, self._until_ms[device.id]), self._until_ms[device.id])
         return ", ".join(f"{owner} until {_clock(until_ms[owner])}" for owner in sorted(until_ms))
 
-    def _busy(self, order: OpenOrder, may: Sequence[LivingDevice]) -> str:
-        if len(may) == 1:
-            return f"{next(iter(may[0].names), may[0].id)} is busy"
-        return f"all {len(may)} {self._wanted(order, len(may))} are busy"
+    def _busy(self, may: Sequence[LivingDevice], called: str) -> str:
+        busy = f"{next(iter(may[0].names), may[0].id)} is busy" if len(may) == 1 else f"all {called} are busy"
+        first = sorted({self._given[device.id] for device in may if device.id in self._given})
+        return f"{' and '.join(first)} first" if first else busy
 
     def _wanted(self, order: OpenOrder, count: int) -> str:
         """Return what the devices of a run are called."""

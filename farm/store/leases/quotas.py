@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, select, text
 
 from farm.errors import UsageError
+from farm.policy.situation import LABEL, USER
 from farm.store import schema, values
-from farm.store.cluster.part import ClusterPart
-from farm.store.leases.situation import LABEL, USER
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
 
 _SUBJECT_LIMIT = 320
 _SET = text("""
@@ -21,15 +23,18 @@ _SET = text("""
 """)
 
 
-class Quotas(ClusterPart):
-    """What `farm quota` shows and sets."""
+class Quotas:
+    """Quotas of a store. Every method is one transaction and raises StoreError."""
 
-    def quotas(self) -> dict[str, int]:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def all(self) -> dict[str, int]:
         """Return the quotas by subject: `user:ada` or `label:camera`."""
         with self._database.reading() as connection:
             return read_quotas(connection)
 
-    def set_quota(self, subject: str, most: int | None, by: str) -> None:
+    def set(self, subject: str, most: int | None, by: str) -> None:
         """Set a quota, or take it away with None. Raises UsageError for what is no subject or no number."""
         kind = next((kind for kind in (USER, LABEL) if subject.startswith(kind)), "")
         if not kind or subject == kind:

@@ -13,13 +13,12 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from farm.store.leases.rules import Priority
-from farm.store.leases.situation import LABEL, USER, Share, usable
+from farm.policy.situation import LABEL, USER, Priority, Share, usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from farm.store.leases.situation import Situation
+    from farm.policy.situation import Situation
 
 
 def share_out(situation: Situation) -> dict[str, Share]:

@@ -1,0 +1,1 @@
+"""Policy of a farm, in pure functions: which waiter gets which device, and why another one waits."""

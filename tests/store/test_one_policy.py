@@ -1,0 +1,128 @@
+"""One policy for shards and for processes that wait: quotas, order, and the same reason for the same wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from shared_rows import SOC, TTL_S, agent, shards, submit
+from store_template import drop_database
+
+from farm.cluster.queue import queued
+from farm.config.settings import LeaseConfig
+from farm.devices.device import AdbAddress, Device
+from farm.policy.situation import Priority
+from farm.pool.device_pool import DevicePool
+from farm.pool.lease_keeper import LeaseTerms
+from farm.store.leases.registry import Seen
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def shared(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store on PostgreSQL, which agents share."""
+    address = new_store(f"t{abs(hash(request.node.nodeid))}")
+    with open_store(address) as opened:
+        yield opened
+    drop_database(address)
+
+
+def ask(store: Store, *devices: str, user: str = "ada", count: int = 1) -> str:
+    return store.leases.request(
+        devices, count=count, user=user, host="desk", pid=7, purpose="farm lease", priority=Priority.PERSON, ttl_s=TTL_S
+    )
+
+
+def phone(number: int, labels: tuple[str, ...] = ()) -> Device:
+    return Device(serial=f"R{number}", soc=SOC, kind="hardware", build="b", address=AdbAddress(1), product="p",
+                  host="desk", labels=labels)  # fmt: skip
+
+
+def why(store: Store) -> list[str]:
+    return [one.why for one in store.leases.waiting()]
+
+
+def test_a_quota_binds_every_process_of_a_user(store: Store) -> None:
+    store.quotas.set("user:ada", 1, "root")
+    token = ask(store, "d1", "d2", count=2)
+    [lease] = store.leases.poll(token, ttl_s=TTL_S)
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    assert why(store) == [store.leases.why(token)] == ["quota of ada: 1 device"]
+    # It is free for another user.
+    assert [one.device for one in store.leases.poll(ask(store, "d2", user="bob"), ttl_s=TTL_S)] == ["d2"]
+    store.leases.release([lease])
+    assert [one.device for one in store.leases.poll(token, ttl_s=TTL_S)] == [lease.device]
+
+
+def test_a_quota_of_a_label_binds_every_process_of_a_user(store: Store) -> None:
+    devices = [phone(1, ("camera",)), phone(2, ("camera",)), phone(3)]
+    store.devices.see([Seen(device, "device", None) for device in devices])
+    store.quotas.set("label:camera", 1, "root")
+    token = ask(store, devices[0].id, devices[1].id, count=2)
+    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    assert why(store) == ["quota of camera: 1 device a user"]
+    assert len(store.leases.poll(ask(store, devices[2].id), ttl_s=TTL_S)) == 1
+
+
+def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
+    """`farm run`, `farm exec` and the other commands wait in a pool."""
+    notes, devices = list[str](), [phone(1)]
+    store.devices.see([Seen(device, "device", None) for device in devices])
+    store.quotas.set(f"user:{store.user}", 0, "root")
+    terms = LeaseTerms(times=LeaseConfig(), priority=Priority.PERSON, purpose="farm run", most=None)
+    pool = DevicePool(devices, store, terms, notes.append)
+    try:
+        pool.look()
+        assert pool.held() == []
+        assert pool.leases.holders([SOC]) == f"quota of {store.user}: 0 devices"
+        store.quotas.set(f"user:{store.user}", None, "root")
+        pool.look()
+        assert pool.held() == devices
+    finally:
+        pool.close()
+    assert notes == []
+
+
+def test_a_process_takes_no_device_that_an_older_run_should_get(shared: Store) -> None:
+    run_id = submit(shared, shards(1), "ada")
+    one = agent(shared)
+    token = ask(shared, "h1-0", user="bob")
+    assert shared.leases.poll(token, ttl_s=TTL_S) == ()
+    assert why(shared) == ["ada first"]
+    assert [held.run_id for held in shared.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)] == [run_id]
+    assert why(shared) == ["h1.0 is busy"]
+
+
+def test_a_younger_run_leaves_a_device_to_the_process_that_waits(shared: Store) -> None:
+    one = agent(shared)
+    token = ask(shared, "h1-0", user="bob")
+    submit(shared, shards(1), "ada")
+    assert shared.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    assert [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)] == ["h1-0"]
+
+
+def test_a_process_may_use_a_device_of_a_host_whose_agent_takes_no_more(shared: Store) -> None:
+    one = agent(shared)
+    submit(shared, shards(1), "ada")
+    assert shared.cluster.drain(one.name)
+    token = ask(shared, "h1-0", user="bob")
+    assert [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)] == ["h1-0"]
+
+
+def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(shared: Store) -> None:
+    submit(shared, shards(1), "ada")
+    agent(shared)
+    ask(shared, "h1-0")
+    shared.quotas.set("user:ada", 0, "root")
+    [run] = queued(shared.cluster.queue())
+    assert [*run.why] == why(shared) == ["quota of ada: 0 devices"]
+    shared.quotas.set("user:ada", None, "root")
+    shared.leases.poll(ask(shared, "h1-0", user="eve"), ttl_s=TTL_S)
+    shared.leases.reserve("h1-0", "bob", 3600)
+    [run] = queued(shared.cluster.queue())
+    assert {*run.why} == {*why(shared)}
+    assert run.why[0].startswith("reserved for bob until ")
