@@ -22,11 +22,20 @@ from farm_rows import add_history, hold_devices, multiply_shards
 from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
 from sqlalchemy import create_engine
 
-from farm.cluster.divide import divide
 from farm.devices.device import AdbAddress, Device
+from farm.policy.divide import divide
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, Build, NewOrder, ShardJob, ShardResult
+from farm.store.cluster.records import (
+    PROTOCOL,
+    AgentDevice,
+    AgentFacts,
+    Build,
+    NewOrder,
+    NewShard,
+    ShardJob,
+    ShardResult,
+)
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target
@@ -174,7 +183,8 @@ class Filled:
         planned = [(Job(case(n), Target(soc, "htp", "8a8w")), _key(n, soc)) for soc in jobs for n in range(jobs[soc])]
         work = [ShardJob(job, key, self._draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S) for job, key in planned]
         devices = {soc: len(self._night.farms[soc].living) for soc in jobs}
-        shards = divide(work, devices=devices, cached={one.key for one in work}, sessions={})
+        parts = divide(work, devices=devices, cached={one.key for one in work}, sessions={})
+        shards = [NewShard(*part) for part in parts]
         order = NewOrder(
             run_id=run_id,
             user=run.user,

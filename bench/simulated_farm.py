@@ -1,6 +1,6 @@
 """A shared farm without anything real: devices, hosts, users and runs as numbers, and the farm's own decisions. Pure.
 
-Who gets which device is `farm.store.leases.sharing`, what a shard is `farm.cluster.divide`: the functions that a real
+Who gets which device is `farm.policy.sharing`, what a shard is `farm.policy.divide`: the functions that a real
 farm calls. The rest is a list of events. The same seed gives the same night.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from farm.cluster.divide import divide
+from farm.policy.divide import divide
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Retry, Situation
 from farm.store.cluster.records import ShardJob

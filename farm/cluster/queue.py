@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.cluster.estimate import Work, expect
+from farm.policy.estimate import Work, expect
 from farm.policy.reasons import why_waiting
 from farm.policy.situation import OpenOrder, Priority, usable
 

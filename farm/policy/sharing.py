@@ -1,8 +1,8 @@
-"""Who gets which device of a SoC on a shared farm: runs that were submitted and processes that wait, together. Pure.
+"""Assignment of the devices of a SoC to submitted runs and to processes that wait. Pure.
 
-The rules are those of `farm.store.leases.rules`, with quotas and a bound for each run; docs/leases.md has them. A run
-may use nearly every device and has hundreds of shards, so sets of devices are integers here, one bit for each device,
-and a path that makes room for one more request goes from request to request, never through single devices.
+docs/leases.md has the rules with their reasons. A run may use nearly every device and has hundreds of shards, so sets
+of devices are integers here, one bit for each device, and a path that makes room for one more request goes from request
+to request, never through single devices.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Request(msgspec.Struct, frozen=True):
     """A process that waits for devices."""
 
     id: str
-    """Its token."""
+    """Token of the process."""
     devices: tuple[str, ...]
     """Ids of those it can use, best first."""
     count: int
@@ -44,7 +44,7 @@ class Waiting(msgspec.Struct, frozen=True):
     host: str
     pid: int
     purpose: str
-    """What it would do with them."""
+    """Command that would use them."""
     priority: Priority
     since_ms: int
     why: str = ""
@@ -52,19 +52,19 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who has a device. Times are on the store's clock: epoch, milliseconds."""
+    """Lease of a device. Times are on the store's clock: epoch, milliseconds."""
 
     device: str
-    """Its id."""
+    """Id of the device."""
     fence: int
     """Greater with every lease of the device: what carries an older one comes too late."""
     token: str
-    """Of the process that holds it; empty when it is free."""
+    """Token of the process that holds it; empty when it is free."""
     user: str
     host: str
     pid: int
     purpose: str
-    """For people: what the holder does with it."""
+    """Command of the holder, for people."""
     priority: Priority
     acquired_ms: int
     expires_ms: int

@@ -153,7 +153,7 @@ class RunSteps:
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
-        from farm.dispatch.order import dispatch_order
+        from farm.policy.order import dispatch_order
         from farm.request.plan import PlannedJob
 
         cache = BundleCache(self._config.cache_dir)

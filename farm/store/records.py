@@ -47,7 +47,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     started_ms: int | None = None
     """Epoch, milliseconds; None is now."""
     priority: str = "person"
-    """Name of a `farm.store.leases.rules.Priority`, in small letters."""
+    """Name of a `farm.policy.situation.Priority`, in small letters."""
     toolchain: RunToolchain = RunToolchain()
     """What its programs are compiled with, and the line that it belongs to or is compared with."""
     name: str = ""

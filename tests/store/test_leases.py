@@ -25,6 +25,7 @@ from farm.devices.health import HealthEvent
 from farm.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority, Request
 from farm.store import schema
+from farm.store.answers import Answers
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
 from farm.store.leases.registry import Seen
@@ -60,6 +61,7 @@ class SetClock:
 def _old_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server be as old as its clock is set: its real age would decide whose lease is over."""
     monkeypatch.setattr(leases_rows, "_UP_MS", "SELECT 3600000")
+    monkeypatch.setattr(Answers, "is_settled", lambda *_: True)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One policy for shards and for processes that wait: quotas, order, and the same reason for the same wait."""
+"""The policy for shards and for processes that wait: quotas, order, and the same reason for the same wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from shared_rows import SOC, TTL_S, agent, shards, submit
 from store_template import drop_database
+from waiting import until
 
 from farm.cluster.queue import queued
 from farm.config.settings import LeaseConfig
@@ -14,6 +15,7 @@ from farm.devices.device import AdbAddress, Device
 from farm.policy.situation import Priority
 from farm.pool.device_pool import DevicePool
 from farm.pool.lease_keeper import LeaseTerms
+from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
 
@@ -51,7 +53,7 @@ def test_a_quota_binds_every_process_of_a_user(store: Store) -> None:
     [lease] = store.leases.poll(token, ttl_s=TTL_S)
     assert store.leases.poll(token, ttl_s=TTL_S) == ()
     assert why(store) == [store.leases.why(token)] == ["quota of ada: 1 device"]
-    # It is free for another user.
+    # The device is free for another user.
     assert [one.device for one in store.leases.poll(ask(store, "d2", user="bob"), ttl_s=TTL_S)] == ["d2"]
     store.leases.release([lease])
     assert [one.device for one in store.leases.poll(token, ttl_s=TTL_S)] == [lease.device]
@@ -111,6 +113,28 @@ def test_a_process_may_use_a_device_of_a_host_whose_agent_takes_no_more(shared: 
     assert shared.cluster.drain(one.name)
     token = ask(shared, "h1-0", user="bob")
     assert [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)] == ["h1-0"]
+
+
+def test_a_process_takes_an_expired_lease_after_one_lease_duration_of_answers(
+    shared: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_rows, "_UP_MS", "SELECT 3600000")
+    time_s = [1000.0]
+    monkeypatch.setattr("farm.store.answers.now_s", lambda: time_s[0])
+    held = shared.leases.poll(ask(shared, "d1", user="eve"), ttl_s=0.3)
+    token = ask(shared, "d1", user="bob")
+    until(lambda: not shared.leases.all())
+
+    def after(seconds: float) -> list[str]:
+        time_s[0] += seconds
+        return [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)]
+
+    assert len(held) == 1
+    assert after(0.5) == []
+    # The database did not answer for more than half of a lease.
+    assert after(TTL_S) == []
+    assert [after(TTL_S * 0.4) for _ in range(2)] == [[], []]
+    assert after(TTL_S * 0.4) == ["d1"]
 
 
 def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(shared: Store) -> None:

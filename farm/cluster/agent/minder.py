@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from farm.cluster.hints import Hints
 from farm.errors import FarmError
+from farm.store.answers import Answers
 from farm.system.clock import now_s
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Minder:
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
         self._problem = ""
-        self._answered_s = self._unbroken_s = now_s()
+        self._answers = Answers()
         self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="minder")
@@ -55,23 +56,12 @@ class Minder:
     def begin(self, agent: AgentId) -> None:
         """Keep `agent` alive, whose facts were told when it registered."""
         self._agent, self._sent = agent, self._facts()
-        self._answered_s = self._unbroken_s = now_s()
+        self._answers.begin()
         self._thread.start()
 
     def is_settled(self) -> bool:
-        """Whether the store has answered for as long as a lease lives, without a gap in which heartbeats are missed.
-
-        Only then is somebody dead who was not heard of: a database that stood still, as with the machine that it is on,
-        has heard of nobody, and its clock went on.
-        """
-        # In this order: a heartbeat that is answered meanwhile tells of a gap before it closes it.
-        answered_s, now = self._answered_s, now_s()
-        return now - answered_s <= self._gap_s and now - self._unbroken_s >= self._ttl_s
-
-    @property
-    def _gap_s(self) -> float:
-        # Whoever was last heard of just before a heartbeat expires after 0.7 of that time; less is a gap, then.
-        return self._ttl_s / 2
+        """Return whether the store has answered for one lease duration: an agent without a heartbeat is dead then."""
+        return self._answers.is_settled(self._ttl_s)
 
     def wake(self) -> None:
         """Send a heartbeat at once: there is something new to tell."""
@@ -123,9 +113,7 @@ class Minder:
                 self._problem = str(error)
                 self._note(f"no heartbeat: {error}")
             return False
-        if (now := now_s()) - self._answered_s > self._gap_s:
-            self._unbroken_s = now
-        self._answered_s = now
+        self._answers.note(self._ttl_s)
         if self._problem:
             self._problem = ""
             self._note("heartbeats reach the store again")

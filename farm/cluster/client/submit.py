@@ -171,8 +171,9 @@ class _SharedRun(RunSteps):
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
         """Return what there is to do, with all files of it uploaded."""
         from farm.cluster.client.upload import new_builds
-        from farm.cluster.divide import divide
         from farm.cluster.files.suite_archive import upload_sources
+        from farm.policy.divide import divide
+        from farm.store.cluster.records import NewShard
 
         planned = self._order(jobs, tools, self._rebuild)
         canaries = self._order_canaries(jobs, tools)
@@ -188,7 +189,7 @@ class _SharedRun(RunSteps):
         lacking = [one for one in lacking if one.key in keys]
         sources = upload_sources(objects, [one.job for one in lacking])
         anew = self._rebuild.keys if self._rebuild is not None else frozenset()
-        shards = divide(
+        parts = divide(
             [self._shard_job(one) for one in planned],
             devices=devices,
             cached=built.keys(),
@@ -198,7 +199,7 @@ class _SharedRun(RunSteps):
         needs = {soc: tuple(one.key for one in canaries if one.job.target.soc == soc) for soc in self._wanted.socs}
         return RunWork(
             # No device begins before its canary is there.
-            shards=[msgspec.structs.replace(shard, needs=needs.get(shard.soc, ())) for shard in shards],
+            shards=[NewShard(*part, needs=needs.get(part.soc, ())) for part in parts],
             to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
             built=[one for key, one in built.items() if key in keys],
             manifests=manifests_of(BundleCache(self._config.cache_dir), built),

@@ -58,7 +58,7 @@ def reasons_of(connection: Connection, tokens: Collection[str], now_ms: int) -> 
 
 
 def _joined(reasons: Sequence[tuple[str, str]]) -> str:
-    """Return the reasons of several SoCs as one; a device that is free in one of them is enough."""
+    """Return the reasons of several SoCs as one; one SoC with a free device is enough."""
     texts = list(dict.fromkeys(why for _, why in reasons))
     if BEGINS in texts:
         return BEGINS

@@ -7,6 +7,7 @@ decision is made without a lock, and again under the lock of the SoC before a de
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from farm.errors import LeaseLostError
 from farm.policy.reasons import NO_DEVICE
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store import schema, values
+from farm.store.answers import Answers
 from farm.store.clock import clock_ms
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.decisions import granted_to, reasons_of, socs_of, wanted_of
@@ -53,6 +55,7 @@ class Leases:
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
+        self._answers = Answers()
 
     def request(
         self,
@@ -110,6 +113,7 @@ class Leases:
             # One that is not counted has to be before anybody can tell what it gets.
             uncounted = changes or waiter.expires_ms <= now_ms
             given = [] if uncounted else granted_to(connection, waiter, now_ms)
+        self._answers.note(ttl_s)
         if uncounted or (not given and waiter.expires_ms - now_ms <= _waiter_ms(ttl_s) // 2):
             self._database.write(lambda connection: self._keep_place(connection, token, wishes, ttl_s))
         if uncounted:
@@ -234,10 +238,12 @@ class Leases:
         # The wait for the locks may have taken longer than a waiter counts without a poll.
         self._keep_place(connection, token, {}, ttl_s)
         now_ms = self._clock(connection)
+        settled = partial(self._answers.is_settled, ttl_s)
         taken: list[Lease] = []
         for device in granted_to(connection, waiter, now_ms):
             before = lease_rows.lease_row(connection, device)
-            if before.token and not lease_rows.is_settled(connection, _ms(ttl_s)):
+            # A holder that could not reach the database has not lost its lease.
+            if before.token and not lease_rows.is_settled(connection, _ms(ttl_s), settled):
                 continue
             if lease_rows.is_held_earlier(connection, device, now_ms):
                 continue

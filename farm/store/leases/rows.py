@@ -140,9 +140,9 @@ def is_settled(connection: Connection, ttl_ms: int, answered: Callable[[], bool]
 
     `answered` says whether it has answered the caller all the while.
     """
-    if not answered():
-        return False
-    return connection.dialect.name == "sqlite" or bool(connection.scalar(text(_UP_MS)) > ttl_ms)
+    if connection.dialect.name == "sqlite":
+        return True
+    return answered() and bool(connection.scalar(text(_UP_MS)) > ttl_ms)
 
 
 def require_live(connection: Connection, device: str, fence: int, now_ms: int) -> None:
@@ -269,7 +269,7 @@ def marked_of(connection: Connection, leases: Iterable[Lease]) -> set[str]:
 def still_ours(
     connection: Connection, leases: Sequence[Lease], *, owned: bool = False
 ) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return those that are ours, as they are now, and those that are not; `owned` keeps them until the end."""
+    """Return the leases that are ours, as they are now, and the lost ones; `owned` locks their rows until the end."""
     row = schema.lease.c
     query = select(schema.lease).where(row.device.in_([lease.device for lease in leases]), row.token != "")
     if owned:

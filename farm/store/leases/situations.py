@@ -39,7 +39,7 @@ _FREE_DEVICES = text(f"""
     SELECT * FROM ({_DEVICE}) AS device
     WHERE is_fit AND (token = '' OR expires_ms <= :now_ms OR device = ANY(:keep))
 """)  # noqa: S608 - constants
-# Of each run only as many as could begin.
+# Shards of each run, only as many as could begin.
 _READY = text("""
     SELECT run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices, CAST(labels AS text) AS labels,
            CAST(classes AS text) AS classes, most_devices, ready, retries, 0 AS lacking,
@@ -75,7 +75,7 @@ _RETRIES = text("""
     WHERE soc = :soc AND state = 'waiting' AND lacking = 0 AND retry AND run_id = ANY(:runs) ORDER BY position, id
 """)
 _RUNNING = text("SELECT device FROM shard WHERE soc = :soc AND state = 'held'")
-# By priority as well: who has something that somebody else could have a better right to.
+# Held devices by user and priority: a waiter of a higher priority has a better right to them.
 _HERE = text("""
     SELECT user_name, priority, count(*) AS n FROM lease JOIN agent_device ON agent_device.device = lease.device
     WHERE soc = :soc AND token <> '' AND expires_ms > :now_ms AND lease.device <> ALL(:keep)
@@ -93,13 +93,13 @@ _LABELLED = text("""
 
 
 class KnownSoc(msgspec.Struct):
-    """The situation of a SoC, and what the rows say beside it."""
+    """Situation of a SoC, and facts of its rows beside it."""
 
     situation: Situation
     leases: dict[str, Lease]
-    """Of its devices, as they are."""
+    """Leases of its devices."""
     wanted: dict[str, str] = {}
-    """Devices that somebody has a better right to, as was decided before."""
+    """Devices that are to be handed over, by an earlier decision, and the user who waits for each."""
     held: dict[tuple[Priority, str], int] = {}
     """How many devices are held beside `leases`, by priority and user."""
 
@@ -145,7 +145,7 @@ def read_free(
 ) -> KnownSoc:
     """Return the situation of a SoC as far as its free devices go, which are few on a farm that is busy.
 
-    Devices in `keep` are free for whoever holds them now. `skips_unreadable` as in `read_situation`.
+    Devices in `keep` are free for their holders. `skips_unreadable` as in `read_situation`.
     """
     of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
     rows = _of_agents(connection, _FREE_DEVICES, of_soc)
@@ -257,7 +257,7 @@ def _of_agents(connection: Connection, query: TextClause, asked: Mapping[str, An
 
 
 def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDevice]:
-    """Return the devices of a SoC that are alive and fit, whoever has them; at 0 ms, also those of the dead."""
+    """Return the living and fit devices of a SoC, free or not; at 0 ms, also devices of dead agents."""
     rows = connection.execute(_DEVICES, {"soc": soc, "now_ms": now_ms})
     return [living_device(row) for row in rows if row.is_fit]
 

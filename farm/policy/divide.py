@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from farm.dispatch.order import dispatch_order
-from farm.store.cluster.records import NewShard, ShardJob
+from farm.policy.order import dispatch_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+
+    from farm.suites.suite import Job
+
+
+class PlannedJob(Protocol):
+    """Job with the key of its bundle and its expected time, a struct of msgspec."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    @property
+    def key(self) -> str:
+        """Key of its bundle."""
+
+    @property
+    def expected_s(self) -> float:
+        """Wall time on a device by its history; 0 is unknown."""
+
+
+J = TypeVar("J", bound=PlannedJob)
+
+
+class Part(NamedTuple, Generic[J]):
+    """Jobs that one device runs one after the other."""
+
+    soc: str
+    jobs: tuple[J, ...]
+    expected_s: float
+    position: int
+
 
 # About a minute: a claim is one transaction, and what a dead host was busy with is run again.
 _LONGEST_S = 60.0
@@ -30,13 +60,13 @@ _LAST_PART = 0.02
 
 
 def divide(
-    jobs: Sequence[ShardJob],
+    jobs: Sequence[J],
     *,
     devices: Mapping[str, int],
     cached: Collection[str],
     sessions: Mapping[str, Hashable],
     first: Collection[str] = (),
-) -> list[NewShard]:
+) -> list[Part[J]]:
     """Return the shards of a run, by position; every job is in exactly one.
 
     `devices` are those of each SoC that the run may use at once, `cached` the keys of the bundles that are made,
@@ -45,7 +75,7 @@ def divide(
     together, the longest first. A shard takes about a minute, less where few jobs are left for many devices, and
     holds few jobs where they are to be compiled.
     """
-    by_soc: dict[str, list[ShardJob]] = {}
+    by_soc: dict[str, list[J]] = {}
     for job in _with_expectations(jobs):
         by_soc.setdefault(job.job.target.soc, []).append(job)
     cold = {job.job.id for job in jobs if job.key not in cached}
@@ -53,21 +83,26 @@ def divide(
     for soc, mine in sorted(by_soc.items()):
         ordered = _ordered(mine, cold, sessions, first)
         for rank, part in enumerate(_cut(ordered, max(1, devices.get(soc, 1)), cold, sessions)):
-            shards.append((rank, NewShard(soc, tuple(part), sum(job.expected_s for job in part), 0)))
+            shards.append((rank, Part(soc, tuple(part), sum(job.expected_s for job in part), 0)))
     # SoCs take turns, so that none waits for the bundles of all others.
     shards.sort(key=lambda ranked: (ranked[0], ranked[1].soc))
-    return [msgspec.structs.replace(shard, position=position) for position, (_, shard) in enumerate(shards)]
+    return [shard._replace(position=position) for position, (_, shard) in enumerate(shards)]
 
 
-def _with_expectations(jobs: Sequence[ShardJob]) -> list[ShardJob]:
+def _with_expectations(jobs: Sequence[J]) -> list[J]:
     known = [job.expected_s for job in jobs if job.expected_s > 0]
     usual = statistics.median(known) if known else _UNKNOWN_S
-    return [job if job.expected_s > 0 else msgspec.structs.replace(job, expected_s=usual) for job in jobs]
+    return [job if job.expected_s > 0 else _expecting(job, usual) for job in jobs]
+
+
+def _expecting(job: J, expected_s: float) -> J:
+    changed: J = msgspec.structs.replace(job, expected_s=expected_s)  # type: ignore[type-var]
+    return changed
 
 
 def _ordered(
-    jobs: Sequence[ShardJob], cold: Collection[str], sessions: Mapping[str, Hashable], first: Collection[str]
-) -> list[ShardJob]:
+    jobs: Sequence[J], cold: Collection[str], sessions: Mapping[str, Hashable], first: Collection[str]
+) -> list[J]:
     # The session with the longest job comes first: what is left for the end is short.
     longest: dict[Hashable, float] = {}
     for job in jobs:
@@ -86,8 +121,8 @@ def _ordered(
 
 
 def _cut(
-    ordered: Sequence[ShardJob], devices: int, cold: Collection[str], sessions: Mapping[str, Hashable]
-) -> Iterator[list[ShardJob]]:
+    ordered: Sequence[J], devices: int, cold: Collection[str], sessions: Mapping[str, Hashable]
+) -> Iterator[list[J]]:
     """Yield parts of `ordered`, each as long as is right for what is left then."""
     left_s = sum(job.expected_s for job in ordered)
 
@@ -95,7 +130,7 @@ def _cut(
         return min(_LONGEST_S, max(least_s, _PART * left_s / devices))
 
     least_s = min(_LONGEST_S, max(_SHORTEST_S, _LAST_PART * left_s / devices))
-    part: list[ShardJob] = []
+    part: list[J] = []
     took_s, size_s = 0.0, size_now_s()
     for job in ordered:
         if part and _ends(part, took_s, size_s, job, cold, sessions):
@@ -109,10 +144,10 @@ def _cut(
 
 
 def _ends(
-    part: Sequence[ShardJob],
+    part: Sequence[J],
     took_s: float,
     size_s: float,
-    following: ShardJob,
+    following: J,
     cold: Collection[str],
     sessions: Mapping[str, Hashable],
 ) -> bool:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.cluster.divide import divide
+from farm.policy.divide import divide
 from farm.store.cluster.records import ShardJob
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.store.cluster.records import NewShard
+    from farm.policy.divide import Part
 
 
 def job(number: int, expected_s: float = 0.2, soc: str = "SM8650") -> ShardJob:
@@ -28,7 +28,7 @@ def keys(jobs: Sequence[ShardJob]) -> set[str]:
     return {one.key for one in jobs}
 
 
-def end_of(shards: Sequence[NewShard], devices: int) -> float:
+def end_of(shards: Sequence[Part[ShardJob]], devices: int) -> float:
     """When the last of `devices` ends that take one shard after the other."""
     ends = [0.0] * devices
     for shard in shards:

@@ -1,6 +1,6 @@
 """When a run on the shared farm begins and ends, about: shares of devices between runs over time. Pure.
 
-Devices are given away as `farm.store.leases.sharing` does, but in fractions, as if a device could serve two users at
+Devices are given away as `farm.policy.sharing` does, but in fractions, as if a device could serve two users at
 once: with shards of a minute it nearly can.
 """
 

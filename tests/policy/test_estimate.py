@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.cluster.estimate import Expected, Work, expect
+from farm.policy.estimate import Expected, Work, expect
 from farm.policy.situation import Priority
 
 PERSON, NIGHTLY = Priority.PERSON, Priority.NIGHTLY
