@@ -21,6 +21,7 @@ from farm.errors import (
     StoreError,
     StoreLostError,
 )
+from farm.report.model.format import plural
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ class Recorder:
     def begin(self) -> None:
         """Record the results that an earlier process left in the log, then new ones. Raises StoreError."""
         if left := self._log.left():
-            self._note(f"{len(left)} results of the time before this start are recorded now")
             self._record(left)
+            self._note(f"recorded {plural(len(left), 'result')} that an earlier process had left")
         for thread in self._threads:
             thread.start()
 
