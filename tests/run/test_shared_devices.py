@@ -232,9 +232,9 @@ def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attach
     with single.running(*RUN, user="bob") as waiting:
         assert waiting.stdout is not None
         line = "-"
-        while line and "waiting for a SM8650: virtual-SM8650-0" not in line:
+        while line and "waiting for a SM8650: " not in line:
             line = waiting.stdout.readline()
-        assert "is with ann" in line
+        assert "virtual-SM8650-0 is with ann" in line, line
         assert single.farm(*RUN, user="ann").returncode == 0
         assert waiting.poll() is None
         assert single.farm("release", user="ann").returncode == 0
