@@ -143,14 +143,20 @@ def test_processes_that_claim_and_wait_at_once_have_nothing_twice(
     assert store.leases.all() == []
 
 
+def let_leases_expire(connection: Connection) -> None:
+    """Set the end of every agent's and device's lease back by its time to live."""
+    for table in (schema.agent, schema.lease):
+        connection.execute(table.update().values(expires_ms=table.c.expires_ms - round(TTL_S * 1000)))
+
+
 def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: Store) -> None:
     submit(store, shards(1))
-    one = store.cluster.register("h1", facts("h1"), 0.2, user="farm")
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.2)
-    two = agent(store, "h2")
-    time.sleep(0.3)
-
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     # Stopped, as by SIGSTOP: it is dead for the others.
+    store._database.write(let_leases_expire)
+    two = agent(store, "h2")
+
     mended = store.cluster.mend(ttl_s=0.1)
     [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
 
@@ -167,9 +173,9 @@ def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: St
 
 def test_a_spool_that_comes_late_renews_its_lease_with_what_it_records(store: Store) -> None:
     run_id = submit(store, shards(1))
-    one = store.cluster.register("h1", facts("h1"), 0.2, user="farm")
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.2)
-    time.sleep(0.3)
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store._database.write(let_leases_expire)
     assert store.leases.all() == []
 
     # Nobody has taken the device, nor the shard.
@@ -235,9 +241,9 @@ def test_two_agents_of_one_name_are_told_apart(store: Store) -> None:
 
 def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store: Store) -> None:
     submit(store, shards(1))
-    one = store.cluster.register("h1", facts("h1"), 0.1, user="farm")
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)
-    time.sleep(0.2)
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    store._database.write(let_leases_expire)
 
     # As if it had been started a moment ago: a time to live is longer than it is up.
     assert store.cluster.mend(ttl_s=1e6).lines == ()
@@ -255,10 +261,12 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
 def test_an_expired_lease_is_left_by_who_knows_that_it_could_not_be_renewed(store: Store) -> None:
     one = agent(store)
     wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
-    token = store.leases.request(["h1-0"], **wish, ttl_s=0.1)  # type: ignore[arg-type]
-    assert store.leases.poll(token, ttl_s=0.1)
+    token = store.leases.request(["h1-0"], **wish, ttl_s=TTL_S)  # type: ignore[arg-type]
+    assert store.leases.poll(token, ttl_s=TTL_S)
     submit(store, shards(1))
-    time.sleep(0.2)
+    store._database.write(let_leases_expire)
+    store.cluster.heartbeat(one, None, TTL_S)
+    # The tests' server is up for longer than this lease would last.
     assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_settled=lambda: False) == []
     assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)) == 1
 
@@ -274,9 +282,10 @@ def test_a_device_that_came_a_moment_ago_is_one_that_could_try_what_fails(store:
 
 def test_a_device_counts_of_whose_agent_the_database_could_not_hear(store: Store) -> None:
     one = agent(store)
-    store.cluster.register("h2", facts("h2"), 0.1, user="farm")
+    agent(store, "h2")
     submit(store, shards(2))
-    time.sleep(0.2)
+    store._database.write(let_leases_expire)
+    store.cluster.heartbeat(one, None, TTL_S)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert held.others == ()
     store.cluster.put_back(one, held.id, held.lease.fence, why="again")
@@ -348,12 +357,6 @@ def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> No
     assert store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)[0].user == "ada"
     store.cluster.mend(ttl_s=0)
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
-
-
-def let_leases_expire(connection: Connection) -> None:
-    """Set the end of every agent's and device's lease back by its time to live."""
-    for table in (schema.agent, schema.lease):
-        connection.execute(table.update().values(expires_ms=table.c.expires_ms - round(TTL_S * 1000)))
 
 
 def test_a_job_that_agents_die_of_is_run_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
