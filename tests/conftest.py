@@ -59,7 +59,7 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_finish() -> None:
-    """Write no more bytecode where PYTHONDONTWRITEBYTECODE forbids it: tests import modules that they edit."""
+    """Restore the value of PYTHONDONTWRITEBYTECODE: tests import modules that they edit."""
     sys.dont_write_bytecode = _WRITES_NO_BYTECODE
     # The garbage collector need not look at thousands of tests.
     gc.collect()

@@ -173,6 +173,6 @@ class GroupScheduling:
             if self._group_of is _session:
                 # The other groups are the same tests, for other workers.
                 node.shutdown()
-        # A worker that ends leaves its device to those that wait for one.
+        # A worker that ends leaves its device to the waiting workers.
         for node in self._takers(self._collected):
             node.shutdown()

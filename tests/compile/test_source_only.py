@@ -1,4 +1,4 @@
-"""Which bytecode a compiler process runs."""
+"""Bytecode in compiler processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals of an agent, beside those of leases: `[leases]` of farm.toml."""
+"""Intervals of an agent; the intervals of leases are in `[leases]` of farm.toml."""
 
 from __future__ import annotations
 
