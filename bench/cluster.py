@@ -39,7 +39,8 @@ from stub_hosts import StubHosts, accepted, stub_hosts
 
 from farm.bundles.key import bundle_key
 from farm.policy.situation import Priority
-from farm.store.cluster.records import PROTOCOL, NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 

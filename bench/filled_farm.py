@@ -28,7 +28,6 @@ from farm.policy.divide import divide
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.cluster.records import (
-    PROTOCOL,
     AgentDevice,
     AgentFacts,
     Build,
@@ -37,6 +36,7 @@ from farm.store.cluster.records import (
     ShardJob,
     ShardResult,
 )
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target

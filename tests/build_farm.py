@@ -19,8 +19,9 @@ from farm.cluster.files.suite_archive import upload_sources
 from farm.config.settings import load_config
 from farm.policy.situation import Priority
 from farm.request.plan import PlannedJob
-from farm.store.cluster.records import PROTOCOL, AgentFacts, Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import AgentFacts, Build, NewOrder, NewShard, ShardJob
 from farm.store.objects.objects import open_objects
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target

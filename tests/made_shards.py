@@ -11,7 +11,8 @@ from farm.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
 from farm.devices.device import AdbAddress, Device
 from farm.policy.situation import Lease, Priority
 from farm.request.profiling import Profile
-from farm.store.cluster.records import PROTOCOL, Build, HeldShard, ShardJob
+from farm.store.cluster.records import Build, HeldShard, ShardJob
+from farm.store.protocol import PROTOCOL
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.ids import is_bundle_key
 

@@ -8,7 +8,8 @@ import msgspec
 
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
+from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.suites.suite import Case, InputSpec, Job, Target
 

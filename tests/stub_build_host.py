@@ -21,8 +21,9 @@ from farm.cluster.agent import builds
 from farm.cluster.hints import Hints
 from farm.compile.protocol import BuildReply
 from farm.config.settings import load_config
-from farm.store.cluster.records import PROTOCOL, AgentFacts
+from farm.store.cluster.records import AgentFacts
 from farm.store.objects.objects import open_objects
+from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
 from farm.toolchains.toolchain import Compiler, Toolchain
 

@@ -13,7 +13,8 @@ from farm.cluster.ending import finish
 from farm.compile.protocol import BuildReply
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.cluster.records import PROTOCOL, AgentDevice, AgentFacts, Build, OfferedToolchain, ShardResult
+from farm.store.cluster.records import AgentDevice, AgentFacts, Build, OfferedToolchain, ShardResult
+from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

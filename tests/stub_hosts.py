@@ -28,7 +28,8 @@ from farm.device_run.canary import canary_jobs
 from farm.policy.situation import Priority
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import PROTOCOL, Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Job, Target

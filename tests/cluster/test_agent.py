@@ -13,7 +13,7 @@ from farm_home import FarmHome
 from waiting import until
 
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import PROTOCOL
+from farm.store.protocol import PROTOCOL
 from farm.virtual.faults import Fault, FaultKind
 
 if TYPE_CHECKING:

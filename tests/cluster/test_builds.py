@@ -18,8 +18,9 @@ from farm.cluster.agent.build_task import RefusedBuildError, job_here, require_i
 from farm.cluster.files.suite_archive import upload_sources
 from farm.cluster.toolchain_id import toolchain_id
 from farm.policy.situation import Priority
-from farm.store.cluster.records import PROTOCOL, NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.objects.bundle_archive import fetch_bundle
+from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.suites.generate import Generate
 from farm.system.trust import weakness

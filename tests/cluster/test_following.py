@@ -15,7 +15,6 @@ from farm.cluster.queue import queued, why_it_waits
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
 from farm.pool.fleet import Choice
 from farm.store.cluster.records import (
-    PROTOCOL,
     Agent,
     AgentDevice,
     AgentFacts,
@@ -24,6 +23,7 @@ from farm.store.cluster.records import (
     RunProgress,
     ShardSum,
 )
+from farm.store.protocol import PROTOCOL
 
 ORDER = Order(
     run_id="20261123-171000-abcdef",

@@ -24,7 +24,8 @@ from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
 from farm.config.settings import load_config
 from farm.config.shared import NightConfig
 from farm.errors import ConfigError, StoreError, UsageError
-from farm.store.cluster.records import PROTOCOL, AgentFacts, NightStart
+from farm.store.cluster.records import AgentFacts, NightStart
+from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

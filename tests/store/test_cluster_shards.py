@@ -14,7 +14,8 @@ from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.results.blame import tried
 from farm.results.measurements import counted
-from farm.store.cluster.records import PROTOCOL, NewOrder
+from farm.store.cluster.records import NewOrder
+from farm.store.protocol import PROTOCOL
 from farm.store.records import ArtifactRecord, JobFile
 from farm.store.store import open_store
 

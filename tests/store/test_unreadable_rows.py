@@ -12,8 +12,9 @@ from store_template import drop_database
 
 from farm.cluster.ending import finish
 from farm.errors import UsageError
-from farm.store.cluster.records import PROTOCOL, NewBuild
+from farm.store.cluster.records import NewBuild
 from farm.store.cluster.unreadable import REFUSED_BY
+from farm.store.protocol import PROTOCOL
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:

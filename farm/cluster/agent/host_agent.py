@@ -35,7 +35,8 @@ from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
 from farm.errors import FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
-from farm.store.cluster.records import PROTOCOL, AgentFacts
+from farm.store.cluster.records import AgentFacts
+from farm.store.protocol import PROTOCOL
 from farm.system.private import hide_environment
 from farm.system.threads import noticing_deaths
 

@@ -15,7 +15,7 @@ from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import out_of_use
 from farm.report.model.format import duration
 from farm.request.choose import device_kind_of
-from farm.store.cluster.records import PROTOCOL
+from farm.store.protocol import PROTOCOL
 from farm.suites.socs import find_soc, load_socs
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from farm.report.model.format import plural
 from farm.request.budget import Budget
 from farm.request.request import RunOutcome
 from farm.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
-from farm.store.cluster.records import PROTOCOL
+from farm.store.protocol import PROTOCOL
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.system.interrupts import INTERRUPTED

@@ -20,8 +20,8 @@ from farm.devices.local.files import local_errors
 from farm.errors import ArtifactLostError, InfraError, NoDeviceError, UnreadableRowError
 from farm.request.plan import PlannedJob, RunPlan
 from farm.store.artifacts import ArtifactStore
-from farm.store.cluster.records import PROTOCOL
 from farm.store.objects.bundle_archive import fetch_bundle
+from farm.store.protocol import PROTOCOL
 from farm.system.atomic import write_atomically
 from farm.system.publish import make_folders
 

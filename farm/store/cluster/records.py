@@ -11,7 +11,6 @@ from farm.policy.situation import Lease, Priority, Situation
 from farm.results.attempt import Attempt
 from farm.results.blame import Tried
 from farm.store.records import ArtifactRecord
-from farm.store.schema.sharing import PROTOCOL as PROTOCOL  # noqa: PLC0414 - part of these records
 from farm.suites.suite import Job
 
 OrderState = Literal["open", "cancelled", "ended"]

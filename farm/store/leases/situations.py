@@ -14,7 +14,7 @@ from farm.policy.situation import LABEL, USER, Lease, LivingDevice, OpenOrder, P
 from farm.store import schema
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.quotas import read_quotas
-from farm.store.schema.sharing import PROTOCOL
+from farm.store.protocol import PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

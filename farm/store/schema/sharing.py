@@ -21,9 +21,6 @@ from sqlalchemy import (
 from farm.store.schema.base import RowId, metadata
 from farm.store.schema.recorded import run
 
-PROTOCOL = 3
-"""Version of orders, shards and agents: agents refuse agents of another protocol, and run no orders of it."""
-
 # A run that is submitted. What is JSON as text is decoded where it is needed, and by no query.
 run_order = Table(
     "run_order",
