@@ -83,6 +83,19 @@ def _ordinary_adb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
+@pytest.fixture(autouse=True)
+def _environment_of_the_process() -> Iterator[None]:
+    """Fail a test that leaves another environment to the tests after it, and restore the environment."""
+    before = dict(os.environ)
+    yield
+    changed = sorted(name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name))
+    changed = [name for name in changed if name != "PYTEST_CURRENT_TEST"]
+    if changed:
+        os.environ.clear()
+        os.environ.update(before)
+        pytest.fail(f"the test has changed {', '.join(changed)} in the environment: use monkeypatch")
+
+
 @pytest.fixture(scope="session")
 def _users() -> Iterator[tuple[User, User]]:
     with two_users() as users:
