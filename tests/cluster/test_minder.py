@@ -10,6 +10,7 @@ from farm.cluster.agent import minder as minding
 from farm.cluster.agent.ledger import Ledger
 from farm.cluster.agent.minder import Minder
 from farm.errors import StoreError
+from farm.store import answers
 from farm.store.cluster.records import AgentId, Minded
 
 _TTL_S, _HEARTBEAT_S = 10.0, 3.0
@@ -21,7 +22,8 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.late_s, self.is_away = 1000.0, 0.0, False
         self.asked: list[bool] = []
-        monkeypatch.setattr(minding, "now_s", lambda: self.now_s)
+        for module in (minding, answers):
+            monkeypatch.setattr(module, "now_s", lambda: self.now_s)
         monkeypatch.setattr(Minder, "_run", lambda _: None)
         facts: Any = object()
         store: Any = self

@@ -156,16 +156,14 @@ def test_a_server_is_started_where_adb_would_start_it(tmp_path: Path, monkeypatc
     with ordinary_adb_server(tmp_path) as server:
         kill_server(server.port)
         beside = free_port()
-        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(beside))
-        monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:localhost:{server.port}")
-        monkeypatch.setenv("ANDROID_ADB_SERVER_ADDRESS", "127.0.0.2")
-        try:
+        # Undone before the server's own variables are.
+        with monkeypatch.context() as patch:
+            patch.setenv("ANDROID_ADB_SERVER_PORT", str(beside))
+            patch.setenv("ADB_SERVER_SOCKET", f"tcp:localhost:{server.port}")
+            patch.setenv("ANDROID_ADB_SERVER_ADDRESS", "127.0.0.2")
             started = ordinary_server(start=True)
             assert (started.port, started.answers()) == (server.port, True)
             assert not AdbHost(beside).listens()
-        finally:
-            monkeypatch.delenv("ADB_SERVER_SOCKET")
-            monkeypatch.delenv("ANDROID_ADB_SERVER_ADDRESS")
 
 
 def test_variables_for_the_server_reach_one_that_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
