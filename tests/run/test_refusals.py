@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -403,12 +404,20 @@ class Suite:
             self.worker.supervisor.close()
 
 
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy of the environment: a worker names its device there."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+
+@pytest.mark.usefixtures("own_environment")
 def test_a_test_of_farm_pytest_gets_a_new_session(devices: list[Device], tmp_path: Path) -> None:
     result = Suite(tmp_path, devices[0], f"once 1\n{RESTARTED}", b"good").run()
     result.check()
     assert any("was refused in a session, not in a process of its own" in note for note in result.notes)
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_test_on_a_device_whose_canary_fails_is_infra(devices: list[Device], tmp_path: Path) -> None:
     suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\ncanary {NO_SKEL}", b"good")
     with pytest.raises(DeviceError, match="fails its canary as well") as raised:
@@ -417,6 +426,7 @@ def test_a_test_on_a_device_whose_canary_fails_is_infra(devices: list[Device], t
     assert suite.worker.facts().cause is Cause.RUNTIME
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_a_program_that_a_fit_device_refuses_fails_the_test(devices: list[Device], tmp_path: Path) -> None:
     suite = Suite(tmp_path, devices[0], NEVER, b"refused")
     with pytest.raises(ProgramError, match="Loading of method forward failed"):
