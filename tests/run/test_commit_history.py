@@ -87,4 +87,8 @@ def test_after_a_kill_midway_nothing_is_compiled_twice(bisected: Bisected) -> No
     check(bisected, SLOWER, answer)
     shas = [answer["commits"][index] for index in known]
     assert answer["compiled_commits"][: len(shas)] == shas
-    assert answer["jobs"][0]["question"]["kind"] == "interleaved pairs"
+    # Pairs on a busy simulator may stay open; the larger program is the evidence then.
+    question = answer["jobs"][0]["question"]
+    assert (question["kind"], question["metric"]) in {
+        ("interleaved pairs", "htp_cycles"), ("interleaved pairs", "latency"), ("exact number", "pte_size"),
+    }, question  # fmt: skip
