@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from processors import of_an_arm
 from ssh_server import SshServer
+from waiting import until
 
 from farm.config.settings import load_config
 from farm.devices import discovery
@@ -304,7 +305,8 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
             assert unusable(look(toml)) == {}
             assert started.read_text() == f"-P {far} start-server\n"
             boot(supervisor, AdbServer(far, find_adb()), ["SM8450"], tmp_path / "attic")
-            device = next(one for one in look(toml).devices if one.host == "attic")
+            # adb may still be connecting to the device.
+            device = until(lambda: next((one for one in look(toml).devices if one.host == "attic"), None), "the device")
             # The server was there already, and so was the tunnel.
             assert started.read_text() == f"-P {far} start-server\n"
             assert device.id == "virtual-SM8450-0@attic"
