@@ -88,12 +88,17 @@ def _environment_of_the_process() -> Iterator[None]:
     """Fail a test that leaves another environment to the tests after it, and restore the environment."""
     before = dict(os.environ)
     yield
-    changed = sorted(name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name))
-    changed = [name for name in changed if name != "PYTEST_CURRENT_TEST"]
-    if changed:
+    names = (before.keys() | os.environ) - {"PYTEST_CURRENT_TEST"}
+    if changed := sorted(name for name in names if before.get(name) != os.environ.get(name)):
         os.environ.clear()
         os.environ.update(before)
         pytest.fail(f"the test has changed {', '.join(changed)} in the environment: use monkeypatch")
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment that a test may change, as a worker of `farm pytest` does when it names its device there."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,12 +158,11 @@ def test_files_and_options_arrive(
         np.testing.assert_allclose(output, bundle.reference("quantized", 0, 0), atol=step)
 
 
+@pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize("build", ["userdebug", "rooted-by-su"])
 def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
-    give_devices: Callable[[str], Fleet], build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    give_devices: Callable[[str], Fleet], build: str, tmp_path: Path
 ) -> None:
-    # A worker names its device in the environment.
-    monkeypatch.setattr(os, "environ", dict(os.environ))
     fleet = give_devices(build)
     plan = SuitePlan(
         token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=tuple(fleet.devices), workers=1,

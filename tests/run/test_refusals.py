@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -402,12 +401,6 @@ class Suite:
         finally:
             self.worker.run.close()
             self.worker.supervisor.close()
-
-
-@pytest.fixture
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy of the environment: a worker names its device there."""
-    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 @pytest.mark.usefixtures("own_environment")

@@ -54,6 +54,14 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def shared_address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of a store on PostgreSQL, which agents share, without a run."""
+    address = new_store(f"t{abs(hash(request.node.nodeid))}")
+    yield address
+    drop_database(address)
+
+
+@pytest.fixture
 def store(address: str) -> Iterator[Store]:
     with open_store(address) as opened:
         yield opened

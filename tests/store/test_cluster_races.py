@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
 from sqlalchemy import select, text
-from store_template import drop_database
 from waiting import until
 
 from farm.devices.device import AdbAddress, Device
@@ -29,7 +28,7 @@ from farm.store.leases.registry import Seen
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sqlalchemy import Connection
 
@@ -98,10 +97,8 @@ while store.cluster.orders():
 
 
 @pytest.fixture
-def address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[str]:
-    address = new_store(f"t{abs(hash(request.node.nodeid))}")
-    yield address
-    drop_database(address)
+def address(shared_address: str) -> str:
+    return shared_address
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
-from store_template import drop_database
 
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.policy.situation import Priority
@@ -20,7 +19,7 @@ from farm.store.records import ArtifactRecord, JobFile
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from conftest import Make
@@ -30,11 +29,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def store(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
-    address = new_store(f"t{abs(hash(request.node.nodeid))}")
-    with open_store(address) as opened:
+def store(shared_address: str) -> Iterator[Store]:
+    with open_store(shared_address) as opened:
         yield opened
-    drop_database(address)
 
 
 def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from shared_rows import SOC, TTL_S, agent, shards, submit
-from store_template import drop_database
 from waiting import until
 
 from farm.cluster.queue import queued
@@ -20,16 +19,14 @@ from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 @pytest.fixture
-def shared(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Store]:
+def shared(shared_address: str) -> Iterator[Store]:
     """A store on PostgreSQL, which agents share."""
-    address = new_store(f"t{abs(hash(request.node.nodeid))}")
-    with open_store(address) as opened:
+    with open_store(shared_address) as opened:
         yield opened
-    drop_database(address)
 
 
 def ask(store: Store, *devices: str, user: str = "ada", count: int = 1) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from shared_rows import SOC, TTL_S, agent, result, shards, submit
-from store_template import drop_database
 
 from farm.cluster.ending import finish
 from farm.errors import UsageError
@@ -18,7 +17,7 @@ from farm.store.protocol import PROTOCOL
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from shared_rows import AgentId
 
@@ -65,11 +64,9 @@ class Farm:
 
 
 @pytest.fixture(name="farm")
-def _farm(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[Farm]:
-    address = new_store(f"t{abs(hash(request.node.nodeid))}")
-    with open_store(address) as opened:
-        yield Farm(address, opened)
-    drop_database(address)
+def _farm(shared_address: str) -> Iterator[Farm]:
+    with open_store(shared_address) as opened:
+        yield Farm(shared_address, opened)
 
 
 def test_a_waiting_request_that_cannot_be_read_is_passed_over(farm: Farm) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import text
 
 from farm.errors import MissingToolError, StoreError
-from farm.store.rights.rights import apply_again, become_owner, run_script
+from farm.store.rights.rights import HAS_JOBS, apply_again, become_owner, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +60,7 @@ def require_messages(connection: Connection) -> None:
 
 def ensure_messages(connection: Connection) -> None:
     """Make the tables where there are none; raises as `require_messages`."""
-    if connection.scalar(text("SELECT to_regprocedure('farm_defer_builds(text[])')")) is None:
+    if not connection.scalar(HAS_JOBS):
         require_messages(connection)
 
 

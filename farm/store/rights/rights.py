@@ -15,6 +15,8 @@ _KINDS = ("owner", "agent", "developer", "viewer")
 _OWNER = text("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')")
 # Not to_regclass, which within a transaction goes on not to see what it has not seen before.
 _IS_THERE = text("SELECT 1 FROM pg_class WHERE relname = 'farm_roles' AND pg_table_is_visible(oid)")
+HAS_JOBS = text("SELECT to_regprocedure('farm_defer_builds(text[])') IS NOT NULL")
+"""Query: True where the tables and functions of Procrastinate are those of this farm."""
 _MARK = "CREATE TABLE IF NOT EXISTS farm_roles (prefix text PRIMARY KEY)"
 
 
@@ -23,9 +25,7 @@ def apply_again(connection: Connection) -> None:
     if connection.scalar(_IS_THERE) is None:
         return
     prefix = connection.scalar(text("SELECT prefix FROM farm_roles"))
-    if prefix is not None and connection.scalar(
-        text("SELECT to_regprocedure('farm_defer_builds(text[])') IS NOT NULL")
-    ):
+    if prefix is not None and connection.scalar(HAS_JOBS):
         for script in rights(connection, prefix):
             run_script(connection, script)
 
