@@ -1,7 +1,7 @@
 """A shared farm without anything real: devices, hosts, users and runs as numbers, and the farm's own decisions. Pure.
 
-Who gets which device is `farm.policy.sharing`, what a shard is `farm.policy.divide`: the functions that a real
-farm calls. The rest is a list of events. The same seed gives the same night.
+`farm.policy.sharing` assigns devices and `farm.policy.divide` makes shards: the functions that a real farm calls.
+The rest is a list of events. The same seed gives the same night.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class StubHosts:
         self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
 
     def start_build_host(self, name: str, evidence: Path, builders: int) -> None:
-        """Start a build host, which notes in `evidence` what it made."""
+        """Start a build host that appends a line to `evidence` for each bundle."""
         folder = self.home(name)
         words = [sys.executable, str(BUILD_HOST), name, str(evidence), str(builders), str(self.ttl_s)]
         self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")

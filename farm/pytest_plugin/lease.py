@@ -55,19 +55,19 @@ class DeviceLease:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the device may be used now."""
+        """True while the device may be used."""
         return self._pool is not None and self._pool.is_ours(self._number) and not self.is_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease has ended although this worker has not released it."""
+        """True if the lease has ended although this worker has not released it."""
         if self._pool is None:
             return False
         until_s = self._pool.leases.until_s(self._number)
         return until_s is None or now_s() >= until_s
 
     def acquire(self, numbers: Sequence[int], wait_s: float = math.inf) -> Device | None:
-        """Return one of the devices with these numbers in the plan, leased; None without one in time.
+        """Lease a device with one of these numbers in the plan, and return it; None when the time is over.
 
         The former device is given back. Raises NoDeviceError where no device is left to wait for.
         """

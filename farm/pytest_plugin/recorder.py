@@ -33,22 +33,22 @@ class SuiteRecorder:
         self._plan, self._config = plan, config
         self._store: Store | None = None
         self._ids: dict[str, str] = {}
-        """Job by node id, of what is planned."""
+        """Planned jobs, by node id."""
         self._devices = {device.serial: device for device in plan.devices}
         self._recorded: set[str] = set()
         """Serials of devices that the run has."""
         self._processes: dict[Any, int] = {}
         """Process id of each worker that has sent a report."""
         self._reports: dict[tuple[str, Any], list[pytest.TestReport]] = {}
-        """Of tests that run, by node id and worker."""
+        """Reports of running tests, by node id and worker."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Record what is to be run, before any of it is."""
+        """Record the planned tests before the first one runs."""
         self._guarded(lambda: self._plan_tests([item.nodeid for item in session.items]))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Record what is to be run by workers."""
+        """Record the planned tests of workers."""
         self._guarded(lambda: self._plan_tests(ids))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -126,7 +126,7 @@ class SuiteRecorder:
         return self._store
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something with the store; where it refuses, the tests go on, and the run shows what it lacks."""
+        """Run an action on the store. After an error of the store the tests go on, and the run lacks that record."""
         try:
             action()
         except FarmError as error:

@@ -71,17 +71,17 @@ class GroupScheduling:
 
     @property
     def collection_is_completed(self) -> bool:
-        """Whether the first workers have collected the tests."""
+        """True once the first workers have collected the tests."""
         return self._ids is not None or len(self._collected) >= self._workers
 
     @property
     def has_pending(self) -> bool:
-        """Whether a test has not ended."""
+        """True while a test has not ended."""
         return bool(self._queue or any(self._pending.values()))
 
     @property
     def tests_finished(self) -> bool:
-        """Whether all tests have ended."""
+        """True once all tests have ended."""
         return self._ids is not None and not self.has_pending
 
     def add_node(self, node: Any) -> None:
@@ -152,7 +152,7 @@ class GroupScheduling:
         self._given_up.add(node)
         if not self._takers(self._collected - self._given_up):
             return
-        # It may have looked at the next ones already.
+        # The worker may have looked at the next tests already.
         if later := self._pending[node][_AHEAD:]:
             node.send_steal(later)
         else:

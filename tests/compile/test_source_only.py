@@ -24,7 +24,7 @@ print(code_of_user.VALUE)
 
 
 def imported(folder: Path, *developed: Path) -> str:
-    """Return what a process prints that imports the module of a folder."""
+    """Import the module of a folder in a process, and return its value."""
     words = [sys.executable, "-c", PROGRAM, str(folder), *map(str, developed)]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 

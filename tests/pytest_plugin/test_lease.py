@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PlanStub:
-    """What a worker asks of a plan, for two devices."""
+    """Plan of two devices, with the fields that a lease reads."""
 
     def __init__(self, folder: Path) -> None:
         self.lease_store = f"sqlite:///{folder / 'leases.db'}"

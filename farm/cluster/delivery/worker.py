@@ -181,7 +181,7 @@ async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_
     """End a worker, wait for its handlers for so long, put back their jobs, and close the app's connections."""
     worker.shutdown_graceful_timeout = patience_s
     worker.stop()  # type: ignore[no-untyped-call]
-    # Its pool waits for 5 s for a connection that there is none of.
+    # The connection pool of the worker waits up to 5 s where the database is away.
     await asyncio.wait((task,), timeout=patience_s + 12)
     task.cancel()
     with suppress(Exception):

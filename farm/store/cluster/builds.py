@@ -131,7 +131,7 @@ class BuildWork(ClusterPart):
     def put_back_build(self, held: HeldBuild, host: str, *, why: str, tried: bool = True) -> None:
         """Let another make a bundle: its job waits again.
 
-        `tried`: this host does not get it any more, and where no other living one has its toolchain it failed, as
+        `tried`: this host does not get the job again. Without another living host of its toolchain the build failed, as
         infrastructure, for the reasons of all that tried. Raises LeaseLostError.
         """
         key, reason = held.task.key, one_line(values.clean(why), 500)

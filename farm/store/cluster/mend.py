@@ -128,7 +128,7 @@ class Mending(ClusterPart):
         self._passing = threading.Lock()
 
     def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
-        """Put right what is wrong, and return what was done and which runs have no end yet.
+        """Repair rows of dead agents and workers, and return the repairs and the runs without an end.
 
         Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says

@@ -1,4 +1,4 @@
-"""Jobs of Procrastinate for builds: rows of builds have no claims any more."""
+"""Builds are jobs of Procrastinate: the columns of claims leave their rows."""
 
 from __future__ import annotations
 
