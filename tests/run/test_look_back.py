@@ -13,7 +13,7 @@ from farm.analysis.history import Point
 from farm.analysis.scale import Series
 from farm.errors import DeviceGoneError, UsageError
 from farm.regressions import baseline
-from farm.regressions.look_back import compared_series, record_look_back
+from farm.regressions.look_back import changed_programs, compared_series, look_back, record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast
@@ -540,3 +540,19 @@ def test_the_alerts_of_a_ramp_add_up_to_the_ramp(store: Store) -> None:
         world.confirm(world.night(dict.fromkeys(range(3), 1.015 ** min(max(night - 11, 0), 12))))
     told = [sum(one.change for one in known(store, world, job)) for job in range(3)]
     assert sum(told) / 3 == pytest.approx(12 * math.log(1.015), rel=0.12)
+
+
+def test_changed_programs_are_measured_in_the_order_of_their_suspicion(store: Store) -> None:
+    world = World(store, jobs=3)
+    for night in range(12):
+        is_last = night == 11
+        jobs = None if night >= 9 else [0, 1]
+        world.night({0: 1.03 if is_last else 1.0, 1: 0.98 if is_last else 1.0}, noise=0.06, jobs=jobs)
+    looked = look_back(store, world.nights[-1])
+    findings = {
+        one.past.job_id: told.finding for one, told in zip(looked.compared, looked.night.judgements, strict=True)
+    }
+    slower, faster, young = (job.id for job in world.jobs)
+    assert findings == {slower: Finding.UNCHANGED, faster: Finding.UNCHANGED, young: Finding.INSUFFICIENT_DATA}
+    # A program with too little history comes after those that look slower and before those that look faster.
+    assert [one.past.job_id for one in changed_programs(looked, {})] == [slower, young, faster]
