@@ -11,13 +11,17 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from farm.bundles import reuse
 from farm.bundles.trace import DevelopedRoot, read_trace
 from farm.compile.tracing import may_run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TRACED = """
 import sys
@@ -45,10 +49,21 @@ print(repr(job.run()))
 
 
 class Case(NamedTuple):
-    """A package, and an edit of it."""
+    """Edit of the last file of package `tool`."""
 
-    files: dict[str, str]
-    edit: dict[str, str]
+    old: str
+    new: str
+    part: str
+    more: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {"job.py": JOB, "part.py": textwrap.dedent(self.part).lstrip("\n"), **self.more}
+
+    @property
+    def edit(self) -> dict[str, str]:
+        name, text = list(self.files.items())[-1]
+        return {name: text.replace(self.old, self.new, 1)}
 
 
 def developed(root: Path) -> DevelopedRoot:
@@ -61,7 +76,7 @@ def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / "tool" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
 
 def python(code: str, *arguments: Path, startup: str = "") -> str:
@@ -81,442 +96,164 @@ def is_served(root: Path, cache: Path, then: DevelopedRoot, out: Path) -> bool:
 
 JOB = "from tool import part\ndef run():\n    return part.answer()\n"
 NOBODY_RUNS = "def helper():\n    return 1\ndef answer():\n    return {}\n"
+# fmt: off
 CASES = {
-    "a body that does not compile": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    return 1
-                def answer():
-                    return 1
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    x = 1
-                    global x
-                def answer():
-                    return 1
-            """,
-        },
-    ),
-    "a body with a break outside of a loop": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    return 1
-                def answer():
-                    return 1
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    break
-                def answer():
-                    return 1
-            """,
-        },
-    ),
-    "a docstring that another function reads": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    "one"
-                    return 1
-                def answer():
-                    return helper.__doc__
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    "two"
-                    return 1
-                def answer():
-                    return helper.__doc__
-            """,
-        },
-    ),
-    "a docstring that is read at import": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    "one"
-                    return 1
-                X = helper.__doc__
-                def answer():
-                    return X
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    "two"
-                    return 1
-                X = helper.__doc__
-                def answer():
-                    return X
-            """,
-        },
-    ),
-    "constants of code that nobody runs": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    return 1
-                def answer():
-                    return helper.__code__.co_consts
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    return 2
-                def answer():
-                    return helper.__code__.co_consts
-            """,
-        },
-    ),
-    "a function that consists of an annotation": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                SEEN = []
-                def note():
-                    x: int
-                def answer():
-                    note()
-                    return SEEN
-            """,
-        },
-        {
-            "part.py": """
-                SEEN = []
-                def note():
-                    SEEN.append(1)
-                def answer():
-                    note()
-                    return SEEN
-            """,
-        },
-    ),
-    "a module that could not be parsed and was done without": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def answer():
-                    try:
-                        from tool import more
-                    except Exception:
-                        return 0
-                    return more.X
-            """,
-            "more.py": "X = = 1\n",
-        },
-        {
-            "more.py": "X = 1\n",
-        },
-    ),
-    "a file that is read as data by the loader": Case(
-        {
-            "job.py": JOB,
-            "__init__.py": "",
-            "part.py": """
-                import pkgutil
-                def answer():
-                    return pkgutil.get_data('tool', 'table.py')
-            """,
-            "table.py": "X = 1\n",
-        },
-        {
-            "table.py": "X = 2\n",
-        },
-    ),
-    "a file that is read by a name of bytes": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import os
-                def answer():
-                    return open(os.path.join(os.path.dirname(os.fsencode(__file__)), b'table.py')).read()
-            """,
-            "table.py": "X = 1\n",
-        },
-        {
-            "table.py": "X = 2\n",
-        },
-    ),
-    "a file that is read by a relative name": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import os
-                def answer():
-                    os.chdir(os.path.dirname(__file__))
-                    return open('table.py').read()
-            """,
-            "table.py": "X = 1\n",
-        },
-        {
-            "table.py": "X = 2\n",
-        },
-    ),
-    "a file that was printed before it is read": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import linecache, os, traceback
-                from tool import table
-                def answer():
-                    try:
-                        table.fail()
-                    except ValueError:
-                        traceback.format_exc()
-                    return linecache.getlines(table.__file__)
-            """,
-            "table.py": """
-                def fail():
-                    raise ValueError
-                def other():
-                    return 1
-            """,
-        },
-        {
-            "table.py": """
-                def fail():
-                    raise ValueError
-                def other():
-                    return 2
-            """,
-        },
-    ),
-    "a thread that threading knows nothing of": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import _thread
-                SEEN = []
-                def work(lock):
-                    SEEN.append(1)
-                    lock.release()
-                def answer():
-                    lock = _thread.allocate_lock()
-                    lock.acquire()
-                    _thread.start_new_thread(work, (lock,))
-                    lock.acquire()
-                    return SEEN
-            """,
-        },
-        {
-            "part.py": """
-                import _thread
-                SEEN = []
-                def work(lock):
-                    SEEN.append(2)
-                    lock.release()
-                def answer():
-                    lock = _thread.allocate_lock()
-                    lock.acquire()
-                    _thread.start_new_thread(work, (lock,))
-                    lock.acquire()
-                    return SEEN
-            """,
-        },
-    ),
-    "a thread of a library": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import ctypes
-                SEEN = []
-                def work(_):
-                    SEEN.append(1)
+    "a body that does not compile": Case("return 1", "x = 1\n    global x", """
+            def helper():
+                return 1
+            def answer():
+                return 1
+            """),
+    "a body with a break outside of a loop": Case("return 1", "break", """
+            def helper():
+                return 1
+            def answer():
+                return 1
+            """),
+    "a docstring that another function reads": Case('"one"', '"two"', """
+            def helper():
+                "one"
+                return 1
+            def answer():
+                return helper.__doc__
+            """),
+    "a docstring that is read at import": Case('"one"', '"two"', """
+            def helper():
+                "one"
+                return 1
+            X = helper.__doc__
+            def answer():
+                return X
+            """),
+    "constants of code that nobody runs": Case("return 1", "return 2", """
+            def helper():
+                return 1
+            def answer():
+                return helper.__code__.co_consts
+            """),
+    "a function that consists of an annotation": Case("x: int", "SEEN.append(1)", """
+            SEEN = []
+            def note():
+                x: int
+            def answer():
+                note()
+                return SEEN
+            """),
+    "a module that could not be parsed and was done without": Case("X = = 1", "X = 1", """
+            def answer():
+                try:
+                    from tool import more
+                except Exception:
                     return 0
-                KIND = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-                def answer():
-                    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
-                    call = KIND(work)
-                    libc.pthread_create(ctypes.byref(thread), None, call, None)
-                    libc.pthread_join(thread, None)
-                    return SEEN
-            """,
-        },
-        {
-            "part.py": """
-                import ctypes
-                SEEN = []
-                def work(_):
-                    SEEN.append(2)
-                    return 0
-                KIND = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-                def answer():
-                    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
-                    call = KIND(work)
-                    libc.pthread_create(ctypes.byref(thread), None, call, None)
-                    libc.pthread_join(thread, None)
-                    return SEEN
-            """,
-        },
-    ),
-    "the number of its line": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import sys
-                def answer():
-                    return sys._getframe().f_lineno
-            """,
-        },
-        {
-            "part.py": """
-                import sys
-
-
-
-                def answer():
-                    return sys._getframe().f_lineno
-            """,
-        },
-    ),
-    "a trace function that pauses": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import sys
-                def helper():
+                return more.X
+            """, {"more.py": "X = = 1\n"}),
+    "a file that is read as data by the loader": Case("X = 1", "X = 2", """
+            import pkgutil
+            def answer():
+                return pkgutil.get_data('tool', 'table.py')
+            """, {"__init__.py": "", "table.py": "X = 1\n"}),
+    "a file that is read by a name of bytes": Case("X = 1", "X = 2", """
+            import os
+            def answer():
+                return open(os.path.join(os.path.dirname(os.fsencode(__file__)), b'table.py')).read()
+            """, {"table.py": "X = 1\n"}),
+    "a file that is read by a relative name": Case("X = 1", "X = 2", """
+            import os
+            def answer():
+                os.chdir(os.path.dirname(__file__))
+                return open('table.py').read()
+            """, {"table.py": "X = 1\n"}),
+    "a file that was printed before it is read": Case("return 1", "return 2", """
+            import linecache, os, traceback
+            from tool import table
+            def answer():
+                try:
+                    table.fail()
+                except ValueError:
+                    traceback.format_exc()
+                return linecache.getlines(table.__file__)
+            """, {"table.py": "def fail():\n    raise ValueError\ndef other():\n    return 1\n"}),
+    "a thread that threading knows nothing of": Case("SEEN.append(1)", "SEEN.append(2)", """
+            import _thread
+            SEEN = []
+            def work(lock):
+                SEEN.append(1)
+                lock.release()
+            def answer():
+                lock = _thread.allocate_lock()
+                lock.acquire()
+                _thread.start_new_thread(work, (lock,))
+                lock.acquire()
+                return SEEN
+            """),
+    "a thread of a library": Case("SEEN.append(1)", "SEEN.append(2)", """
+            import ctypes
+            SEEN = []
+            def work(_):
+                SEEN.append(1)
+                return 0
+            KIND = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+            def answer():
+                libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+                call = KIND(work)
+                libc.pthread_create(ctypes.byref(thread), None, call, None)
+                libc.pthread_join(thread, None)
+                return SEEN
+            """),
+    "the number of its line": Case("import sys", "import sys\n\n\n", """
+            import sys
+            def answer():
+                return sys._getframe().f_lineno
+            """),
+    "a trace function that pauses": Case("return 1", "return 2", """
+            import sys
+            def helper():
+                return 1
+            def answer():
+                kept = sys.gettrace()
+                sys.settrace(None)
+                try:
+                    return helper()
+                finally:
+                    sys.settrace(kept)
+            """),
+    "a program that reads a file": Case("X = 1", "X = 2", """
+            import os, subprocess
+            def answer():
+                file = os.path.join(os.path.dirname(__file__), 'table.py')
+                return subprocess.run(['cat', file], capture_output=True).stdout
+            """, {"table.py": "X = 1\n"}),
+    "the size of a file": Case("X = 1", "X = 10", """
+            import os
+            def answer():
+                return os.path.getsize(os.path.join(os.path.dirname(__file__), 'table.py'))
+            """, {"table.py": "X = 1\n"}),
+    "a generator that becomes a function": Case("yield 1", "return 0", """
+            def helper():
+                yield 1
+            def answer():
+                return bool(helper())
+            """),
+    "a method that a class looks for by name": Case("return 1", "return 1\n    def second(self):\n        return 1", """
+            class A:
+                def first(self):
                     return 1
-                def answer():
-                    kept = sys.gettrace()
-                    sys.settrace(None)
-                    try:
-                        return helper()
-                    finally:
-                        sys.settrace(kept)
-            """,
-        },
-        {
-            "part.py": """
-                import sys
-                def helper():
-                    return 2
-                def answer():
-                    kept = sys.gettrace()
-                    sys.settrace(None)
-                    try:
-                        return helper()
-                    finally:
-                        sys.settrace(kept)
-            """,
-        },
-    ),
-    "a program that reads a file": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import os, subprocess
-                def answer():
-                    file = os.path.join(os.path.dirname(__file__), 'table.py')
-                    return subprocess.run(['cat', file], capture_output=True).stdout
-            """,
-            "table.py": "X = 1\n",
-        },
-        {
-            "table.py": "X = 2\n",
-        },
-    ),
-    "the size of a file": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                import os
-                def answer():
-                    return os.path.getsize(os.path.join(os.path.dirname(__file__), 'table.py'))
-            """,
-            "table.py": "X = 1\n",
-        },
-        {
-            "table.py": "X = 10\n",
-        },
-    ),
-    "a generator that becomes a function": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                def helper():
-                    yield 1
-                def answer():
-                    return bool(helper())
-            """,
-        },
-        {
-            "part.py": """
-                def helper():
-                    return 0
-                def answer():
-                    return bool(helper())
-            """,
-        },
-    ),
-    "a method that a class looks for by name": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                class A:
-                    def first(self):
-                        return 1
-                def answer():
-                    return sorted(vars(A))[-1]
-            """,
-        },
-        {
-            "part.py": """
-                class A:
-                    def first(self):
-                        return 1
-                    def second(self):
-                        return 1
-                def answer():
-                    return sorted(vars(A))[-1]
-            """,
-        },
-    ),
-    "code in a cell of its class": Case(
-        {
-            "job.py": JOB,
-            "part.py": """
-                class M(type):
-                    def __new__(m, n, b, s):
-                        m.seen = '__classcell__' in s
-                        return super().__new__(m, n, b, s)
-                class A(metaclass=M):
-                    def f(self):
-                        return 1
-                def answer():
-                    return M.seen
-            """,
-        },
-        {
-            "part.py": """
-                class M(type):
-                    def __new__(m, n, b, s):
-                        m.seen = '__classcell__' in s
-                        return super().__new__(m, n, b, s)
-                class A(metaclass=M):
-                    def f(self):
-                        return __class__
-                def answer():
-                    return M.seen
-            """,
-        },
-    ),
+            def answer():
+                return sorted(vars(A))[-1]
+            """),
+    "code in a cell of its class": Case("return 1", "return __class__", """
+            class M(type):
+                def __new__(m, n, b, s):
+                    m.seen = '__classcell__' in s
+                    return super().__new__(m, n, b, s)
+            class A(metaclass=M):
+                def f(self):
+                    return 1
+            def answer():
+                return M.seen
+            """),
 }
+# fmt: on
 
 # What is known and accepted: nothing of ExecuTorch's compile path does it (docs/toolchains.md).
 UNSEEN = {
