@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from shared_rows import SOC, TTL_S, agent, shards, submit
+from sqlalchemy import event
 from waiting import until
 
 from farm.cluster.queue import queued
@@ -19,7 +21,7 @@ from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -84,6 +86,25 @@ def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
     finally:
         pool.close()
     assert notes == []
+
+
+def test_a_look_at_several_socs_reads_the_requests_once(store: Store) -> None:
+    devices = [phone(1), msgspec.structs.replace(phone(2), soc="SM8750")]
+    store.devices.see([Seen(device, "device", None) for device in devices])
+    ids = [device.id for device in devices]
+    leases = store.leases.poll(ask(store, *ids, count=2), ttl_s=TTL_S)
+    token = ask(store, *ids, user="bob", count=2)
+    read, engine = list[str](), store._database._engine
+    event.listen(engine, "before_cursor_execute", lambda *call: read.append(call[2]))
+
+    def reads(look: Callable[[], object]) -> int:
+        read.clear()
+        look()
+        return sum("FROM waiter" in statement for statement in read)
+
+    assert reads(store.leases.waiting) == 1
+    assert reads(lambda: store.leases.why(token)) == 1
+    assert reads(lambda: store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3)) == 1
 
 
 def test_a_process_takes_no_device_that_an_older_run_should_get(shared: Store) -> None:

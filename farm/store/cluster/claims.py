@@ -106,7 +106,8 @@ class Claims(ClusterPart):
             facts = connection.scalar(_ALIVE, us)
             if facts is None:
                 return []
-            known = read_free(connection, soc, now_ms, asking=asking, keep=list(kept))
+            requests = lease_rows.requests_now(connection, now_ms)
+            known = read_free(connection, soc, now_ms, requests, asking=asking, keep=list(kept))
             shares = share_out(known.situation)
             place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
             taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_settled=is_settled)

@@ -225,7 +225,7 @@ class Mending(ClusterPart):
         """Mark what is to be handed over, and end what no device is left to try."""
         lease_rows.lock_soc(connection, soc)
         now_ms = self._clock(connection)
-        known = read_situation(connection, soc, now_ms)
+        known = read_situation(connection, soc, now_ms, lease_rows.requests_now(connection, now_ms))
         mark_wanted(connection, known)
         if not has_old_retries:
             return []

@@ -13,6 +13,7 @@ from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import QueueView, RunProgress, ShardSum
 from farm.store.cluster.shard_rows import decode_jobs
 from farm.store.leases.quotas import read_quotas
+from farm.store.leases.rows import requests_now
 from farm.store.leases.situations import read_situation
 
 if TYPE_CHECKING:
@@ -95,11 +96,13 @@ class Views(ClusterPart):
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             sums = tuple(_sum(row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
+            requests = requests_now(connection, now_ms)
             return QueueView(
                 now_ms=now_ms,
                 orders=tuple(order_of(row, now_ms) for row in connection.execute(OPEN_ORDERS)),
                 situations={
-                    soc: read_situation(connection, soc, now_ms).situation for soc in sorted({one.soc for one in sums})
+                    soc: read_situation(connection, soc, now_ms, requests).situation
+                    for soc in sorted({one.soc for one in sums})
                 },
                 sums=sums,
                 quotas=read_quotas(connection),

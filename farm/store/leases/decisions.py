@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from farm.policy.situation import Lease
+    from farm.policy.situation import Lease, Request
 
 
 def socs_of(connection: Connection, devices: Iterable[str]) -> list[str]:
@@ -28,8 +28,9 @@ def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[st
     if not lease_rows.may_be_free(connection, waiter, now_ms):
         return []
     given: list[str] = []
+    requests = lease_rows.requests_now(connection, now_ms)
     for soc in socs_of(connection, lease_rows.decode_devices(waiter.devices)):
-        shares = share_out(read_free(connection, soc, now_ms, skips_unreadable=True).situation)
+        shares = share_out(read_free(connection, soc, now_ms, requests, skips_unreadable=True).situation)
         given += [device for device, share in sorted(shares.items()) if share.request == waiter.id]
     return given[: waiter.wanted]
 
@@ -41,18 +42,21 @@ def wanted_of(connection: Connection, kept: Sequence[Lease], now_ms: int) -> fro
     ours = {lease.device for lease in kept}
     # Claims of agents have decided for submitted runs.
     wanted = lease_rows.marked_of(connection, kept)
-    if lease_rows.requests_now(connection, now_ms):
+    if requests := lease_rows.requests_now(connection, now_ms):
         for soc in socs_of(connection, ours):
-            wanted |= ours & hand_over(read_situation(connection, soc, now_ms, skips_unreadable=True).situation).keys()
+            known = read_situation(connection, soc, now_ms, requests, skips_unreadable=True)
+            wanted |= ours & hand_over(known.situation).keys()
     return frozenset(wanted)
 
 
-def reasons_of(connection: Connection, tokens: Collection[str], now_ms: int) -> Mapping[str, str]:
-    """Return why each request waits, by its token; without an entry for a request that can use no device."""
+def reasons_of(
+    connection: Connection, tokens: Collection[str], requests: Sequence[Request], now_ms: int
+) -> Mapping[str, str]:
+    """Return why some of all `requests` wait, by their tokens; without an entry for one that can use no device."""
     found: dict[str, list[tuple[str, str]]] = {}
-    requests = [one for one in lease_rows.requests_now(connection, now_ms) if one.id in tokens]
-    for soc in socs_of(connection, {device for one in requests for device in one.devices}):
-        for token, why in why_waiting(read_situation(connection, soc, now_ms, skips_unreadable=True).situation).items():
+    for soc in socs_of(connection, {device for one in requests if one.id in tokens for device in one.devices}):
+        known = read_situation(connection, soc, now_ms, requests, skips_unreadable=True)
+        for token, why in why_waiting(known.situation).items():
             found.setdefault(token, []).append((soc, why))
     return {token: _joined(found[token]) for token in tokens if token in found}
 

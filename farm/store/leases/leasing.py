@@ -213,13 +213,15 @@ class Leases:
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             waiting = lease_rows.waiting_now(connection, now_ms)
-            why = reasons_of(connection, waiting.keys(), now_ms) if waiting else {}
+            why = reasons_of(connection, waiting.keys(), lease_rows.requests_of(waiting), now_ms)
         return [msgspec.structs.replace(one, why=why.get(token, NO_DEVICE)) for token, one in waiting.items()]
 
     def why(self, token: str) -> str:
         """Return why a request waits."""
         with self._database.reading() as connection:
-            return reasons_of(connection, [token], self._clock(connection)).get(token, NO_DEVICE)
+            now_ms = self._clock(connection)
+            requests = lease_rows.requests_now(connection, now_ms)
+            return reasons_of(connection, [token], requests, now_ms).get(token, NO_DEVICE)
 
     def now_ms(self) -> int:
         """Return the time on the database's clock; epoch, milliseconds."""

@@ -15,7 +15,7 @@ from farm.store import schema, values
 from farm.store.rows import insert_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row
 
@@ -51,14 +51,11 @@ _LEASES_BESIDE_AGENTS = _LEASES.outerjoin(schema.agent_device, schema.agent_devi
 )
 _TAKEN = select(_lease_row.device).where(_lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
 _WAITER = select(schema.waiter).where(_waiter_row.id == bindparam("token"))
-_WAITING = select(
-    _waiter_row.id,
-    _waiter_row.devices,
-    _waiter_row.wanted,
-    _waiter_row.user_name,
-    _waiter_row.priority,
-    _waiter_row.since_ms,
-).where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
+_WAITING = (
+    select(schema.waiter)
+    .where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
+    .order_by(_waiter_row.priority.desc(), _waiter_row.since_ms, _waiter_row.id)
+)
 _LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
 # SQLite has no such clause, nor needs it in a transaction that writes.
 _LIVE = _LEASE.with_for_update(read=True)
@@ -217,11 +214,12 @@ def find_waiter(connection: Connection, token: str) -> Row[Any]:
 
 
 def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
-    """Return the processes that are alive and wait, by token: the most urgent first, then the longest wait."""
-    row = schema.waiter.c
-    query = select(schema.waiter).where(row.expires_ms > now_ms, row.wanted > 0)
+    """Return the processes that are alive and wait, by token: the most urgent first, then the longest wait.
+
+    The process of an unreadable request gets the reason when it asks.
+    """
     waiting = {}
-    for found in connection.execute(query.order_by(row.priority.desc(), row.since_ms, row.id)):
+    for found in connection.execute(_WAITING, {"now_ms": now_ms}):
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
             waiting[found.id] = Waiting(
                 devices=decode_devices(found.devices),
@@ -236,19 +234,16 @@ def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
     return waiting
 
 
+def requests_of(waiting: Mapping[str, Waiting]) -> list[Request]:
+    """Return the requests of processes that wait, as the policy sees them."""
+    return [
+        Request(token, one.devices, one.count, one.user, one.priority, one.since_ms) for token, one in waiting.items()
+    ]
+
+
 def requests_now(connection: Connection, now_ms: int) -> list[Request]:
     """Return the requests of processes that are alive and wait."""
-    return readable_requests(connection.execute(_WAITING, {"now_ms": now_ms}))
-
-
-def readable_requests(rows: Iterable[Row[Any]]) -> list[Request]:
-    """Return the readable requests; the process of an unreadable request gets the reason when it asks."""
-    found = []
-    for row in rows:
-        token, devices, wanted, user, priority, since_ms = tuple(row)
-        with contextlib.suppress(msgspec.MsgspecError, ValueError):
-            found.append(Request(token, decode_devices(devices), wanted, user, Priority(priority), since_ms))
-    return found
+    return requests_of(waiting_now(connection, now_ms))
 
 
 def may_be_free(connection: Connection, waiter: Row[Any], now_ms: int) -> bool:

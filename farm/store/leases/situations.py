@@ -104,16 +104,18 @@ class KnownSoc(msgspec.Struct):
     """How many devices are held beside `leases`, by priority and user."""
 
 
-def read_situation(connection: Connection, soc: str, now_ms: int, *, skips_unreadable: bool = False) -> KnownSoc:
+def read_situation(
+    connection: Connection, soc: str, now_ms: int, requests: Sequence[Request], *, skips_unreadable: bool = False
+) -> KnownSoc:
     """Return the situation of a SoC with all of its devices and everything that waits.
 
-    `skips_unreadable` passes over orders that cannot be read; else UnreadableRowError is raised.
+    `requests` are those of `requests_now`. `skips_unreadable` passes over orders that cannot be read; else
+    UnreadableRowError is raised.
     """
     of_soc = {"soc": soc, "now_ms": now_ms}
     rows = _of_agents(connection, _DEVICES, of_soc)
     leases = {row.device: lease_of_row(row) for row in rows}
     quotas = read_quotas(connection)
-    requests = lease_rows.requests_now(connection, now_ms)
     fit = [living_device(row) for row in rows if row.is_fit]
     beside = _Beside(connection, soc, now_ms, requests, {device.id for device in fit})
     known = leases | {lease.device: lease for lease in beside.leases}
@@ -138,6 +140,7 @@ def read_free(
     connection: Connection,
     soc: str,
     now_ms: int,
+    requests: Sequence[Request],
     *,
     asking: Collection[str] = (),
     keep: Collection[str] = (),
@@ -145,7 +148,7 @@ def read_free(
 ) -> KnownSoc:
     """Return the situation of a SoC as far as its free devices go, which are few on a farm that is busy.
 
-    Devices in `keep` are free for their holders. `skips_unreadable` as in `read_situation`.
+    Devices in `keep` are free for their holders. `requests` and `skips_unreadable` as in `read_situation`.
     """
     of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
     rows = _of_agents(connection, _FREE_DEVICES, of_soc)
@@ -156,7 +159,6 @@ def read_free(
         held[Priority(row.priority), row.user_name] = row.n
         here[row.user_name] += row.n
     quotas = read_quotas(connection)
-    requests = lease_rows.requests_now(connection, now_ms)
     beside = _Beside(connection, soc, now_ms, requests, leases, busy_of_agents=False)
     held.update((lease.priority, lease.user) for lease in beside.leases if lease.is_held(now_ms))
     also_here = Counter(lease.user for lease in beside.leases if lease.is_held(now_ms))
@@ -209,11 +211,12 @@ class _Beside:
         named = {device for one in requests for device in one.devices} - {*of_agents}
         every = lease_rows.leases_now(connection, now_ms, also=named)
         ids = named | {lease.device for lease in every}
-        socs = find_socs(connection, ids)
-        agents = set(connection.scalars(select(_agent_row.device).where(_agent_row.device.in_(ids))))
+        of_agents_now = select(_agent_row.device, _agent_row.soc).where(_agent_row.device.in_(ids))
+        agents = {row.device: row.soc for row in connection.execute(of_agents_now)}
         self._facts = {
             row.id: row for row in connection.execute(select(schema.device_state).where(_state_row.id.in_(ids)))
         }
+        socs = dict.fromkeys(ids, "") | {device: row.soc for device, row in self._facts.items()} | agents
         self._now_ms = now_ms
         own = [lease for lease in every if busy_of_agents or lease.device not in agents or not lease.is_held(now_ms)]
         held = {lease.device for lease in every if lease.is_held(now_ms)}
@@ -226,7 +229,7 @@ class _Beside:
             and self._is_usable(device)
         ]
         known = {device.id for device in self.devices}
-        self._far = [lease for lease in own if lease.is_held(now_ms) and lease.device not in known | agents]
+        self._far = [lease for lease in own if lease.is_held(now_ms) and lease.device not in known | agents.keys()]
 
     def labelled(self, quotas: Mapping[str, int]) -> Counter[tuple[str, str]]:
         """Return how many devices with a label that has a quota each user has, beside `devices`."""

@@ -56,7 +56,8 @@ def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str
     look_ms = _LOOK_FOR_NEWS_MS if is_news else _LOOK_MS
     asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": look_ms}
     if connection.scalar(_LOOK, asked) is not None:
-        mark_wanted(connection, read_situation(connection, situation.soc, situation.now_ms))
+        known = read_situation(connection, situation.soc, situation.now_ms, situation.requests)
+        mark_wanted(connection, known)
 
 
 def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Priority, str], int]) -> bool:
