@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from farm.pool.lease_keeper import LeaseTerms
     from farm.store.store import Store
 
-_LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.25
+"""Interval between two looks at what a command holds and waits for; heartbeats are those of `[leases]`."""
 _SHORT_SECONDS = 1.0
 """Shorter waits are not noted."""
 
@@ -82,7 +83,7 @@ class DevicePool:
                 raise NoDeviceError(f"no {' and no '.join(gone)} is left to wait for: {'; '.join(reasons)}")
             if not self._lacking() or time.monotonic() >= until_s:
                 return
-            self._looked.wait(_LOOK_SECONDS)
+            self._looked.wait(LOOK_SECONDS)
             self._looked.clear()
 
     def held(self) -> list[Device]:
@@ -152,7 +153,7 @@ class DevicePool:
         while not self._ending.is_set():
             self.look()
             self._looked.set()
-            self._ending.wait(_LOOK_SECONDS)
+            self._ending.wait(LOOK_SECONDS)
 
     def look(self) -> None:
         """Look once; a problem is noted once, as long as it is the same."""

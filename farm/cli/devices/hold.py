@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.system.processes import Child, Supervisor
 
-_RENEW_SECONDS = 1.0
 # What a shell gets to end by itself after SIGHUP.
 _HANGUP_SECONDS = 1.0
 _COMMAND = "farm.cli.devices.hold"
@@ -194,9 +193,10 @@ class Hold:
 
     def _renew(self) -> None:
         from farm.errors import StoreError
+        from farm.pool.device_pool import LOOK_SECONDS
 
         renewed, ttl_s, heartbeat_s = time.monotonic(), self._times.ttl_s, self._times.heartbeat_s
-        while not self._over.wait(_RENEW_SECONDS):
+        while not self._over.wait(LOOK_SECONDS):
             asked = time.monotonic()
             # A store that cannot be reached now may be in time.
             with contextlib.suppress(StoreError):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.system.processes import Supervisor
 
-_LOOK_SECONDS = 0.3
 _SHOWN_CHARACTERS = 500
 
 
@@ -212,6 +211,7 @@ def acquire(
     With `seconds`, it is reserved for the user as well before anybody else can have it.
     """
     from farm.policy.situation import Priority
+    from farm.pool.device_pool import LOOK_SECONDS
 
     user = store.user
     token = store.leases.request(
@@ -236,7 +236,7 @@ def acquire(
             if not noted:
                 echo(f"waiting: {holders}", err=True)
                 noted = True
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         if seconds:
             store.leases.reserve(taken[0].device, user, seconds)
         return taken[0]

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# Processes that wait look often. One that died is not waited for as long as one that has a device.
-_WAITER_TTL_MS = 6_000
+# Processes that wait poll every 0.25 s, less often on a busy machine. One that died is not waited for as long as one
+# that has a device.
+_WAITER_PART, _LEAST_WAITER_S = 0.2, 2.0
 # A process that was stopped for less finds its request where it was.
 _FORGOTTEN_MS = 24 * 3600 * 1000
 
@@ -99,7 +100,7 @@ class Leases:
         """Return the new leases that a waiting process gets now, each for `ttl_s`, and keep its place.
 
         `devices` and `count` replace what it waits for; each lease that it gets makes the count one less. Call it
-        every 0.3 s or so: who is not heard of for 6 s, or `ttl_s` when that is less, does not count until it is.
+        every 0.25 s or so: a request without a poll for a fifth of `ttl_s` does not count until the next poll.
         Raises LeaseLostError when the request was withdrawn.
         """
         wishes: dict[str, Any] = {}
@@ -261,4 +262,4 @@ def _ms(seconds: float) -> int:
 
 
 def _waiter_ms(ttl_s: float) -> int:
-    return min(_ms(ttl_s), _WAITER_TTL_MS)
+    return _ms(min(ttl_s, max(_WAITER_PART * ttl_s, _LEAST_WAITER_S)))
