@@ -9,10 +9,8 @@ from sqlalchemy import text
 
 from farm.compile.protocol import BuildReply
 from farm.store import values
-from farm.store.cluster.part import notify
 from farm.store.cluster.records import Build
 from farm.store.messages.install import ensure_messages
-from farm.store.recording import build_columns
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ _ASK = text("""
         put_back = CASE WHEN build.state = 'failed' OR excluded.state = 'anew' THEN '{}' ELSE build.put_back END,
         state = CASE WHEN build.state = 'failed' OR (build.state = 'built' AND excluded.state = 'anew')
                      THEN 'waiting' ELSE build.state END
-    RETURNING key, state, manifest
+    RETURNING key, state
 """)
 # Of those that were never asked for.
 _IS_WAITING = text("UPDATE build SET state = 'waiting' WHERE key = ANY(:keys) AND state = 'anew'")
@@ -69,30 +67,14 @@ _OFFER = text("""
        OR build.state = 'waiting'
     RETURNING key
 """)
-_SATISFIED = text("""
-    DELETE FROM build_wanted WHERE key = ANY(:keys) AND failure IS NULL RETURNING key, shard, job, run_id
-""")
-_DISAPPOINTED = text("""
-    UPDATE build_wanted SET failure = :failure WHERE key = ANY(:keys) AND failure IS NULL
-    RETURNING key, shard, job, run_id
-""")
-# In one order everywhere, so that two who do it never wait for each other.
-_LOCK_SHARDS = text("SELECT id FROM shard WHERE id = ANY(:shards) ORDER BY id FOR UPDATE")
-_LESS_LACKING = text("""
-    UPDATE shard SET lacking = lacking - gone.n
-    FROM (SELECT id, count(*) AS n FROM unnest(CAST(:shards AS bigint[])) AS id GROUP BY id) AS gone
-    WHERE shard.id = gone.id RETURNING soc, lacking, state
-""")
+# With the columns that `farm_settle_builds` records of a bundle that was waited for.
 _RECORD = text("""
-    UPDATE run_job SET build_seconds = made.seconds, cached = made.cached, bundle_key = made.key,
-                       program_hash = nullif(made.program, ''), fallback_ops = CAST(made.fallback_ops AS json),
-                       operators = CAST(made.operators AS json)
-    FROM unnest(CAST(:runs AS text[]), CAST(:jobs AS text[]), CAST(:keys AS text[]), CAST(:seconds AS float8[]),
-                CAST(:cached AS boolean[]), CAST(:programs AS text[]), CAST(:fallback_ops AS text[]),
-                CAST(:operators AS text[]))
-         AS made (run_id, job, key, seconds, cached, program, fallback_ops, operators)
-    JOIN job ON job.name = made.job
-    WHERE run_job.run_id = made.run_id AND run_job.job_id = job.id
+    UPDATE run_job SET build_seconds = CAST(manifest ->> 'seconds' AS float8), cached = true, bundle_key = build.key,
+                       program_hash = nullif(left(manifest ->> 'program', 64), ''),
+                       fallback_ops = manifest -> 'fallback_ops', operators = manifest -> 'operators'
+    FROM unnest(CAST(:jobs AS text[]), CAST(:keys AS text[])) AS made (job, key)
+    JOIN job ON job.name = made.job JOIN build ON build.key = made.key AND build.state = 'built'
+    WHERE run_job.run_id = :run AND run_job.job_id = job.id AND manifest IS NOT NULL
 """)
 _WANT_NO_MORE = text("""
     DELETE FROM build_wanted WHERE run_id = :run AND failure IS NULL RETURNING key
@@ -105,13 +87,8 @@ _STILL_WANTED = text("""
           ORDER BY key, priority DESC, submitted_ms) AS first
     WHERE build.key = first.key AND build.state = 'waiting'
 """)
-_UNWANTED = text("""
-    UPDATE build SET state = 'failed', reply = :reply
-    WHERE key = ANY(:keys) AND state = 'waiting' AND NOT EXISTS (
-        SELECT 1 FROM build_wanted WHERE build_wanted.key = build.key AND failure IS NULL)
-""")
+_DROP = text("SELECT farm_drop_builds(:keys)")
 _FOUND = text(f"SELECT {BUILD_COLUMNS} FROM build WHERE key = ANY(:keys)")  # noqa: S608 - constants
-_MANIFESTS = text("SELECT key, manifest FROM build WHERE key = ANY(:keys)")
 _FAILURES = text("SELECT shard, key, failure FROM build_wanted WHERE shard = ANY(:shards) AND failure IS NOT NULL")
 
 
@@ -131,11 +108,8 @@ def want_builds(
     if builds:
         ensure_messages(connection)
     for there in _portions(built):
-        # Another run may wait for it.
-        news = offer(connection, there, known, now_ms)
-        settle(connection, [one for one in there if one.key in news], known)
+        offer(connection, there, known, now_ms)
     lacking: set[str] = set()
-    manifests = _manifests(connection, [one.key for one in built])
     for portion in _portions(builds):
         asked = {
             "run": run_id,
@@ -148,11 +122,12 @@ def want_builds(
         }
         found = connection.execute(_ASK, asked).all()
         lacking.update(row.key for row in found if row.state in ("waiting", "anew"))
-        manifests.update((row.key, row.manifest) for row in found if row.state == "built")
         if any(row.state == "anew" for row in found):
             connection.execute(_IS_WAITING, {"keys": asked["keys"]})
-    made = [(one.job.id, one.key) for shard in shards for one in shard.jobs if manifests.get(one.key)]
-    _record(connection, [(run_id, job, key, manifests[key], True) for job, key in made])
+    made = sorted((one.job.id, one.key) for shard in shards for one in shard.jobs if one.key not in lacking)
+    for start in range(0, len(made), _PORTION):
+        jobs, keys = zip(*made[start : start + _PORTION], strict=True)
+        connection.execute(_RECORD, {"run": run_id, "jobs": list(jobs), "keys": list(keys)})
     return lacking
 
 
@@ -166,16 +141,11 @@ def _portions(builds: Iterable[_T]) -> Iterator[list[_T]]:
         yield once[start : start + _PORTION]
 
 
-def _manifests(connection: Connection, keys: Sequence[str]) -> dict[str, Any]:
-    """Return what is recorded of bundles with every run that asks for them, by key."""
-    found: dict[str, Any] = {}
-    for part in chunks(sorted(set(keys))):
-        found.update((row.key, row.manifest) for row in connection.execute(_MANIFESTS, {"keys": part}))
-    return found
-
-
 def offer(connection: Connection, builds: Sequence[Build], manifests: Mapping[str, Manifest], now_ms: int) -> set[str]:
-    """Write bundles that somebody but a build host has made, or failed to; return the keys of those that are news."""
+    """Write bundles that a client has made, or failed to make; return the keys of the rows that changed.
+
+    A trigger of table `build` lets the shards that wait for them know (`farm/store/messages/functions.sql`).
+    """
     columns = [outcome_columns(build) for build in builds]
     offered = {
         "keys": [values.clean(build.key, values.KEY_LIMIT) for build in builds],
@@ -201,41 +171,13 @@ def outcome_columns(build: Build) -> dict[str, Any]:
     }
 
 
-def settle(connection: Connection, builds: Sequence[Build], manifests: Mapping[str, Manifest]) -> None:
-    """Let the shards that lack bundles know that these are there, or that there will be none."""
-    of_key = {values.clean(build.key, values.KEY_LIMIT): build for build in builds}
-    made = [key for key, build in of_key.items() if build.state == "built"]
-    found = list(connection.execute(_SATISFIED, {"keys": made})) if made else []
-    news = []
-    for row in found:
-        build, manifest = of_key[row.key], manifests.get(of_key[row.key].key)
-        if manifest is not None:
-            cached = build.reply is None or not build.reply.seconds
-            news.append((row.run_id, row.job, row.key, manifest_facts(build, manifest), cached))
-    _record(connection, news)
-    for key, build in of_key.items():
-        if build.state != "built":
-            failure = msgspec.json.encode(build).decode()
-            found += connection.execute(_DISAPPOINTED, {"keys": [key], "failure": failure})
-    if shards := [row.shard for row in found]:
-        connection.execute(_LOCK_SHARDS, {"shards": shards})
-        changed = connection.execute(_LESS_LACKING, {"shards": shards}).all()
-        notify(connection, {f"work {row.soc}" for row in changed if not row.lacking and row.state == "waiting"})
-
-
 def want_no_more(connection: Connection, run_id: str) -> None:
     """Let a run wait for no bundle any more; what nobody else waits for is not made."""
     keys = sorted(set(connection.scalars(_WANT_NO_MORE, {"run": run_id})))
     for start in range(0, len(keys), _PORTION):
         portion = {"keys": keys[start : start + _PORTION]}
         connection.execute(_STILL_WANTED, portion)
-        drop_unwanted(connection, portion["keys"])
-
-
-def drop_unwanted(connection: Connection, keys: Sequence[str]) -> None:
-    """Let bundles that wait to be made, and that nobody wants any more, not be made; asked for again, they are."""
-    reply = BuildReply("", ok=False, seconds=0.0, reason="nobody wanted it any more", infra=True)
-    connection.execute(_UNWANTED, {"keys": list(keys), "reply": msgspec.json.encode(reply).decode()})
+        connection.execute(_DROP, portion)
 
 
 def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]:
@@ -270,25 +212,3 @@ def manifest_facts(build: Build, manifest: Manifest) -> dict[str, Any]:
 
 def _manifest_json(build: Build, manifest: Manifest | None) -> str | None:
     return None if manifest is None else msgspec.json.encode(manifest_facts(build, manifest)).decode()
-
-
-def _record(connection: Connection, made: Sequence[tuple[str, str, str, Mapping[str, Any], bool]]) -> None:
-    """Record how bundles of planned jobs came to be: run, job, key, what the manifest says, whether it was there."""
-    ordered = sorted(made, key=lambda one: one[:2])
-    for start in range(0, len(ordered), _PORTION):
-        portion = ordered[start : start + _PORTION]
-        columns = [
-            build_columns(facts["seconds"], key, facts["fallback_ops"], facts["operators"], facts["program"])
-            for _, _, key, facts, _ in portion
-        ]
-        planned = {
-            "runs": [run_id for run_id, *_ in portion],
-            "jobs": [job for _, job, *_ in portion],
-            "keys": [one["bundle_key"] for one in columns],
-            "seconds": [one["build_seconds"] for one in columns],
-            "cached": [cached for *_, cached in portion],
-            "programs": [one["program_hash"] or "" for one in columns],
-            "fallback_ops": [msgspec.json.encode(one["fallback_ops"]).decode() for one in columns],
-            "operators": [msgspec.json.encode(one["operators"]).decode() for one in columns],
-        }
-        connection.execute(_RECORD, planned)

@@ -26,10 +26,6 @@ _STATEMENTS: dict[str, tuple[TextClause, ...]] = {
         text("UPDATE shard SET state = 'ended', why = :why WHERE id = :key"),
         text(f"{_CANCEL}(SELECT run_id FROM shard WHERE id = :key)"),  # noqa: S608 - a constant
     ),
-    "build": (
-        text("UPDATE build SET state = 'failed', reply = :reply WHERE key = :key"),
-        text(f"{_CANCEL}ANY(SELECT run_id FROM build_wanted WHERE key = :key)"),  # noqa: S608 - a constant
-    ),
 }
 
 
@@ -44,13 +40,7 @@ def reading(table: str, key: str | int) -> Iterator[None]:
 
 def set_aside(connection: Connection, error: UnreadableRowError) -> None:
     """Refuse the runs that an unreadable row belongs to: the row is not read again."""
-    from farm.compile.protocol import BuildReply
-
-    why = str(error)
-    facts: dict[str, Any] = {"key": error.key, "by": REFUSED_BY, "why": why}
-    if error.table == "build":
-        reply = BuildReply(str(error.key), ok=False, seconds=0.0, reason=why, infra=True)
-        facts["reply"] = msgspec.json.encode(reply).decode()
+    facts: dict[str, Any] = {"key": error.key, "by": REFUSED_BY, "why": str(error)}
     for statement in _STATEMENTS[error.table]:
         named = {name: facts[name] for name in statement.compile().params}
         connection.execute(statement, named)

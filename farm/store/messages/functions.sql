@@ -51,11 +51,54 @@ BEGIN
 END;
 $$;
 
--- Keep jobs as the rows of `build` that a statement wrote, in its transaction: a waiting build has one, others have none.
--- A job that an agent is taking at the moment is left alone: the agent looks at the row.
+-- Let the shards that wait for these bundles know which of them are built and which failed, as the rows of `build` have
+-- it. What is recorded of a bundle is recorded with every run that waits for it.
+CREATE OR REPLACE FUNCTION farm_settle_builds(ended text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    told bigint[];
+    socs text[];
+BEGIN
+    WITH made AS (
+        DELETE FROM build_wanted AS wanted USING build
+        WHERE wanted.key = ANY(ended) AND failure IS NULL AND build.key = wanted.key AND state = 'built'
+        RETURNING wanted.shard, job, run_id, build.key, manifest
+    ), recorded AS (
+        UPDATE run_job SET build_seconds = CAST(manifest ->> 'seconds' AS float8),
+            cached = CAST(manifest ->> 'seconds' AS float8) = 0, bundle_key = made.key,
+            program_hash = nullif(left(manifest ->> 'program', 64), ''), fallback_ops = manifest -> 'fallback_ops',
+            operators = manifest -> 'operators'
+        FROM made JOIN job ON job.name = made.job
+        WHERE run_job.run_id = made.run_id AND run_job.job_id = job.id AND manifest IS NOT NULL
+    ), refused AS (
+        UPDATE build_wanted AS wanted SET failure = json_build_object(
+            'key', build.key, 'state', state, 'reply', CAST(reply AS json), 'log', build.log)
+        FROM build
+        WHERE wanted.key = ANY(ended) AND failure IS NULL AND build.key = wanted.key AND state = 'failed'
+        RETURNING wanted.shard
+    )
+    SELECT array_agg(shard) INTO told FROM (SELECT shard FROM made UNION ALL SELECT shard FROM refused) AS waiting;
+    IF told IS NULL THEN
+        RETURN;
+    END IF;
+    -- In one order everywhere, so that two transactions never wait for each other.
+    PERFORM 1 FROM shard WHERE id = ANY(told) ORDER BY id FOR UPDATE;
+    WITH changed AS (
+        UPDATE shard SET lacking = lacking - gone.n
+        FROM (SELECT id, count(*) AS n FROM unnest(told) AS id GROUP BY id) AS gone
+        WHERE shard.id = gone.id RETURNING soc, lacking, state
+    )
+    SELECT array_agg(DISTINCT soc) INTO socs FROM changed WHERE lacking = 0 AND state = 'waiting';
+    PERFORM pg_notify('farm', 'work ' || soc) FROM unnest(socs) AS soc;
+END;
+$$;
+
+-- Keep jobs, and shards that wait, as the rows of `build` that a statement wrote, in its transaction: a waiting build has
+-- a job, others have none. A job that an agent is taking at the moment is left alone: the agent looks at the row.
 CREATE OR REPLACE FUNCTION farm_queue_builds() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
+    PERFORM farm_settle_builds(ARRAY(SELECT key FROM changed WHERE state IN ('built', 'failed')));
     DELETE FROM procrastinate_jobs WHERE id IN (
         SELECT id FROM procrastinate_jobs JOIN changed ON queueing_lock = 'build:' || key
         WHERE status = 'todo' AND (state <> 'waiting'
@@ -73,6 +116,27 @@ DROP TRIGGER IF EXISTS farm_build_changed ON build;
 CREATE TRIGGER farm_build_changed AFTER UPDATE ON build REFERENCING NEW TABLE AS changed
     FOR EACH STATEMENT EXECUTE FUNCTION farm_queue_builds();
 
+-- Take the first job of a bundle for these toolchains; no row where there is none. Without a task no open run wants it.
+CREATE OR REPLACE FUNCTION farm_take_build(worker bigint, toolchains text[])
+RETURNS TABLE (job bigint, attempt integer, key text, task text, put_back json)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    taken procrastinate_jobs;
+    made build;
+BEGIN
+    taken := procrastinate_fetch_job_v2(
+        ARRAY(SELECT CAST('build:' || md5(one) AS varchar) FROM unnest(toolchains) AS one), worker);
+    IF taken.id IS NOT NULL THEN
+        SELECT build.* INTO made FROM build
+            WHERE build.key = taken.args ->> 'key' AND state = 'waiting' AND EXISTS (
+                SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
+                WHERE build_wanted.key = build.key AND failure IS NULL AND run_order.state = 'open')
+            FOR UPDATE OF build;
+        RETURN QUERY SELECT taken.id, taken.attempts, taken.args ->> 'key', made.task, made.put_back;
+    END IF;
+END;
+$$;
+
 -- End a job of a bundle, or put it back; false where another worker has had it meanwhile.
 CREATE OR REPLACE FUNCTION farm_end_build(job bigint, attempt integer, again boolean) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
@@ -87,6 +151,86 @@ BEGIN
     ELSE
         PERFORM procrastinate_finish_job_v1(job, 'succeeded', true);
     END IF;
+    RETURN true;
+END;
+$$;
+
+-- Record how the bundle of a job came to be, also one that no run wants, and end the job; false as `farm_end_build`.
+CREATE OR REPLACE FUNCTION farm_record_build(
+    job bigint, attempt integer, outcome text, content text, size bigint, answer text, printed text, facts json
+) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    made text := (SELECT args ->> 'key' FROM procrastinate_jobs WHERE id = job);
+BEGIN
+    IF NOT farm_end_build(job, attempt, false) THEN
+        RETURN false;
+    END IF;
+    UPDATE build SET state = CASE outcome WHEN 'built' THEN outcome ELSE 'failed' END, archive = content,
+        nbytes = size, reply = answer, log = printed, manifest = facts
+    WHERE key = made AND (state = 'waiting' OR state = 'failed' AND outcome = 'built');
+    RETURN true;
+END;
+$$;
+
+-- The reply of a build that failed without a fault of its job.
+CREATE OR REPLACE FUNCTION farm_infra_reply(key text, reason text) RETURNS text
+LANGUAGE sql STABLE SET search_path = {schema}, pg_temp AS $$
+    SELECT CAST(
+        json_build_object('key', key, 'ok', false, 'seconds', 0, 'reason', left(reason, 2000), 'infra', true) AS text)
+$$;
+
+-- Let bundles that wait and that no run wants not be made.
+CREATE OR REPLACE FUNCTION farm_drop_builds(unwanted text[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+    UPDATE build SET state = 'failed', reply = farm_infra_reply('', 'no run wanted it any more')
+    WHERE key = ANY(unwanted) AND state = 'waiting' AND NOT EXISTS (
+        SELECT 1 FROM build_wanted WHERE build_wanted.key = build.key AND failure IS NULL)
+$$;
+
+-- Let another host make the bundle of a job; with a reason, `host` does not get it again. Without another living host of
+-- its toolchain the build failed as infrastructure, for the reasons of all that tried. False as `farm_end_build`.
+CREATE OR REPLACE FUNCTION farm_put_back_build(job bigint, attempt integer, host text, why text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    made build;
+    tried jsonb;
+    again boolean;
+BEGIN
+    SELECT build.* INTO made FROM build JOIN procrastinate_jobs ON procrastinate_jobs.args ->> 'key' = build.key
+        WHERE procrastinate_jobs.id = job;
+    tried := CAST(made.put_back AS jsonb) || CASE why WHEN '' THEN '{{}}' ELSE jsonb_build_object(host, why) END;
+    again := why = '' OR EXISTS (
+        SELECT 1 FROM agent
+        WHERE NOT has_left AND expires_ms > extract(epoch FROM clock_timestamp()) * 1000
+          AND jsonb_exists(CAST(facts AS jsonb) -> 'toolchains', made.toolchain) AND NOT jsonb_exists(tried, name));
+    IF NOT farm_end_build(job, attempt, again) THEN
+        RETURN false;
+    END IF;
+    UPDATE build SET put_back = CAST(tried AS json) WHERE key = made.key;
+    IF again THEN
+        PERFORM farm_drop_builds(ARRAY[made.key]);
+        PERFORM pg_notify('farm', 'build ' || made.toolchain);
+    ELSE
+        UPDATE build SET state = 'failed', reply = farm_infra_reply(key, (
+            SELECT string_agg(one.key || ': ' || one.value, '; ' ORDER BY one.key) FROM jsonb_each_text(tried) AS one))
+        WHERE key = made.key AND state = 'waiting';
+    END IF;
+    RETURN true;
+END;
+$$;
+
+-- Let the bundle of a job fail whose row cannot be read, and end the runs that want it; false as `farm_end_build`.
+CREATE OR REPLACE FUNCTION farm_refuse_build(job bigint, attempt integer, why text, refused_by text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    made text := (SELECT args ->> 'key' FROM procrastinate_jobs WHERE id = job);
+BEGIN
+    IF NOT starts_with(refused_by, 'farm: ') OR NOT farm_end_build(job, attempt, false) THEN
+        RETURN false;
+    END IF;
+    UPDATE run_order SET state = 'cancelled', cancelled_by = refused_by
+        WHERE state <> 'ended' AND run_id IN (SELECT run_id FROM build_wanted WHERE key = made);
+    UPDATE build SET state = 'failed', reply = farm_infra_reply(key, why) WHERE key = made;
     RETURN true;
 END;
 $$;
@@ -156,7 +300,9 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prokind = 'f'
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_defer_builds', 'farm_queue_builds', 'farm_end_build', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_defer_builds', 'farm_settle_builds', 'farm_queue_builds', 'farm_take_build',
+            'farm_end_build', 'farm_record_build', 'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build',
+            'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %s, pg_temp', one, '{schema}');

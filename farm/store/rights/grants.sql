@@ -38,11 +38,9 @@ GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, progra
     decisive_verdict) ON run_job TO {agent};
 GRANT UPDATE ON alert TO {agent};
 GRANT UPDATE (reason) ON health_event TO {agent};
-GRANT INSERT, UPDATE ON agent, build, build_wanted, device_state, lease, night_start, run_order, shard, shard_jobs,
-    soc_look TO {agent};
+GRANT INSERT, UPDATE ON agent, build, device_state, lease, night_start, run_order, shard, shard_jobs, soc_look TO {agent};
+GRANT INSERT, DELETE ON build_wanted TO {agent};
 GRANT INSERT, UPDATE, DELETE ON agent_device, shard_weights, waiter TO {agent};
--- What waits for a bundle waits no more once that is there.
-GRANT DELETE ON build_wanted TO {agent};
 -- An earlier look at the same run: a guard keeps all others.
 GRANT DELETE ON alert TO {agent};
 
@@ -50,9 +48,8 @@ GRANT DELETE ON alert TO {agent};
 GRANT INSERT ON fingerprint, job, run, run_job, suite_case, triage TO {developer};
 GRANT UPDATE (run_began, finished_ms, exit_code) ON run TO {developer};
 GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale) ON run_job TO {developer};
-GRANT INSERT, UPDATE ON build, build_wanted, device_state, lease, run_order, shard TO {developer};
-GRANT INSERT ON shard_jobs TO {developer};
-GRANT DELETE ON build_wanted TO {developer};
+GRANT INSERT, UPDATE ON build, device_state, lease, run_order TO {developer};
+GRANT INSERT ON build_wanted, shard, shard_jobs TO {developer};
 GRANT INSERT, UPDATE, DELETE ON shard_weights, waiter TO {developer};
 
 -- Numbers of new rows.
@@ -85,7 +82,8 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_defer_builds', 'farm_end_build', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds',
+            'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one);
