@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from farm.policy.sharing import share_out
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from farm.policy.situation import LivingDevice, OpenOrder, Request, Situation
 
 BEGINS = "begins now"
-"""Reason of a run or process that gets a free device."""
+"""Reason of a run or process that gets a device which is free, or was given back."""
 NO_DEVICE = "none of its devices is in service"
 """Reason of a process that could use no device."""
 
@@ -28,7 +28,9 @@ def why_waiting(situation: Situation) -> dict[str, str]:
     """
     shares = share_out(situation)
     world = _AfterSharing(situation, {device: share.user for device, share in shares.items()})
-    given = Counter(share.run_id or share.request for share in shares.values())
+    given: dict[str, list[str]] = defaultdict(list)
+    for device, share in sorted(shares.items()):
+        given[share.run_id or share.request].append(device)
     return {
         order.run_id: world.reason_of_run(order, given[order.run_id])
         for order in situation.orders
@@ -52,6 +54,7 @@ class _AfterSharing:
         self._used = Counter(holder.values()) + Counter(situation.here) + Counter(situation.elsewhere)
         self._owner = {lease.device: owner for lease in situation.leases if (owner := lease.reserved_by(now_ms))}
         self._until_ms = {lease.device: lease.reserved_until_ms for lease in situation.leases}
+        self._silent = {lease.device for lease in situation.leases if lease.token and not lease.is_held(now_ms)}
         self._labelled = Counter(situation.elsewhere_labelled)
         for device in situation.devices:
             for label in device.labels:
@@ -61,21 +64,21 @@ class _AfterSharing:
         """Return the devices that a process may use at all."""
         return [self._known[device] for device in request.devices if device in self._known]
 
-    def reason_of_process(self, request: Request, given: int) -> str:
-        """Return why a process waits that is given so many devices now."""
+    def reason_of_process(self, request: Request, given: Sequence[str]) -> str:
+        """Return why a process waits that is given some devices now."""
         if given:
-            return BEGINS
+            return self._begins(given)
         may = self.may_use(request)
         reason = self._quota(request.user) or self._kept(request.user, may)
         return reason or self._busy(may, f"{len(may)} {self._situation.soc}")
 
-    def reason_of_run(self, order: OpenOrder, given: int) -> str:
-        """Return why a run waits that is given so many devices now."""
+    def reason_of_run(self, order: OpenOrder, given: Sequence[str]) -> str:
+        """Return why a run waits that is given some devices now."""
         may = [self._known[device] for device in usable(order, self._situation.devices)]
         if not may:
             return f"no living host has {self._wanted(order, 1)}"
         if given:
-            return BEGINS
+            return self._begins(given)
         if not order.ready and not order.retries:
             return f"bundles are being compiled: {order.lacking} left"
         if order.most_devices is not None and order.held >= order.most_devices:
@@ -83,6 +86,17 @@ class _AfterSharing:
         tried = () if order.ready else tuple(retry.avoid for retry in order.retries)
         reason = self._quota(order.user) or self._kept(order.user, may, tried)
         return reason or self._busy(may, f"{len(may)} {self._wanted(order, len(may))}")
+
+    def _begins(self, given: Sequence[str]) -> str:
+        """Return why a waiter does not have the devices yet that it is given: their leases may only have expired."""
+        if not self._silent.issuperset(given):
+            return BEGINS
+        if len(given) > 1:
+            return f"{len(given)} devices: their holders are silent, and count as dead after one lease duration"
+        return f"{self._called(given[0])}: its holder is silent, and counts as dead after one lease duration"
+
+    def _called(self, device: str) -> str:
+        return next(iter(self._known[device].names), device)
 
     def _quota(self, user: str) -> str:
         quota = self._situation.quotas.get(f"{USER}{user}")
@@ -112,7 +126,7 @@ class _AfterSharing:
         return ", ".join(f"{owner} until {_clock(until_ms[owner])}" for owner in sorted(until_ms))
 
     def _busy(self, may: Sequence[LivingDevice], called: str) -> str:
-        busy = f"{next(iter(may[0].names), may[0].id)} is busy" if len(may) == 1 else f"all {called} are busy"
+        busy = f"{self._called(may[0].id)} is busy" if len(may) == 1 else f"all {called} are busy"
         first = sorted({self._given[device.id] for device in may if device.id in self._given})
         return f"{' and '.join(first)} first" if first else busy
 

@@ -134,7 +134,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     devices: Sequence[LivingDevice]
     leases: Sequence[Lease]
-    """Of these devices, as far as they are held or reserved; those of other devices only count for their users."""
+    """Of these devices, as far as they are held or reserved, or expired without being given back.
+
+    Those of other devices only count for their users.
+    """
     orders: Sequence[OpenOrder]
     requests: Sequence[Request] = ()
     """Of processes that wait."""

@@ -275,7 +275,7 @@ def _names(row: DeviceRow) -> set[str]:
     return {row.name, row.serial, row.id, *row.also_at}
 
 
-def wanted_of(one: Waiting, known: Mapping[str, DeviceRow]) -> str:
+def wanted_of(one: Waiting, known: Mapping[str, DeviceRow | Registered]) -> str:
     """Return what somebody waits for: `desk`, `1 of 3 SM8650`. Pure."""
     if len(one.devices) <= _NAMES_SHOWN and one.count == len(one.devices):
         rows = (known.get(id_) or DeviceRow(id=id_, serial=id_) for id_ in one.devices)

@@ -349,6 +349,19 @@ def test_a_run_says_why_it_waits() -> None:
     assert why_waiting(situation(eight, [change(one, ready=0, held=3)])) == {}
 
 
+def test_a_device_of_a_silent_holder_is_waited_for() -> None:
+    silent = [held(f"d{n}", "bob", expires_ms=NOW - 9) for n in (1, 2)]
+    one, process = order(1, "ada"), Request("r1", ("d1",), 1, "ada", PERSON, NOW - 1)
+    reason = "d1: its holder is silent, and counts as dead after one lease duration"
+    assert why(situation(devices(1), [one], leases=silent[:1])) == reason
+    assert why_waiting(situation(devices(1), [], leases=silent[:1], requests=[process]))["r1"] == reason
+    several = situation(devices(2), [order(1, "ada", 2)], leases=silent)
+    assert why(several) == "2 devices: their holders are silent, and count as dead after one lease duration"
+    assert why(situation(devices(2), [one], leases=silent[1:])) == "begins now"
+    given_back = msgspec.structs.replace(silent[0], token="", expires_ms=0)
+    assert why(situation(devices(1), [one], leases=[given_back])) == "begins now"
+
+
 def test_a_quota_of_a_label_that_is_not_used_up_keeps_no_run_waiting() -> None:
     eight = devices(8, d1=("camera",), d2=("camera",))
     busy = [held(f"d{n}", "bob") for n in range(2, 9)] + [held("d1", "ada")]

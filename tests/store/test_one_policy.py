@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from shared_rows import SOC, TTL_S, agent, shards, submit
 from sqlalchemy import event
 from waiting import until
 
+from farm.cli.cluster.queue import command as queue_command
 from farm.cluster.queue import queued
 from farm.config.settings import LeaseConfig
 from farm.devices.device import AdbAddress, Device
@@ -22,6 +25,7 @@ from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -149,10 +153,35 @@ def test_a_process_takes_an_expired_lease_after_one_lease_duration_of_answers(
 
     assert len(held) == 1
     assert after(0.5) == []
+    silent = "d1: its holder is silent, and counts as dead after one lease duration"
+    assert why(shared) == [shared.leases.why(token)] == [silent]
     # The database did not answer for more than half of a lease.
     assert after(TTL_S) == []
     assert [after(TTL_S * 0.4) for _ in range(2)] == [[], []]
     assert after(TTL_S * 0.4) == ["d1"]
+
+
+def test_the_queue_lists_processes_that_wait_with_the_reason_of_the_devices(
+    shared: Store, shared_address: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "farm.toml"
+    file.write_text(f'store = "{shared_address}"\nartifacts = "file://{tmp_path}"\n')
+
+    def show(*options: str) -> str:
+        return CliRunner().invoke(queue_command, ["--config", str(file), *options], catch_exceptions=False).output
+
+    assert show() == "nothing waits and nothing runs\n"
+    agent(shared)
+    shared.quotas.set("user:ada", 0, "root")
+    ask(shared, "h1-0")
+    run_id = submit(shared, shards(1), "bob")
+    run, waiting = show().split("WAITING: 1\n")
+    assert run_id in run
+    assert waiting.split()[0] == "ada"
+    assert waiting.endswith("  quota of ada: 0 devices  farm lease\n")
+    answer = json.loads(show("--json"))
+    assert [one["why"] for one in answer["waiting"]] == why(shared) == ["quota of ada: 0 devices"]
+    assert [one["run_id"] for one in answer["runs"]] == [run_id]
 
 
 def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(shared: Store) -> None:

@@ -22,38 +22,43 @@ _INDENT = "    "
 
 
 @click.command("queue")
-@click.option("--mine", is_flag=True, help="Only your runs.")
+@click.option("--mine", is_flag=True, help="Only your runs and commands.")
 @json_option()
 def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
-    """Show the runs on a shared farm that are not over.
+    """Show the runs on a shared farm that are not over, and who else waits.
 
     What a run has to do is divided into shards of about a minute. Of each
     run: how many devices work for it, how many shards wait, how many bundles
     are still to be compiled, and about when its next shard begins and when it
     ends, by what its jobs took before. Below it stands why something waits.
+    Commands that wait for devices without a submitted run are listed last.
 
     A person comes before a night; among users of the same urgency who has
     the fewest devices is next: see docs/leases.md. farm quota bounds users.
     """
+    from farm.cli.devices.compact import waiting_lines
     from farm.cluster.client.devices import require_shared
     from farm.cluster.queue import queued
+    from farm.report.terminal.layout import LEAST_WIDTH
 
     with opened(config_file, existing=True) as (config, store):
         require_shared(config.is_shared)
-        view = store.cluster.queue()
-        user = store.user
+        view, user = store.cluster.queue(), store.user
+        waiting = [one for one in store.leases.waiting() if not mine or one.user == user]
+        known = store.devices.all() if waiting else ()
     runs = [run for run in queued(view) if not mine or run.user == user]
-    show({"runs": runs, "now_ms": view.now_ms}, queue_lines(runs, view.now_ms, width()), as_json=as_json)
+    at_most = max(width(), LEAST_WIDTH)
+    lines = [*queue_lines(runs, view.now_ms, at_most), *waiting_lines(waiting, known, at_most)]
+    answer = {"runs": runs, "waiting": waiting, "now_ms": view.now_ms}
+    show(answer, lines or ["nothing waits and nothing runs"], as_json=as_json)
 
 
-def queue_lines(runs: Sequence[QueuedRun], now_ms: int, columns_of_terminal: int) -> Iterator[str]:
-    """Yield what is shown of the queue, no line longer than the terminal is wide."""
-    from farm.report.terminal.layout import LEAST_WIDTH, columns, wrapped
+def queue_lines(runs: Sequence[QueuedRun], now_ms: int, at_most: int) -> Iterator[str]:
+    """Yield what is shown of submitted runs, no line longer than `at_most`."""
+    from farm.report.terminal.layout import columns, wrapped
 
     if not runs:
-        yield "nothing waits and nothing runs"
         return
-    at_most = max(columns_of_terminal, LEAST_WIDTH)
     head, *rows = columns([_HEAD, *(_cells(run, now_ms) for run in runs)])
     yield head[:at_most]
     for run, row in zip(runs, rows, strict=True):

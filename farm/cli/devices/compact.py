@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from farm.policy.situation import Waiting
     from farm.pool.inventory import DeviceRow
+    from farm.store.leases.registry import Registered
 
 ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
@@ -40,7 +41,7 @@ def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
     return lines
 
 
-def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow], width: int) -> list[str]:
+def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow | Registered], width: int) -> list[str]:
     """Return the processes that wait: for which device, since when, why and what for, within `width` columns."""
     if not waiting:
         return []

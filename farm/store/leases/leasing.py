@@ -204,6 +204,8 @@ class Leases:
             found = []
             for lease in lease_rows.leases_now(connection, now_ms):
                 held, reserved_by = lease.is_held(now_ms), lease.reserved_by(now_ms)
+                if not held and not reserved_by:
+                    continue
                 over: dict[str, Any] = {} if held else {"token": "", "user": "", "purpose": ""}
                 over |= {} if reserved_by else {"reserved_for": "", "reserved_until_ms": 0}
                 found.append(msgspec.structs.replace(lease, **over))

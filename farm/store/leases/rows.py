@@ -39,10 +39,7 @@ _TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "prio
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
 _LEASES = (
     select(schema.lease)
-    .where(
-        ((_lease_row.token != "") & (_lease_row.expires_ms > bindparam("now_ms")))
-        | (_lease_row.reserved_until_ms > bindparam("now_ms"))
-    )
+    .where((_lease_row.token != "") | (_lease_row.reserved_until_ms > bindparam("now_ms")))
     .order_by(_lease_row.device)
 )
 # Leases of devices without an agent, and of some more devices.
@@ -177,7 +174,7 @@ def lease_of(row: Row[Any]) -> Lease:
 
 
 def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:
-    """Return leases and reservations, sorted by device; a lease of an earlier id has the id of now.
+    """Return leases, also expired ones, and reservations, sorted by device; a lease of an earlier id has the id of now.
 
     With `also`, ids of devices, only leases of these devices and of devices without an agent.
     """

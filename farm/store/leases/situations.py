@@ -121,11 +121,17 @@ def read_situation(
     known = leases | {lease.device: lease for lease in beside.leases}
     here = Counter(lease.user for lease in known.values() if lease.is_held(now_ms))
     labelled = _labelled(connection, of_soc, quotas, (), also_here=False)
+    # A file has no lasting loss of connection: an expired lease is free at once.
+    keeps_silent = connection.dialect.name != "sqlite"
     situation = Situation(
         soc=soc,
         now_ms=now_ms,
         devices=[*fit, *beside.devices],
-        leases=[lease for lease in known.values() if lease.is_held(now_ms) or lease.reserved_by(now_ms)],
+        leases=[
+            lease
+            for lease in known.values()
+            if lease.is_held(now_ms) or lease.reserved_by(now_ms) or (keeps_silent and lease.token)
+        ],
         orders=_orders(connection, of_soc, _ORDERS, {"protocol": PROTOCOL}, skips_unreadable=skips_unreadable),
         requests=requests,
         quotas=quotas,
