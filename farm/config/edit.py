@@ -1,4 +1,7 @@
-"""farm.toml edited in one place, with everything else in it left as its author wrote it."""
+"""farm.toml edited in one place, with everything else in it left as its author wrote it.
+
+tomlkit 0.15.2 puts a new key behind the comment of the next table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A manifest edited in the tolerances of one case, with everything else in it left as its author wrote it."""
+"""A manifest edited in the tolerances of one case, with everything else in it left as its author wrote it.
+
+tomlkit 0.15.2 puts a new key or table behind the comment of the next table.
+"""
 
 from __future__ import annotations
 
