@@ -152,10 +152,8 @@ class StubHost(threading.Thread):
         end_s = time.monotonic() + self._seconds
         while True:
             minded = store.cluster.heartbeat(agent, None, TTL_S)
-            if held.run_id in minded.cancelled:
-                store.cluster.end_shard(agent, held.id, held.lease.fence)
-                return False
-            if held.run_id in minded.stopped or held.lease.device in minded.wanted or self._over.is_set():
+            ended = {*minded.cancelled, *minded.stopped}
+            if held.run_id in ended or held.lease.device in minded.wanted or self._over.is_set():
                 store.cluster.put_back(agent, held.id, held.lease.fence, why="handed over")
                 return False
             if time.monotonic() >= end_s and self._may.acquire(timeout=0.1):

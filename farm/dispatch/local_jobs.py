@@ -107,11 +107,6 @@ class LocalJobs:
         is_done = self._is_stopped or not self._unfinished.total()
         return is_done and all(runner.is_free for runner in self._runners.values())
 
-    @property
-    def is_stopped(self) -> bool:
-        """True if no other job begins."""
-        return self._is_stopped
-
     def finish_running(self) -> None:
         """Begin no other job; running jobs are finished."""
         if self._is_stopped:

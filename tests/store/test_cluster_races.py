@@ -164,7 +164,7 @@ def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: St
     assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
     assert store.leases.renew([held.lease], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).lost == (held.lease,)
     with pytest.raises(LeaseLostError):
-        store.cluster.end_shard(one, held.id, held.lease.fence)
+        store.cluster.put_back(one, held.id, held.lease.fence, why="late")
     assert store.cluster.record(two, [result(again, each) for each in again.jobs], ttl_s=TTL_S) == {}
 
 

@@ -65,7 +65,6 @@ _CHANGE = text("""
     )
     UPDATE shard SET remaining = :left WHERE id = :shard
 """)
-_END = text(f"UPDATE shard SET state = 'ended' WHERE {_OURS}")  # noqa: S608 - a constant
 _GIVE_BACK = text("""
     UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''
     WHERE device = :device AND fence = :fence AND token = :token
@@ -133,15 +132,15 @@ class ShardResults(ClusterPart):
     ) -> None:
         """Let another device have what is left of a shard; `jobs` are what the agent has left, as it knows them by now.
 
-        A job that it counts as done and of which no result was taken, as its lease was lost, is left as well. Raises
-        LeaseLostError where the shard is not the agent's any more.
+        The shard of a run that is cancelled ends. A job that it counts as done and of which no result was taken, as its
+        lease was lost, is left as well. Raises LeaseLostError where the shard is not the agent's any more.
         """
         ours = {"shard": shard, "token": agent.token, "fence": fence}
 
         def change(connection: Connection) -> None:
             soc = connection.scalar(_PUT_BACK, {**ours, "why": values.clean(why)})
             if soc is None:
-                raise _lost(shard)
+                raise LeaseLostError(f"shard {shard} is not this agent's any more")
             if jobs is not None:
                 newer = {one.job.id: one for one in jobs}
                 with reading("shard_jobs", shard):
@@ -156,16 +155,6 @@ class ShardResults(ClusterPart):
             notify(connection, [f"work {soc}"])
 
         self._write(change)
-
-    def end_shard(self, agent: AgentId, shard: int, fence: int) -> None:
-        """End a shard of which nothing is left to do, as of a run that was cancelled. Raises LeaseLostError."""
-        ours = {"shard": shard, "token": agent.token, "fence": fence}
-
-        def change(connection: Connection) -> None:
-            if not connection.execute(_END, ours).rowcount:
-                raise _lost(shard)
-
-        self._database.write(change)
 
     def release(self, agent: AgentId, leases: Iterable[Lease]) -> None:
         """Give devices back; those that are not the agent's any more are left alone."""
@@ -264,7 +253,3 @@ def _why_refused(result: ShardResult, shard: _OpenShard | None, fence: int | Non
     if fence != result.fence:
         return f"the lease {result.fence} of {result.device} is over"
     return "recorded already" if result.job_id in shard.done else ""
-
-
-def _lost(shard: int) -> LeaseLostError:
-    return LeaseLostError(f"shard {shard} is not this agent's any more")
