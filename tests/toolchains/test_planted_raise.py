@@ -76,25 +76,21 @@ def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
     assert "all compiled already" in text
 
 
-@pytest.mark.whole
-def test_in_a_checkout(home: FarmHome, tmp_path: Path) -> None:
-    make_checkout(tmp_path / "executorch")
-    red_when_broken(home, tmp_path / "executorch", tmp_path / "executorch")
-
-
-@pytest.mark.soak
-def test_in_a_copied_wheel(home: FarmHome, tmp_path: Path) -> None:
-    package = copied_wheel(tmp_path / "executorch")
-    red_when_broken(home, package, package)
-
-
-@pytest.mark.whole
-def test_in_site_packages(home: FarmHome, tmp_path: Path) -> None:
-    python, package = environment(tmp_path / "env", editable=False)
-    red_when_broken(home, package, python)
-
-
-@pytest.mark.soak
-def test_in_an_editable_install(home: FarmHome, tmp_path: Path) -> None:
-    python, package = environment(tmp_path / "env", editable=True)
-    red_when_broken(home, package, python)
+# Of a checkout, tests/compare/test_compare.py plants and mends the same.
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("site-packages", marks=pytest.mark.whole),
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("checkout", "copied wheel", "editable install")),
+    ],
+)
+def test_a_run_is_red_while_the_compiler_is_broken(home: FarmHome, tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "executorch"
+    if way == "checkout":
+        make_checkout(folder)
+        red_when_broken(home, folder, folder)
+    elif way == "copied wheel":
+        red_when_broken(home, copied_wheel(folder), folder)
+    else:
+        python, package = environment(tmp_path / "env", editable=way == "editable install")
+        red_when_broken(home, package, python)
