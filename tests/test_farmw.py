@@ -14,23 +14,9 @@ from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = (
-    "sh",
-    "dirname",
-    "readlink",
-    "cksum",
-    "df",
-    "awk",
-    "sed",
-    "mkdir",
-    "mv",
-    "rm",
-    "cat",
-    "sleep",
-    "grep",
-    "tail",
-    "env",
-    "touch",
-)
+    "sh", "dirname", "readlink", "cksum", "df", "awk", "sed", "mkdir", "mv", "rm", "cat", "sleep", "grep", "tail",
+    "env", "touch",
+)  # fmt: skip
 
 
 class Machine:
