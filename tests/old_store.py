@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 INF = float("inf")
 # The greatest, the least, subnormal, the last bit, not to be had in decimal; NULL is a NaN.
 FLOATS = (
-    1 / 3, 0.1 + 0.2, 5e-324, 2.2250738585072009e-308, 1.7976931348623157e308, -1e-300, INF, -INF, None, 2**53 + 2.0,
+    1 / 3,
+    0.1 + 0.2,
+    5e-324,
+    2.2250738585072009e-308,
+    1.7976931348623157e308,
+    -1e-300,
+    INF,
+    -INF,
+    None,
+    2**53 + 2.0,
     -0.1,
-)  # fmt: skip
+)
 INTEGERS = (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
 TEXTS = (
     "",

@@ -270,10 +270,17 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "run_id",
     [
-        "", "..", "/", "/etc", "../other", "20261121-014501-4f7a12/..", "20261121-014501-4f7a12\n", "latest",
+        "",
+        "..",
+        "/",
+        "/etc",
+        "../other",
+        "20261121-014501-4f7a12/..",
+        "20261121-014501-4f7a12\n",
+        "latest",
         "\u0662" * 8,
     ],
-)  # fmt: skip
+)
 def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> None:
     config = load_config(folder=tmp_path)
     assert config.run_folder("20261121-014501-4f7a12") == config.state_dir / "runs" / "20261121-014501-4f7a12"

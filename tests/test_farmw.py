@@ -10,13 +10,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = (
-    "sh", "dirname", "readlink", "cksum", "df", "awk", "sed", "mkdir", "mv", "rm", "cat", "sleep", "grep", "tail",
-    "env", "touch",
-)  # fmt: skip
+    "sh",
+    "dirname",
+    "readlink",
+    "cksum",
+    "df",
+    "awk",
+    "sed",
+    "mkdir",
+    "mv",
+    "rm",
+    "cat",
+    "sleep",
+    "grep",
+    "tail",
+    "env",
+    "touch",
+)
 
 
 class Machine:
@@ -63,9 +78,7 @@ class Machine:
             stub = venv / "bin" / name
             stub.write_text(f'#!/bin/sh\necho stub {name} "$@"\nexit 7\n')
             stub.chmod(0o755)
-        sums = subprocess.run(
-            ["cksum"], stdin=(self.checkout / "pyproject.toml").open("rb"), capture_output=True, text=True, check=True
-        )
+        sums = run_program(["cksum"], stdin=(self.checkout / "pyproject.toml").open("rb"))
         (venv / ".farmw").write_text(f"{sums.stdout.strip()} {self.checkout} stub python -V extras={extras}")
         return venv
 

@@ -55,12 +55,24 @@ def test_a_board_without_a_battery_tells_its_hottest_sensor() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "battery=level: 4000", "battery=level: nan", "battery=level: -1", "battery=temperature: 99999",
-        "battery=temperature: 1e9", "free=x x x 99999999999999999999 x x", "free=-", "uptime=inf", "uptime=-4",
-        "time=9999999999999", "time=\N{ARABIC-INDIC DIGIT ONE}", "boot=; reboot", "boot=" + "a" * 65, "zone=274000",
-        "zone=-273000", "uid=0 0",
+        "battery=level: 4000",
+        "battery=level: nan",
+        "battery=level: -1",
+        "battery=temperature: 99999",
+        "battery=temperature: 1e9",
+        "free=x x x 99999999999999999999 x x",
+        "free=-",
+        "uptime=inf",
+        "uptime=-4",
+        "time=9999999999999",
+        "time=\N{ARABIC-INDIC DIGIT ONE}",
+        "boot=; reboot",
+        "boot=" + "a" * 65,
+        "zone=274000",
+        "zone=-273000",
+        "uid=0 0",
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_not_believed(line: str) -> None:
     assert parse_status([line], 0) == DeviceStatus(False, None, None, None, "", None, None)
 

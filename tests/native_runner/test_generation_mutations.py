@@ -32,9 +32,15 @@ if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
 
 MUTATIONS = (
-    "value_not_written", "mask_off_by_one", "layers_exchanged", "wrong_element", "stale_cache", "wrong_scale",
-    "wrong_logits_scale", "wrong_place",
-)  # fmt: skip
+    "value_not_written",
+    "mask_off_by_one",
+    "layers_exchanged",
+    "wrong_element",
+    "stale_cache",
+    "wrong_scale",
+    "wrong_logits_scale",
+    "wrong_place",
+)
 _SOURCE = Path(__file__).with_name("decoder_mutations.cpp")
 _PROMPT, _NEW = 5, 6
 

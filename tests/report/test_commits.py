@@ -32,12 +32,21 @@ def run_view() -> RunView:
 @pytest.mark.parametrize(
     "template",
     [
-        "", "https://example.org/", "javascript:alert('{commit}')", "JAVASCRIPT://x/%0aalert('{commit}')",
-        "data:text/html,{commit}", "file:///etc/{commit}", "//example.org/{commit}", "https:///{commit}",
-        "https://exa mple.org/{commit}", "https://[bad/{commit}", "https://ada:secret@example.org/{commit}",
-        "https://example.org\\@evil.example/{commit}", "https://example.org/\u202e{commit}",
+        "",
+        "https://example.org/",
+        "javascript:alert('{commit}')",
+        "JAVASCRIPT://x/%0aalert('{commit}')",
+        "data:text/html,{commit}",
+        "file:///etc/{commit}",
+        "//example.org/{commit}",
+        "https:///{commit}",
+        "https://exa mple.org/{commit}",
+        "https://[bad/{commit}",
+        "https://ada:secret@example.org/{commit}",
+        "https://example.org\\@evil.example/{commit}",
+        "https://example.org/\u202e{commit}",
     ],
-)  # fmt: skip
+)
 def test_only_a_web_address_is_a_link(template: str) -> None:
     assert commit_link(template, NEW) == ""
     page = render_html(

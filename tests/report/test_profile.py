@@ -79,10 +79,18 @@ def test_terminal_escapes_in_names_are_not_passed_on() -> None:
 
 def record(**changes: object) -> ProfileRecord:
     facts: dict[str, object] = {
-        "job_id": "s/c[x]", "backend": "htp", "run_id": "before", "time_ms": 1, "facts": {"qnn": "2.50", "farm": "1"},
-        "case_version": "v", "device": "phone-1", "device_kind": "hardware", "verdict": "passed",
-        "operators": (node("a", 1),), "artifacts": (),
-    }  # fmt: skip
+        "job_id": "s/c[x]",
+        "backend": "htp",
+        "run_id": "before",
+        "time_ms": 1,
+        "facts": {"qnn": "2.50", "farm": "1"},
+        "case_version": "v",
+        "device": "phone-1",
+        "device_kind": "hardware",
+        "verdict": "passed",
+        "operators": (node("a", 1),),
+        "artifacts": (),
+    }
     return ProfileRecord(**{**facts, **changes})  # type: ignore[arg-type]
 
 

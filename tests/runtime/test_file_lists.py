@@ -48,28 +48,38 @@ ON_DSP = (
 )
 LISTS: dict[tuple[str, str, Mode], dict[str, str]] = {
     ("SM8650", "htp", "traditional"): {
-        **HTP, "libQnnHtpV75Stub.so": "{lib}", "libQnnHtpV75Skel.so": "{sdk}/lib/hexagon-v75/unsigned",
+        **HTP,
+        "libQnnHtpV75Stub.so": "{lib}",
+        "libQnnHtpV75Skel.so": "{sdk}/lib/hexagon-v75/unsigned",
     },
     ("SM8850", "htp", "traditional"): {
-        **HTP, "libQnnHtpV81Stub.so": "{lib}", "libQnnHtpV81Skel.so": "{sdk}/lib/hexagon-v81/unsigned",
+        **HTP,
+        "libQnnHtpV81Stub.so": "{lib}",
+        "libQnnHtpV81Skel.so": "{sdk}/lib/hexagon-v81/unsigned",
     },
     ("SM8650", "gpu", "traditional"): {**COMMON, "libQnnGpu.so": "{lib}"},
     ("SM8850", "lpai", "traditional"): {
-        **COMMON, "libQnnLpai.so": "{lib}", "libQnnLpaiStub.so": "{lib}",
+        **COMMON,
+        "libQnnLpai.so": "{lib}",
+        "libQnnLpaiStub.so": "{lib}",
         "libQnnLpaiSkel.so": "{sdk}/lib/lpai-v6/signed",
     },
     ("SM8650", "xnnpack", "traditional"): {"qnn_executor_runner": COMMON["qnn_executor_runner"]},
     ("SM8650", "htp", "direct"): {
-        **DIRECT, "libqnn_executorch_backend.so": "{direct}/backends/qualcomm",
+        **DIRECT,
+        "libqnn_executorch_backend.so": "{direct}/backends/qualcomm",
         "libqnn_executorch_skel.so": "{direct}/backends/qualcomm/qnn_executorch/direct_mode",
-        "libQnnHtpV75.so": "{sdk}/lib/hexagon-v75/unsigned", "libQnnSystem.so": "{sdk}/lib/hexagon-v75/unsigned",
+        "libQnnHtpV75.so": "{sdk}/lib/hexagon-v75/unsigned",
+        "libQnnSystem.so": "{sdk}/lib/hexagon-v75/unsigned",
         "libc++.so.1": "{tools}/Tools/target/hexagon/lib/v75/G0/pic",
         "libc++abi.so.1": "{tools}/Tools/target/hexagon/lib/v75/G0/pic",
     },
     ("SM8850", "lpai", "direct"): {
-        **DIRECT, "libQnnLpai.so": "{sdk}/lib/lpai-v6/signed", **dict.fromkeys(ON_DSP, "{sdk}/lib/lpai-v6/signed"),
+        **DIRECT,
+        "libQnnLpai.so": "{sdk}/lib/lpai-v6/signed",
+        **dict.fromkeys(ON_DSP, "{sdk}/lib/lpai-v6/signed"),
     },
-}  # fmt: skip
+}
 
 
 def _sign_for_direct(config: Config, elf: Any) -> None:

@@ -180,11 +180,17 @@ def test_what_was_adopted_is_never_told_to_be_signed_over(config: Config) -> Non
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b'{"how": "stolen"}', b"\xff" * 70_000, b'{"how":"signed"}', b'{"who":"\xff"}',
+        b"",
+        b"{",
+        b"[]",
+        b'{"how": "stolen"}',
+        b"\xff" * 70_000,
+        b'{"how":"signed"}',
+        b'{"who":"\xff"}',
         b'{"x":' + b"[" * 60_000,
     ],
     ids=["empty", "cut", "list", "other", "binary", "short", "no UTF-8", "deep"],
-)  # fmt: skip
+)
 def test_a_record_that_is_none_vouches_for_nothing(config: Config, content: bytes) -> None:
     one = _only(config)
     record_path(one.signed).write_bytes(content)

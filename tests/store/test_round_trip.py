@@ -34,12 +34,22 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
     store.record_build(run_id, second.id, seconds=0.0, cached=True, bundle_key="c" * 64)
     attempts = [
         make.attempt(
-            first, verdict=Verdict.INFRA, stage=Stage.PUSH, reason="cable pulled", seconds=1.5, measurements=(),
+            first,
+            verdict=Verdict.INFRA,
+            stage=Stage.PUSH,
+            reason="cable pulled",
+            seconds=1.5,
+            measurements=(),
             log="one\ntwo ✓",
         ),
         make.attempt(
-            first, verdict=Verdict.FAILED, stage=Stage.NUMERICS, reason="sqnr 12 dB < 20 dB", device="phone-1",
-            started_ms=1_790_000_000_999, known_issue="weak precision",
+            first,
+            verdict=Verdict.FAILED,
+            stage=Stage.NUMERICS,
+            reason="sqnr 12 dB < 20 dB",
+            device="phone-1",
+            started_ms=1_790_000_000_999,
+            known_issue="weak precision",
             comparisons=(
                 make.comparison(violations=("sqnr 12.0 dB < 20 dB", "cosine 0.9 < 0.99")),
                 make.comparison(output=1, reference="quantized", sqnr_db=None, cosine=None, max_abs=None, mismatch=0.5),
@@ -51,7 +61,7 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
             ),
             notes=("left to the CPU: aten.sin x2", "slow"),
         ),
-    ]  # fmt: skip
+    ]
     for attempt in attempts:
         store.record_attempt(run_id, attempt)
     store.finish_run(run_id, 1)

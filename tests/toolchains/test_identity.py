@@ -38,13 +38,22 @@ PASS = "executorch/backends/qualcomm/_passes/fold.py"
 DECODER = "executorch/examples/qualcomm/oss_scripts/llama/model/static_llama.py"
 DECODER_CONFIG = "executorch/examples/models/qwen3/config/0_6b_config.json"
 FILES = {
-    PASS: "def fold():\n    return 1\n", "executorch/exir/_serialize/program.fbs": "table Program {}\n",
-    "executorch/lib/libexecutorch.so": "\x7fELF executorch", "executorch/data/bin/flatc": "\x7fELF flatc",
-    "executorch/version.py": '__version__ = "1.5.1"\n', DECODER: "layers = 2\n", DECODER_CONFIG: '{"dim": 64}\n',
-    "torch/__init__.py": "", "torch/lib/libtorch_cpu.so": "\x7fELF torch", "torchao/__init__.py": "",
-    "sympy/core.py": "one = 1\n", "numpy/__init__.py": "", "numpy.libs/libopenblas.so": "\x7fELF openblas",
-    "numpy-2.4.dist-info/METADATA": "Name: numpy\nVersion: 2.4\n", "typing_extensions.py": "",
-}  # fmt: skip
+    PASS: "def fold():\n    return 1\n",
+    "executorch/exir/_serialize/program.fbs": "table Program {}\n",
+    "executorch/lib/libexecutorch.so": "\x7fELF executorch",
+    "executorch/data/bin/flatc": "\x7fELF flatc",
+    "executorch/version.py": '__version__ = "1.5.1"\n',
+    DECODER: "layers = 2\n",
+    DECODER_CONFIG: '{"dim": 64}\n',
+    "torch/__init__.py": "",
+    "torch/lib/libtorch_cpu.so": "\x7fELF torch",
+    "torchao/__init__.py": "",
+    "sympy/core.py": "one = 1\n",
+    "numpy/__init__.py": "",
+    "numpy.libs/libopenblas.so": "\x7fELF openblas",
+    "numpy-2.4.dist-info/METADATA": "Name: numpy\nVersion: 2.4\n",
+    "typing_extensions.py": "",
+}
 
 
 class Environment:
