@@ -30,10 +30,10 @@ from farm.dispatch.messages import (
     Settle,
     ToDevice,
 )
+from farm.policy.retries import tried
 from farm.pool.device_pool import DevicePool
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import tried
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from farm.results.blame import Tried
+    from farm.policy.retries import Tried
     from farm.store.cluster.records import AgentId, HeldShard, ShardJob
     from farm.store.objects.objects import Objects
     from farm.store.store import Store

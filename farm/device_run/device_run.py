@@ -33,8 +33,8 @@ from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
+from farm.policy.retries import damaged
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.results.blame import damaged
 from farm.results.dsp_trouble import explain_by_logs
 from farm.results.heap import no_heap
 from farm.results.judge import judge

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
     from farm.devices.recovery import StepResult
     from farm.execution.session import DeviceSession
+    from farm.policy.retries import Tried
     from farm.request.plan import PlannedJob, RunPlan
-    from farm.results.blame import Tried
 
 # A person removes files in minutes.
 _ROOM_POLL_SECONDS = 2.0

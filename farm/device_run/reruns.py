@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.results.blame import after_rerun, needs_new_session
+from farm.policy.retries import after_rerun, needs_new_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

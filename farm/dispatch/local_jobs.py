@@ -12,6 +12,7 @@ import msgspec
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Prepared
 from farm.errors import LeaseLostError
+from farm.policy.retries import avoided
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import HeldShard, ShardJob
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
     from farm.errors import FarmError
+    from farm.policy.retries import Tried
     from farm.pool.device_pool import DevicePool
     from farm.request.plan import PlannedJob, RunPlan
     from farm.results.attempt import Attempt
-    from farm.results.blame import Tried
     from farm.store.cluster.records import ShardResult
 
 
@@ -284,7 +285,7 @@ class LocalJobs:
             self._outvote(self._id.get(name, name), job.id)
         if (result.repeat or result.avoid) and not self._is_stopped:
             job.history, job.attempt = result.repeat, attempt
-            job.avoid |= {*result.avoid, *(one.device for one in result.repeat if one.device), result.device}
+            job.avoid |= {*result.avoid, *avoided(result.repeat, result.device)}
             self._listener.job_repeated(shown(attempt))
             self._put_back([job.id])
             return

@@ -13,9 +13,9 @@ import msgspec
 
 from farm.devices.connect import from_plain
 from farm.devices.health import HealthEvent
+from farm.policy.retries import Tried
 from farm.request.plan import PlannedJob
 from farm.results.attempt import Attempt
-from farm.results.blame import Tried
 from farm.store.records import ArtifactRecord
 from farm.system.clock import now_s
 

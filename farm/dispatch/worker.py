@@ -17,8 +17,8 @@ from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.dispatch.messages import Grant
 from farm.errors import LocalError
+from farm.policy.retries import Tried, classify, is_open, needs_health_check, settle, tried, unfit
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import Tried, classify, is_open, needs_health_check, settle, tried, unfit
 from farm.system.structs import prepare_decoders
 
 if TYPE_CHECKING:

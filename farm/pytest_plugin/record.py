@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from farm.policy.retries import Tried, classify, settle, tried
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
-from farm.results.blame import Tried, classify, settle, tried
 from farm.store.values import storable
 from farm.suites.suite import Case, Job, Target
 from farm.system.text import bounded_log, reason_line

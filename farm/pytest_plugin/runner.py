@@ -17,11 +17,11 @@ from farm.device_run.reruns import with_rerun
 from farm.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
 from farm.execution.one_shot import too_many
 from farm.execution.raw import RunnerOptions
+from farm.policy.retries import needs_health_check
 from farm.program.layout import from_memory, to_memory
 from farm.pytest_plugin.worker import ExecutedProgram, UnfitDeviceError, WrongNumbersError
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict
-from farm.results.blame import needs_health_check
 from farm.results.iterations import describe_differing
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome

@@ -15,12 +15,12 @@ from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, FarmError, InfraError, LeaseLostError, NoDeviceError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.liveness import Liveness, cause_of
+from farm.policy.retries import Tried, classify, is_open, unfit
 from farm.pytest_plugin.device import LeasedDevice
 from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.request.profiling import Profile
 from farm.results.attempt import Cause, Stage, Verdict
-from farm.results.blame import Tried, classify, is_open, unfit
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:

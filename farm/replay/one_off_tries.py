@@ -1,6 +1,6 @@
 """Attempts of the one job of a command: in a new session, and on another device, where the first leaves it open.
 
-The rules are those of a run: `results/blame.py`, `device_run/reruns.py`.
+The rules are those of a run: `policy/retries.py`, `device_run/reruns.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from farm.device_run.reruns import with_rerun
 from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 from farm.errors import FarmError
 from farm.execution.raw import RunnerOptions
+from farm.policy.retries import classify, is_open, needs_health_check, settle, tried, unfit
 from farm.replay.llama_program import judged
 from farm.results.attempt import Verdict
-from farm.results.blame import classify, is_open, needs_health_check, settle, tried, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from farm.config.settings import Config, HealthConfig
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
+    from farm.policy.retries import Tried
     from farm.pool.acquire import AcquiredDevice
     from farm.replay.one_off_request import OneOffRequest
     from farm.results.attempt import Attempt
-    from farm.results.blame import Tried
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.suites.suite import Job, Target

@@ -26,8 +26,8 @@ from waiting import all_the_time
 
 from farm.cluster.toolchain_id import offered
 from farm.config.settings import load_config
+from farm.policy.retries import Tried
 from farm.results.attempt import Cause, Stage, Verdict
-from farm.results.blame import Tried
 from farm.store.leases.registry import Seen
 from farm.store.objects.objects import open_objects
 from farm.store.store import open_store

@@ -28,9 +28,9 @@ from farm.dispatch.messages import (
     Settle,
 )
 from farm.dispatch.process_link import ForkedProcess
+from farm.policy.retries import Tried
 from farm.request.plan import RunPlan, read_plan
 from farm.results.attempt import Cause, Verdict
-from farm.results.blame import Tried
 from farm.system.clock import now_s
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot

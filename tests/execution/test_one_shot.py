@@ -17,8 +17,8 @@ from farm.execution import one_shot as one_shot_module
 from farm.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
+from farm.policy.retries import Tried, classify
 from farm.results.attempt import Cause, Ending, Stage, Verdict
-from farm.results.blame import Tried, classify
 from farm.results.iterations import describe_differing
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome

@@ -7,8 +7,8 @@ from itertools import product
 import msgspec
 import pytest
 
+from farm.policy.retries import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried, unfit
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
-from farm.results.blame import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried, unfit
 
 JOB = "s/c[SM8650-htp-8a8w]"
 # As judge gives them: which verdict comes with which cause.

@@ -11,8 +11,8 @@ import pytest
 
 from farm.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
 from farm.devices.health import Event, Health, HealthMark, next_health
+from farm.policy.retries import Blame, classify, tried
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
-from farm.results.blame import Blame, classify, tried
 from farm.results.judge import build_failure, not_simulated
 from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farm.policy.retries import classify, tried
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed
-from farm.results.blame import classify, tried
 from farm.results.dsp_trouble import explain_ending, known_trouble
 from farm.results.judge import build_failure
 from farm.results.known_troubles import TROUBLES, Party, Retry

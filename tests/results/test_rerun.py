@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from farm.policy.retries import after_rerun
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import after_rerun
 
 CRASHED = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 11 (SIGSEGV)")
 

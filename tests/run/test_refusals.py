@@ -20,6 +20,7 @@ from farm.devices.health import Event
 from farm.dispatch.messages import Grant
 from farm.dispatch.worker import Returned, Worker
 from farm.errors import DeviceError, ProgramError
+from farm.policy.retries import Tried
 from farm.pool.acquire import AcquiredDevice
 from farm.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.pytest_plugin.worker import SuiteWorker
@@ -28,7 +29,6 @@ from farm.replay.one_off_tries import OneOffTries
 from farm.request.plan import PlannedJob, RunPlan
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.results.blame import Tried
 from farm.runtime.runtime import Runtime
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 from farm.system.processes import Supervisor

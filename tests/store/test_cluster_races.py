@@ -17,9 +17,9 @@ from waiting import until
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
+from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
-from farm.results.blame import tried
 from farm.store import schema
 from farm.store.cluster import mend, orders
 from farm.store.cluster.records import Build, Claimed, Mended, NewBuild

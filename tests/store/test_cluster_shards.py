@@ -9,9 +9,9 @@ import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
 
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
+from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
-from farm.results.blame import tried
 from farm.results.measurements import counted
 from farm.store.cluster.records import NewOrder
 from farm.store.protocol import PROTOCOL

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
+from farm.policy.retries import MOST_DEVICES
 from farm.policy.sharing import share_out
 from farm.policy.situation import usable
-from farm.results.blame import MOST_DEVICES
 from farm.store.cluster.build_rows import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import HeldShard

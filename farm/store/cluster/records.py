@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from farm.compile.protocol import BuildReply
+from farm.policy.retries import Tried
 from farm.policy.situation import Lease, Priority, Situation
 from farm.results.attempt import Attempt
-from farm.results.blame import Tried
 from farm.store.records import ArtifactRecord
 from farm.suites.suite import Job
 

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import text
 
 from farm.errors import LeaseLostError
+from farm.policy.retries import avoided
 from farm.results.attempt import Verdict
 from farm.store import values
 from farm.store.cluster.attempt_rows import insert_results
@@ -238,8 +239,8 @@ class _OpenShard:
         for result in self.taken:
             if result.repeat:
                 job = msgspec.structs.replace(of_name[result.job_id], history=result.repeat)
-                tried = (*(one.device for one in result.repeat if one.device), result.device)
-                yield NewShard(self.row.soc, (job,), job.expected_s, self.row.position, tuple(dict.fromkeys(tried)))
+                avoid = avoided(result.repeat, result.device)
+                yield NewShard(self.row.soc, (job,), job.expected_s, self.row.position, avoid)
 
 
 def is_failure(attempt: Any) -> bool:

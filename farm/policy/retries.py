@@ -1,6 +1,6 @@
-"""The attempts of a job on several devices -> who is to blame, and whether another device tries it again (the retry).
+"""Retries: who is to blame for the attempts of a job on several devices, and which other devices try it again. Pure.
 
-Pure: docs/blame.md.
+docs/blame.md has the rules with their reasons.
 """
 
 from __future__ import annotations
@@ -160,6 +160,11 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     if any(one.cause in _OPEN for one in history):
         return Decision(Blame.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
     return Decision(Blame.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
+
+
+def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
+    """Return the ids of the devices that do not try a job again: those of its history, and the last, `device`."""
+    return tuple(dict.fromkeys((*(one.device for one in history if one.device), device)))
 
 
 def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str | None:
