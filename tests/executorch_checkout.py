@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,10 +36,7 @@ def installed() -> Path:
 
 def run_git(folder: Path, *arguments: str) -> str:
     """Return what git prints."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, env=os.environ | _IDENTITY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(["git", *arguments], cwd=folder, env=os.environ | _IDENTITY)
     return done.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forked_command import can_fork, command, start_command
+from programs import require_code
 from waiting import poll
 
 from farm.cli.main import main
@@ -60,10 +62,20 @@ class FarmHome:
         cwd: Path | None = None,
         stdin: str = "",
         forked: bool = True,
+        code: int | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `farm` as a user does, without a terminal; where `forked` allows it, in a fork that has imported farm."""
+        """Run `farm` as a user does, without a terminal; where `forked` allows it, in a fork that has imported farm.
+
+        Raises AssertionError for an exit code other than `code`; None allows any.
+        """
         options = {"cwd": cwd or self.cwd, "stdin": stdin, "timeout_s": timeout_s}
-        return self.answer(arguments, {**self.env, **(env or {})}, options, forked=forked)
+        done = self.answer(arguments, {**self.env, **(env or {})}, options, forked=forked)
+        require_code(done, code)
+        return done
+
+    def json(self, *arguments: str, code: int | None = 0, **options: Any) -> Any:
+        """Return the answer of a command with --json; `options` are those of `farm`."""
+        return json.loads(self.farm(*arguments, "--json", code=code, **options).stdout)
 
     def answer(
         self, arguments: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any], *, forked: bool

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_program
 
 BENCH = Path(__file__).parents[1] / "bench"
 DOCUMENTED = {
@@ -34,15 +34,11 @@ def test_every_program_is_documented() -> None:
 def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
     if program == "report.py" and not (os.environ.get("FARM_REQUIRE_CHROMIUM") or shutil.which("chromedriver")):
         pytest.skip("no chromedriver: apt-get install chromium chromium-driver")
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, str(BENCH / program), "--quick"],
         env={**os.environ, "FARM_CACHE_DIR": str(farm_cache), "FARM_STATE_DIR": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        timeout_s=600,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert set(last) == DOCUMENTED[program]
     if program == "toolchains.py":

@@ -11,6 +11,7 @@ import flatbuffers
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from programs import run_program
 
 from farm.errors import ConfigError
 from farm.program.pte import QnnOptions, Value, read_pte
@@ -87,10 +88,7 @@ def told(path: Path) -> list[dict[str, Any]]:
 
 
 def test_says_what_executorchs_own_readers_say(models: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OFFICIAL, models], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_program([sys.executable, "-c", OFFICIAL, models], timeout_s=300)
     official = json.loads(done.stdout.splitlines()[-1])
     assert len(official) > 10
     for methods in official.values():

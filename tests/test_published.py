@@ -137,8 +137,7 @@ def test_a_folder_of_checkpoints_becomes_a_suite_with_the_limits(home: FarmHome,
     )
     (home.cwd / "q.jsonl").write_text('{"q": "x", "c": ["a", "b"], "r": 0}\n')
     words = ("--checkpoints", str(models), "--text", "wiki.txt", "--task", "hellaswag.yaml")
-    done = home.farm("suites", "published", "published", *words)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("suites", "published", "published", *words, code=0)
     for folder, why in (("own", "a 'qwen3' of other sizes"), ("no-weights", "no *.safetensors"),
                         ("no-tokenizer", "no tokenizer.json"), ("broken", "config.json cannot be read")):  # fmt: skip
         assert f"left out: {models / folder}: {why}" in done.stdout
@@ -164,8 +163,7 @@ def test_a_folder_of_checkpoints_becomes_a_suite_with_the_limits(home: FarmHome,
     assert (told.generate.score_text, told.generate.documents, told.generate.prefix) == ("", 10, ())
     assert [one.least_accuracy for one in told.expect] == [{"acc_norm": 0.2}]
 
-    again = home.farm("suites", "published", "published", *words)
-    assert (again.returncode, "published is there already" in again.stderr) == (2, True)
+    assert "published is there already" in home.farm("suites", "published", "published", *words, code=2).stderr
 
 
 def test_what_cannot_become_a_suite_is_refused_and_leaves_nothing(home: FarmHome, tmp_path: Path) -> None:
@@ -188,8 +186,7 @@ def test_every_decoder_with_limits_becomes_cases_that_can_be_read(home: FarmHome
         checkpoint(tmp_path / "hub" / f"models--{name}" / "snapshots" / "0123abc", name)
     (home.cwd / "page.txt").write_text("a page\n")
     words = ("--checkpoints", str(tmp_path / "hub"), "--text", "page.txt", "--json")
-    done = home.farm("suites", "published", "mine", *words)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("suites", "published", "mine", *words, code=0)
     answer = json.loads(done.stdout)
     assert answer["left_out"] == []
     assert {one["architecture"] for one in answer["checkpoints"]} == set(UPSTREAM_LIMITS)
@@ -214,9 +211,7 @@ def test_an_odd_configuration_is_read_or_left_out(
 ) -> None:
     checkpoint(tmp_path / "models \N{GRINNING FACE} \"'" / "good", "qwen3-0_6b")
     odd = checkpoint(tmp_path / "models \N{GRINNING FACE} \"'" / "odd", "smollm2_135m", **other)
-    done = home.farm("suites", "published", "mine", "--checkpoints", str(odd.parent), "--json")
-    assert done.returncode == 0, done.stderr
-    left_out = json.loads(done.stdout)["left_out"]
+    left_out = home.json("suites", "published", "mine", "--checkpoints", str(odd.parent))["left_out"]
     assert left_out == ([f"{odd}: smollm2_135m.{why}"] if why else [])
     assert list(cases_of(home.cwd / "mine")) == (["qwen3_0_6b"] if why else ["qwen3_0_6b", "smollm2_135m"])
     if "eos_token_id" in other:
@@ -251,7 +246,6 @@ def test_one_folder_is_named_or_the_one_above_it_and_twins_go_by_their_folders(h
         ("ours", models, ["base", "tuned_v2", "base_told_2", "tuned_v2_2"]),
     ):
         words = ("--checkpoints", str(given), "--text", "page.txt", "--json")
-        done = home.farm("suites", "published", folder, *words)
-        assert done.returncode == 0, done.stderr
+        done = home.farm("suites", "published", folder, *words, code=0)
         assert [one["name"] for one in json.loads(done.stdout)["checkpoints"]] == names
         assert list(cases_of(home.cwd / folder)) == [case for name in names for case in (name, f"{name}_told")]

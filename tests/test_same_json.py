@@ -23,13 +23,13 @@ import json
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from programs import run_program
 
 from farm.store.store import open_store
 
@@ -54,14 +54,7 @@ def test_every_command_and_page_answers_as_before(tmp_path: Path) -> None:
     connection.close()
     # Commands that only read leave an older store alone: the first command that writes migrates it.
     open_store(state / "farm.db").close()
-    done = subprocess.run(
-        [sys.executable, str(_GOLDEN / "commands.py"), str(state.parent)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program([sys.executable, str(_GOLDEN / "commands.py"), str(state.parent)], timeout_s=120)
     answers = json.loads(done.stdout)
     found = _files(answers)
     if os.environ.get("WRITE_GOLDEN"):

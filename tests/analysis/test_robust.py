@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
 import sys
 import warnings
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import run_program
 
 from farm.analysis.robust import (
     discoveries,
@@ -179,10 +179,5 @@ def test_a_command_does_not_load_scipy() -> None:
     modules = ("factors", "candidates", "change_points", "confirmation", "first_bad", "history", "nights")
     loads = "; ".join(f"import farm.analysis.{name}" for name in modules)
     shown = "print([m for m in sys.modules if m.startswith('scipy')])"
-    said = subprocess.run(
-        [sys.executable, "-c", f"{loads}; import sys; farm.analysis.robust.p_of_next(1, 8); {shown}"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    said = run_program([sys.executable, "-c", f"{loads}; import sys; farm.analysis.robust.p_of_next(1, 8); {shown}"])
     assert said.stdout.strip() == "[]"

@@ -82,8 +82,7 @@ def test_what_asks_of_the_past_makes_no_store(home: FarmHome, arguments: tuple[s
 
 
 def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
-    done = home.farm(*RUN, "--precison", "8a8w")
-    assert done.returncode == 2
+    done = home.farm(*RUN, "--precison", "8a8w", code=2)
     assert done.stderr == "farm: unknown option '--precison': did you mean '--precision'? (farm run --help)\n"
     assert not home.state.exists()
 
@@ -92,8 +91,7 @@ def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
 def test_trouble_with_files_is_one_line_and_no_failed_job(home: FarmHome) -> None:
     home.state.mkdir()
     (home.state / "runs").write_text("a file where a folder has to be")
-    done = home.farm(*RUN)
-    assert done.returncode == 4
+    done = home.farm(*RUN, code=4)
     assert "Not a directory" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
@@ -102,15 +100,13 @@ def test_trouble_with_files_is_one_line_and_no_failed_job(home: FarmHome) -> Non
 def test_an_option_that_is_missing_is_named(home: FarmHome, missing: str) -> None:
     given = {"--soc": "SM8650", "--suite": "smoke"}
     del given[missing]
-    done = home.farm("run", *(word for pair in given.items() for word in pair))
-    assert done.returncode == 2
+    done = home.farm("run", *(word for pair in given.items() for word in pair), code=2)
     assert missing in done.stderr
 
 
 def test_a_broken_farm_toml_is_named(home: FarmHome) -> None:
     (home.cwd / "farm.toml").write_text("[build]\nbuilders = 'many'\n")
-    done = home.farm("suites")
-    assert done.returncode == 2
+    done = home.farm("suites", code=2)
     assert f"{home.cwd / 'farm.toml'}" in done.stderr
     assert "build.builders" in done.stderr
 
@@ -138,8 +134,7 @@ def test_verbose_says_with_what_a_command_works_and_where_an_error_came_from(
     home: FarmHome, words: tuple[str, ...]
 ) -> None:
     (home.cwd / "farm.toml").write_text("store = 'postgresql://ada:secret@127.0.0.1:1/farm'\n")
-    done = home.farm(*words)
-    assert done.returncode == 4
+    done = home.farm(*words, code=4)
     lines = done.stderr.splitlines()
     assert re.fullmatch(rf"farm: \d\d:\d\d:\d\d configuration: {home.cwd}/farm.toml", lines[0])
     assert lines[1].endswith("store: postgresql://ada:***@127.0.0.1:1/farm")

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 from farm_home import FarmHome
+from programs import run_program
 
 from farm.cli.completion import VARIABLE, complete_parameter
 from farm.cli.main import cli
@@ -142,10 +143,7 @@ def test_it_loads_little(stocked: FarmHome) -> None:
         "atexit.register(lambda: print('loaded', sorted(heavy & set(sys.modules)))); main()"
     )
     asked = {"COMP_WORDS": "farm\nrun\n--resume\n", "COMP_CWORD": "3", "_FARM_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**stocked.env, **asked}, cwd=stocked.cwd, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
+    done = run_program([sys.executable, "-c", code], env={**stocked.env, **asked}, cwd=stocked.cwd)
     assert "plain,before_the_pass" in done.stdout
     assert done.stdout.splitlines()[-1] == "loaded []"
 
@@ -175,8 +173,7 @@ def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_theirs(stocked: FarmHome, shell: str) -> None:
-    done = stocked.farm("completion", shell)
-    assert done.returncode == 0
+    done = stocked.farm("completion", shell, code=0)
     assert f"{shell}_complete" in done.stdout
     if shutil.which(shell):
         checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False)

@@ -186,8 +186,7 @@ def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoSe
             f"key_file = '{address.key_file}'\nknown_hosts = '{address.known_hosts}'\n"
         )
         for command in (("adb", "board-7", "--", "shell"), ("connect", "board-7"), ("connect", "QCS9100")):
-            done = home.farm(*command, env=servers.env)
-            assert done.returncode == 2
+            done = home.farm(*command, env=servers.env, code=2)
             assert "board-7@127.0.0.1 hangs on no adb server" in done.stderr
             assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
         board.stop()
@@ -301,10 +300,8 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
             f'ssh = "{getpass.getuser()}@127.0.0.1:{board.port}"\n'
             f'key_file = "{board.folder}/user_key"\nknown_hosts = "{board.known_hosts}"\n'
         )
-        done = home.farm("adb", NAME, "--", "shell", "exit 5", env=servers.env)
-        assert done.returncode == 5, done.stderr
-        done = home.farm("adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env)
-        assert done.returncode == 2
+        home.farm("adb", NAME, "--", "shell", "exit 5", env=servers.env, code=5)
+        done = home.farm("adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env, code=2)
         assert f"forward would open a port on attic, where the adb server of {NAME} runs" in done.stderr
         assert f"'farm connect {NAME}'" in done.stderr
         with Connected(home, servers, NAME) as connected:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import FIRST_RUN, UsageError
@@ -178,8 +178,7 @@ def test_a_suite_that_says_nonsense_of_itself_is_named(home: FarmHome, store: St
 
 
 def test_without_a_store_it_says_how_to_make_one_and_makes_none(home: FarmHome) -> None:
-    done = home.farm("coverage", "--soc", "SM8650")
-    assert done.returncode == 2
+    done = home.farm("coverage", "--soc", "SM8650", code=2)
     assert f"there is no store yet: '{FIRST_RUN}' makes one" in done.stderr
     assert not home.state.exists()
 
@@ -193,7 +192,4 @@ def test_it_imports_neither_torch_nor_executorch(home: FarmHome, store: Store, s
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         "assert not {'torch', 'executorch', 'numpy'} & set(sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=home.env, cwd=home.cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", code], env=home.env, cwd=home.cwd)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -103,12 +103,4 @@ def test_it_imports_nothing_heavy(home: FarmHome) -> None:
         "heavy = {'torch', 'executorch', 'numpy', 'sqlalchemy', 'adbutils', 'pytest'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**home.env, **NOTHING},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", code], env={**home.env, **NOTHING}, timeout_s=60)

@@ -52,8 +52,7 @@ def source(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def history(home: FarmHome) -> str:
-    done = home.farm("history", "s/c", "--json")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("history", "s/c", "--json", code=0)
     return done.stdout
 
 
@@ -64,8 +63,7 @@ def test_all_runs_go_into_another_store_once(source: tuple[FarmHome, list[str]],
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"export: {file}\n")
     assert list(file.parent.iterdir()) == [file]
 
-    imported = home.farm("import", str(file))
-    assert imported.returncode == 0, imported.stderr
+    imported = home.farm("import", str(file), code=0)
     assert imported.stdout.splitlines() == [
         f"imported {first}: 1 job, 1 attempt",
         f"imported {killed}: 1 job, 1 attempt, not finished",
@@ -147,8 +145,7 @@ def test_what_cannot_be_is_said_in_the_last_line(
 
 def test_a_file_that_is_no_export_makes_no_store(home: FarmHome) -> None:
     (home.cwd / "bad.jsonl").write_text('{"kind":"farm-export","layout":4,"farm":"9"}\n')
-    done = home.farm("import", "bad.jsonl")
-    assert done.returncode == 2
+    done = home.farm("import", "bad.jsonl", code=2)
     expected = "bad.jsonl:1: is of a newer farm (layout 4, this one knows 3): update farm; nothing was imported"
     assert done.stderr == f"farm: {expected}\n"
     assert not home.state.exists()
@@ -180,8 +177,7 @@ def test_a_huge_line_is_refused_before_it_takes_the_memory(
 
 
 def test_an_export_of_nothing_says_so(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
-    done = source[0].farm("export", "--since", "2999-01-01", "-o", str(home.cwd / "none.jsonl"))
-    assert done.returncode == 0
+    done = source[0].farm("export", "--since", "2999-01-01", "-o", str(home.cwd / "none.jsonl"), code=0)
     assert done.stderr.splitlines()[0] == "farm: there is no such run: the export is empty"
     assert home.farm("import", "none.jsonl").stdout == "0 runs imported, 0 were there already\n"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from programs import run_program
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -54,8 +54,7 @@ def test_what_changed_is_named_within_80_columns(home: FarmHome, store: Store) -
     with store:
         for hour, facts in enumerate(changes):
             record(store, hour, facts, LATENCY)
-    done = home.farm("history", "s/c")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("history", "s/c", code=0)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line.split("passed")[-1].split() for line in lines if "passed" in line]
@@ -135,8 +134,7 @@ def test_two_runs_are_compared_the_newer_one_is_the_second(home: FarmHome, store
     with store:
         record(store, 0, USUAL, HEAP)
         record(store, 1, {**USUAL, "qnn": "2.52"}, msgspec.structs.replace(HEAP, samples=(8192.0,)))
-    done = home.farm("diff", "latest~1")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("diff", "latest~1", code=0)
     lines = done.stdout.splitlines()
     assert "  qnn: 2.51 -> 2.52" in lines
     assert "    dsp_heap_difference: -4,096 bytes -> 8,192 bytes" in lines
@@ -159,8 +157,7 @@ def test_how_things_stand(home: FarmHome, store: Store) -> None:
         assert "never had a verdict" not in home.farm("status").stdout
         run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {**USUAL}, 1_790_000_000_000 + 3_600_000))
         store.plan_jobs(run_id, [JOB])
-    done = home.farm("status")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("status", code=0)
     assert "NOT FINISHED" in done.stdout
     assert "NOT TESTED: 1" in done.stdout
     status = json.loads(home.farm("status", "latest~1", "--json").stdout)["status"]
@@ -173,8 +170,7 @@ def test_a_question_in_sql_is_answered_as_table_csv_or_json(home: FarmHome, stor
         record(store, 0, USUAL, counter)
         record(store, 1, USUAL, counter)
     query = "SELECT host, count(*) AS runs, '\x1b[31m' AS red FROM run GROUP BY host"
-    table = home.farm("sql", query)
-    assert table.returncode == 0, table.stderr
+    table = home.farm("sql", query, code=0)
     assert [line.split()[:2] for line in table.stdout.splitlines()] == [["host", "runs"], ["bench", "2"]]
     assert "\x1b" not in table.stdout
     assert home.farm("sql", "SELECT id FROM run ORDER BY 1", "--csv", "--limit", "1").stdout.startswith("id\n2026")
@@ -186,8 +182,7 @@ def test_sql_changes_nothing_and_errors_are_one_line(home: FarmHome, store: Stor
     with store:
         record(store, 0, USUAL, HEAP)
     for query in ("DELETE FROM run", "selct", "", "SELECT nothing FROM run", "SELECT 1; SELECT 2"):
-        done = home.farm("sql", query)
-        assert done.returncode == 2, query
+        done = home.farm("sql", query, code=2)
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1
     assert home.farm("sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n1\n"
@@ -246,8 +241,7 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
             last_good=nights[2], first_bad=nights[3], change=math.log(1.5), low=0.4, high=0.41, p_value=0.0, reason="",
         )  # fmt: skip
         store.alerts.record(nights[3], [step])
-    done = home.farm("history", "s/c")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("history", "s/c", code=0)
     assert max(map(len, done.stdout.splitlines())) <= 80
     for event in ("device build b1 -> b2", "skel changed", "another test under the same name"):
         assert event in done.stdout
@@ -267,5 +261,4 @@ def test_asking_the_store_loads_nothing_that_takes_long(home: FarmHome, store: S
     )
     for arguments in (["history", "s/c"], ["status"], ["triage"]):
         command = [sys.executable, "-c", script, *arguments]
-        done = subprocess.run(command, env=home.env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (arguments, done.stderr)
+        run_program(command, env=home.env)

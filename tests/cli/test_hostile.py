@@ -38,8 +38,7 @@ def written(home: FarmHome, **changes: str) -> Path:
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_suites_are_listed_without_what_a_terminal_obeys(home: FarmHome, arguments: tuple[str, ...]) -> None:
-    done = home.farm("suites", str(written(home)), *arguments)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("suites", str(written(home)), *arguments, code=0)
     assert "relu" in done.stdout
     assert not OBEYED.search(done.stdout)
     if arguments:
@@ -50,8 +49,7 @@ def test_suites_are_listed_without_what_a_terminal_obeys(home: FarmHome, argumen
 def test_errors_of_a_manifest_are_one_line_that_a_terminal_does_not_obey(home: FarmHome, what: str) -> None:
     folder = written(home, **{what: EVIL})
     for arguments in (("suites", str(folder)), ("run", "--soc", "SM8650", "--suite", str(folder))):
-        done = home.farm(*arguments)
-        assert done.returncode == 2, done.stderr
+        done = home.farm(*arguments, code=2)
         assert not OBEYED.search(done.stderr + done.stdout)
         assert done.stderr.count("\n") == 1
 
@@ -71,8 +69,7 @@ def test_rows_of_a_store_are_printed_visible(home: FarmHome, form: str) -> None:
         # By somebody who writes the rows of a shared store by hand.
         update = text("UPDATE run SET user_name = :evil, host = 'a,b' || char(10) || 'c'")
         store._database.write(lambda connection: connection.execute(update, {"evil": EVIL}))
-    done = home.farm("sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run")  # noqa: S608
-    assert done.returncode == 0, done.stderr
+    done = home.farm("sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run", code=0)  # noqa: S608
     assert not OBEYED.search(done.stdout)
     if form == "--json":
         assert json.loads(done.stdout)["rows"] == [[EVIL, "a,b\nc"]]

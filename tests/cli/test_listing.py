@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 from click.testing import CliRunner
+from programs import run_program
 
 from farm.cli.main import cli
 
@@ -37,16 +38,7 @@ def test_what_is_listed_imports_nothing_heavy(home: FarmHome, arguments: list[st
         f"loaded = [name for name in {light!r} if name in sys.modules]\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=home.env,
-        cwd=home.cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", code], env=home.env, cwd=home.cwd, timeout_s=60)
 
 
 def test_every_help_text_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +73,7 @@ def test_the_users_own_pytest_settings_do_not_leak_in(home: FarmHome) -> None:
     (home.cwd / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (home.cwd / "conftest.py").write_text("raise RuntimeError('read')\n")
     collect = ("run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", "-k", "conv2d")
-    done = home.farm(*collect, env={"PYTEST_ADDOPTS": "--no-such-option"})
-    assert done.returncode == 0, done.stderr
+    home.farm(*collect, env={"PYTEST_ADDOPTS": "--no-such-option"}, code=0)
     assert {path.name for path in home.cwd.iterdir()} == {"pytest.ini", "conftest.py"}
 
 

@@ -42,9 +42,7 @@ def test_text_of_another_program_has_its_tokens_and_times_and_a_suite_of_its_own
 ) -> None:
     (home.cwd / "ids.json").write_text("[[1, 2, 3]]")
     asked = ("exec", str(decoders / "rounded.pte"), *VIRTUAL, "--prompt", "ids.json", "--new", "6")
-    done = home.farm(*asked, *stub(home), "--json", timeout_s=300)
-    assert done.returncode == 0, done.stderr + done.stdout
-    said = json.loads(done.stdout)
+    said = home.json(*asked, *stub(home), timeout_s=300)
     assert said["job"] == "qnn_llama_runner/rounded[SM8650-xnnpack-ready]"
     assert [one["tokens"] for one in said["generated"]] == [[18, 21, 12, 15, 6, 9]]
     measured = {one["metric"]: one["samples"] for one in said["attempt"]["measurements"]}
@@ -54,8 +52,7 @@ def test_text_of_another_program_has_its_tokens_and_times_and_a_suite_of_its_own
     assert "latency" not in measured
 
     # farm's own runner is not to take its place in that series.
-    again = home.farm("repro", "qnn_llama_runner/rounded")
-    assert (again.returncode, "was run by qnn_llama_runner" in again.stderr) == (2, True), again.stderr
+    assert "was run by qnn_llama_runner" in home.farm("repro", "qnn_llama_runner/rounded", code=2).stderr
 
 
 @pytest.mark.soak
@@ -70,16 +67,14 @@ def test_another_program_that_did_nothing_or_says_what_cannot_be_has_failed(home
         ("crash", "the runner ended with signal 6 (SIGABRT)"),
         ("hang", "the runner did not end within 5 s"),
     ):
-        done = home.farm(*asked, *stub(home, mode=mode), timeout_s=300)
-        assert (done.returncode, said in " ".join(done.stdout.split())) == (1, True), done.stdout + done.stderr
+        assert said in " ".join(home.farm(*asked, *stub(home, mode=mode), timeout_s=300, code=1).stdout.split())
 
 
 @pytest.mark.whole
 def test_logits_of_another_program_are_judged_against_the_references_of_a_result(
     home: FarmHome, generated_bundle: Bundle
 ) -> None:
-    ran = home.farm("run", *VIRTUAL, "--suite", "llm_tiny", "-k", "llama[SM8650-htp-16a8w]", timeout_s=300)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    home.farm("run", *VIRTUAL, "--suite", "llm_tiny", "-k", "llama[SM8650-htp-16a8w]", timeout_s=300, code=0)
     manifest = generated_bundle.manifest
     assert manifest.generation is not None
     numbers = {one.name: one.outputs[0].number for one in read_pte(generated_bundle.model).methods if one.outputs}
@@ -94,9 +89,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
         ],
     }
     asked = ("repro", "llm_tiny/llama[SM8650-htp-16a8w]")
-    right = home.farm(*asked, *stub(home, **told), "--json", timeout_s=300)
-    assert right.returncode == 0, right.stdout + right.stderr
-    now = json.loads(right.stdout)["now"]["attempt"]
+    now = home.json(*asked, *stub(home, **told), timeout_s=300)["now"]["attempt"]
     assert now["job_id"] == "qnn_llama_runner/llama[SM8650-htp-16a8w]"
     by_reference = {one["reference"]: one["sqnr_db"] for one in now["comparisons"]}
     # What the stub says is the quantized module's logits, to the bit: there is no noise.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from typing import TYPE_CHECKING
@@ -83,9 +82,7 @@ RED = (Verdict.FAILED,) * len(JOBS)
 
 
 def answer(home: FarmHome, *arguments: str) -> dict[str, object]:
-    done = home.farm(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, object] = home.json(*arguments)
     return found
 
 
@@ -203,8 +200,7 @@ def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome,
     assert good in status
     assert "NOT TESTED" not in status
     assert answer(home, "report", "latest")["id"] == good
-    listed = home.farm("run", "list")
-    assert listed.returncode == 0, listed.stderr
+    listed = home.farm("run", "list", code=0)
     head, *lines = listed.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines] == [absent, good]
@@ -278,8 +274,7 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
     asked = home.farm("run", "delete", mine)
     assert (asked.returncode, asked.stdout) == (2, "")
     assert "--yes does it" in asked.stderr
-    done = home.farm("run", "delete", "latest", "--yes")
-    assert done.returncode == 0, done.stderr
+    home.farm("run", "delete", "latest", "--yes", code=0)
     assert not folder.exists()
     assert artifacts.find(shared.sha256)
     assert artifacts.find(own.sha256) is None
@@ -307,5 +302,4 @@ def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome
                 done = home.farm("run", "delete", run_id, "--yes")
                 assert (done.returncode, done.stdout) == (2, ""), run_id
                 assert why in done.stderr
-        killed = home.farm("run", "delete", here, "--yes")
-        assert killed.returncode == 0, killed.stderr
+        home.farm("run", "delete", here, "--yes", code=0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 
 from farm.runtime.native.build import build_native
 from farm.runtime.runtime import simulator_runtime
@@ -107,9 +108,7 @@ def test_checking_names_every_file_and_the_command_that_builds(home: FarmHome, e
 
 def test_a_runtime_that_is_complete_is_what_a_virtual_device_gets(home: FarmHome, farm_cache: Path) -> None:
     runtime = simulator_runtime(farm_cache)
-    done = home.farm("runtime", "check", "--soc", "SM8650", "--json")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = home.json("runtime", "check", "--soc", "SM8650")
     assert (answer["schema"], answer["ok"], answer["target"]) == (1, True, "linux-x86_64")
     files = {one["name"]: one for one in answer["files"]}
     assert set(files) == set(runtime.files)
@@ -118,8 +117,7 @@ def test_a_runtime_that_is_complete_is_what_a_virtual_device_gets(home: FarmHome
         assert files[name]["nbytes"] == path.stat().st_size
         assert (files[name]["state"], files[name]["made_for"]) == ("ok", "x86-64")
         assert files[name]["sha256"] == runtime.hashes[name]
-    text = home.farm("runtime", "check", "--soc", "SM8650")
-    assert text.returncode == 0
+    text = home.farm("runtime", "check", "--soc", "SM8650", code=0)
     assert all(len(line) <= 80 for line in _table(text.stdout))
     assert text.stdout.count("\n/") >= 3
     listed = home.farm("runtime", "list", "--backend", "htp").stdout
@@ -155,8 +153,7 @@ CHECK_ANDROID = ("runtime", "check", "--soc", "SM8650", "--target", "android-arm
 
 
 def test_an_android_runtime_is_checked_file_by_file(home: FarmHome, android: Path) -> None:
-    done = home.farm(*CHECK_ANDROID, env=NO_NDK)
-    assert done.returncode == 0, done.stdout
+    done = home.farm(*CHECK_ANDROID, env=NO_NDK, code=0)
     skel = next(line for line in done.stdout.splitlines() if "libQnnHtpV75Skel.so" in line)
     assert "Hexagon V75" in skel
     assert f"{android}/lib/hexagon-v75/unsigned\n" in done.stdout
@@ -168,8 +165,7 @@ def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, andro
     (android / "lib/aarch64-android/libQnnHtp.so").write_bytes(_stub_elf(62))
     (android / "lib/aarch64-android/libQnnHtpV75Stub.so").write_bytes(b"no ELF")
     (android / "lib/aarch64-android/libQnnSystem.so").unlink()
-    done = home.farm(*CHECK_ANDROID, "--json", env=NO_NDK)
-    assert done.returncode == 2
+    done = home.farm(*CHECK_ANDROID, "--json", env=NO_NDK, code=2)
     answer = json.loads(done.stdout)
     assert answer["ok"] is False
     bad = {one["name"]: one for one in answer["files"] if one["state"] != "ok"}
@@ -181,8 +177,7 @@ def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, andro
     }
     assert "V73" in bad["libQnnHtpV75Skel.so"]["problem"]
     assert all(one["repair"] for one in bad.values())
-    text = home.farm(*CHECK_ANDROID, env=NO_NDK)
-    assert text.returncode == 2
+    text = home.farm(*CHECK_ANDROID, env=NO_NDK, code=2)
     assert "wrong CPU" in text.stdout
 
 
@@ -192,8 +187,7 @@ def test_what_a_prefix_installs_is_found_and_what_is_missing_is_told(home: FarmH
     library = prefix / "lib" / "executorch" / "backends" / "qualcomm" / "libqnn_executorch_backend.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(_stub_elf(183))
-    done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)})
-    assert done.returncode == 2
+    done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)}, code=2)
     said = " ".join(done.stdout.split())
     assert f"{library.parent} libqnn_executorch_backend.so" in said
     assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in said
@@ -212,8 +206,7 @@ def test_a_runtime_is_staged_into_a_folder_with_the_command_that_runs_it(home: F
     again = home.farm("runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
     assert (again.returncode, again.stderr) == (2, "farm: device is not empty: name a folder that is not there yet\n")
     (android / "lib/aarch64-android/libQnnHtp.so").unlink()
-    refused = home.farm("runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK)
-    assert refused.returncode == 2
+    refused = home.farm("runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK, code=2)
     assert "a file that is missing: libQnnHtp.so" in refused.stderr
     assert not (home.cwd / "other").exists()
     direct = home.farm("runtime", "stage", "--soc", "SM8650", "--backend", "gpu", "--direct", "other", env=NO_NDK)
@@ -290,7 +283,4 @@ def test_listing_imports_nothing_heavy(home: FarmHome, empty: dict[str, str]) ->
         "heavy = {'torch', 'executorch', 'numpy', 'sqlalchemy', 'adbutils', 'pytest'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**home.env, **empty}, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", code], env={**home.env, **empty}, timeout_s=60)

@@ -38,8 +38,7 @@ def roots(home: FarmHome, sdk: Path) -> dict[str, str]:
 
 def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
     signed = sdk / "lib/lpai-v6/signed"
-    done = home.farm("sign", "--lpai", "v6", env=roots)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("sign", "--lpai", "v6", env=roots, code=0)
     assert done.stdout == f"{signed}\n  {'libQnnLpaiSkel.so':<36}signed\n"
     assert f"farm: signing {sdk}/lib/lpai-v6/unsigned/libQnnLpaiSkel.so" in done.stderr
     assert "  elfsigner:         Agree? [y/n]:" in done.stderr
@@ -58,8 +57,7 @@ def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: di
 def test_the_roots_may_be_options(home: FarmHome, sdk: Path) -> None:
     make_hexagon_sdk(home.cwd / "stub-hexagon-sdk")
     roots = ("--sdk-root", "stub-sdk", "--hexagon-sdk", "stub-hexagon-sdk")
-    done = home.farm("sign", "--lpai", "v6", *roots, "--python", sys.executable, env=NOTHING)
-    assert done.returncode == 0, done.stderr
+    home.farm("sign", "--lpai", "v6", *roots, "--python", sys.executable, env=NOTHING, code=0)
     assert (sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so.farm-sign.json").is_file()
 
 
@@ -70,8 +68,7 @@ def test_what_others_signed_is_neither_replaced_nor_trusted_unless_told(
     skel.parent.mkdir()
     content = make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5)))
     skel.write_bytes(content)
-    refused = home.farm("sign", "--lpai", "v6", env=roots)
-    assert refused.returncode == 2
+    refused = home.farm("sign", "--lpai", "v6", env=roots, code=2)
     assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
     assert skel.read_bytes() == content
     adopted = home.farm("sign", "--lpai", "v6", "--adopt", env={**roots, "HEXAGON_SDK_ROOT": ""})
@@ -96,8 +93,7 @@ def test_all_that_upstreams_build_signed_is_adopted_by_one_command(
         f"farm: {signed} lacks libc++abi.so.1: put it there, or let farm sign make it without --adopt\n"
     )
     (signed / names[5]).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
-    done = home.farm("sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""})
-    assert done.returncode == 0, done.stderr
+    done = home.farm("sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""}, code=0)
     assert json.loads(done.stdout)["files"] == [{"file": str(signed / name), "state": "adopted"} for name in names]
     assert {path.name for path in signed.glob("*.farm-sign.json")} == {f"{name}.farm-sign.json" for name in names}
     checked = home.farm("runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--direct", "--json", env=roots)
@@ -119,8 +115,7 @@ def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path
     assert (again.returncode, again.stdout.split()[-3:]) == (0, ["is", "signed", "already"])
     assert home.farm("sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
     unsigned.write_bytes(kept + b"newer")
-    refused = home.farm("sign", "--lpai", "v6", env=roots)
-    assert refused.returncode == 2
+    refused = home.farm("sign", "--lpai", "v6", env=roots, code=2)
     assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
     assert skel.read_bytes() == content
     assert home.farm("sign", "--lpai", "v6", "--force", env=roots).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +55,11 @@ def slow(home: FarmHome) -> str:
 
 
 def answer(home: FarmHome, *arguments: str) -> dict[str, Any]:
-    done = home.farm(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return home.json(*arguments)  # type: ignore[no-any-return]
 
 
 def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow: str) -> None:
-    done = home.farm("triage")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("triage", code=0)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "REGRESSIONS: 2"
@@ -75,8 +71,7 @@ def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow:
 
 def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: FarmHome, slow: str) -> None:
     first, second = (one["id"] for one in answer(home, "triage")["alerts"])
-    done = home.farm("triage", str(first), "--owner", "grace", "--note", "see #345")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("triage", str(first), "--owner", "grace", "--note", "see #345", code=0)
     assert "acknowledged by " in done.stdout
     assert home.farm("triage", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
     listed = home.farm("triage").stdout
@@ -114,8 +109,7 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
 )
 def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], said: str) -> None:
     assert slow
-    done = home.farm(*arguments)
-    assert done.returncode == 2
+    done = home.farm(*arguments, code=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 

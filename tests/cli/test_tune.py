@@ -91,8 +91,7 @@ def test_what_several_socs_measured_becomes_a_diff_that_patch_and_apply_take_ali
     _record(
         home, ("SM8650", "8a8w", 40.0, 1.0), ("SM8750", "8a8w", 38.0, 2.0), ("SM8650", "fp16", 60.0, None)
     )  # fmt: skip
-    done = home.farm("suites", "tune", "./mine/relu")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("suites", "tune", "./mine/relu", code=0)
     # Of 38, 39, 43, 40, 41 and 45 dB the worst is 38 and the median 40.5: 35.5 dB, and so on.
     added = [line[1:] for line in done.stdout.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added == [
@@ -107,9 +106,7 @@ def test_what_several_socs_measured_becomes_a_diff_that_patch_and_apply_take_ali
     assert "sqnr_db against fp32: worst 38 dB on SM8750-htp, hardware, median 40.5 dB, of 6: 35.5 dB" in done.stderr
     assert (manifest.read_text(), "nothing was written" in done.stderr) == (MANIFEST, True)
 
-    applied = home.farm("suites", "tune", "./mine/relu", "--apply", "--json")
-    assert applied.returncode == 0, applied.stderr
-    assert json.loads(applied.stdout)["applied"] is True
+    assert home.json("suites", "tune", "./mine/relu", "--apply")["applied"] is True
     written = manifest.read_text()
     assert all(line in written.splitlines() for line in MANIFEST.splitlines())
     relu, conv = load_suite(manifest).cases
@@ -126,8 +123,7 @@ def test_what_several_socs_measured_becomes_a_diff_that_patch_and_apply_take_ali
 
 def test_nothing_is_loosened_without_being_told_and_asked_for(home: FarmHome, manifest: Path) -> None:
     _record(home, ("SM8650", "8a8w", 18.0, 1.0))
-    kept = home.farm("suites", "tune", "./mine/relu", "--json")
-    assert kept.returncode == 0, kept.stderr
+    kept = home.farm("suites", "tune", "./mine/relu", "--json", code=0)
     assert "16 dB, but 20 stays, which is tighter: --looser writes it" in kept.stderr
     [precision] = json.loads(kept.stdout)["precisions"]
     assert precision["written"]["fp32"]["sqnr_db"] == 20.0
@@ -141,14 +137,11 @@ def test_what_is_no_measurement_of_this_case_is_left_out_and_named(home: FarmHom
     manifest.write_text(
         MANIFEST.replace('ReLU"\ninputs = [{ shape = [1, 8] }]\npre', 'ReLU6"\ninputs = [{ shape = [1, 8] }]\npre')
     )
-    changed = home.farm("suites", "tune", "./mine/relu")
-    assert changed.returncode == 2
+    changed = home.farm("suites", "tune", "./mine/relu", code=2)
     assert f"mine/relu[SM8650-htp-8a8w] of run {run_id}: the case, or its code, has changed since" in changed.stderr
     for named in ("./mine", "./mine/"):
-        suite = home.farm("suites", "tune", named)
-        assert (suite.returncode, "is a suite: name a case of it, as in ./mine/CASE" in suite.stderr) == (2, True)
-    included = home.farm("suites", "tune", "smoke/conv2d")
-    assert (included.returncode, "tune quantized_ops/conv2d" in included.stderr) == (2, True)
+        assert "is a suite: name a case of it, as in ./mine/CASE" in home.farm("suites", "tune", named, code=2).stderr
+    assert "tune quantized_ops/conv2d" in home.farm("suites", "tune", "smoke/conv2d", code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,7 @@ def test_a_run_is_handed_in_followed_and_ends_as_one_on_this_machine_does(shared
 @pytest.mark.whole
 def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(shared: Shared) -> None:
     with shared.host(jobs=1) as host:
-        detached = shared.home.farm(*RUN, "--detach")
-        assert detached.returncode == 0, detached.stderr
+        detached = shared.home.farm(*RUN, "--detach", code=0)
         run_id = detached.stdout.strip()
         with shared.home.running("attach", run_id) as process:
             assert process.stdout is not None
@@ -151,19 +150,15 @@ def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Sh
     with shared.host(jobs=1) as host:
         run_id = shared.home.farm(*RUN, "--detach").stdout.strip()
         waits_for(lambda: host.ran)
-        cancelled = shared.home.farm("cancel", run_id)
-        assert cancelled.returncode == 0, cancelled.stderr
+        cancelled = shared.home.farm("cancel", run_id, code=0)
         assert cancelled.stdout == f"run {run_id} is cancelled\n"
         assert len(host.ran) == 1
-        again = shared.home.farm("cancel", run_id)
-        assert again.returncode == 2
+        again = shared.home.farm("cancel", run_id, code=2)
         assert "is cancelled already" in again.stderr
-        attached = shared.home.farm("attach", run_id)
-        assert attached.returncode == 130, attached.stderr
+        attached = shared.home.farm("attach", run_id, code=130)
         assert f"farm run --resume {run_id}" in attached.stderr
         host.let()
-        resumed = shared.home.farm("run", "--resume", run_id)
-        assert resumed.returncode == 0, resumed.stderr
+        resumed = shared.home.farm("run", "--resume", run_id, code=0)
         assert f"run {run_id}: 1 of 4 jobs are finished" in resumed.stderr
         assert sorted(job for job, _ in host.ran) == sorted({job for job, _ in host.ran})
         assert "[3/3]" in resumed.stderr
@@ -283,8 +278,7 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared,
 
 @pytest.mark.whole
 def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Shared) -> None:
-    refused = shared.home.farm(*RUN)
-    assert refused.returncode == 4
+    refused = shared.home.farm(*RUN, code=4)
     assert "no living host has a SM8650" in refused.stderr
     assert "--wait" in refused.stderr
     with shared.store() as store:
@@ -325,8 +319,7 @@ def test_a_job_that_another_device_tries_is_shown_once(shared: Shared) -> None:
 @pytest.mark.whole
 def test_exitfirst_and_a_budget_end_a_run_early(shared: Shared) -> None:
     with shared.host(answer=lambda *_: (Verdict.FAILED, Stage.NUMERICS, "wrong")) as host:
-        done = shared.home.farm(*RUN, "-x", "--json")
-        assert done.returncode == 1, done.stderr
+        shared.home.farm(*RUN, "-x", "--json", code=1)
         assert len(host.ran) == 1
     with shared.host(seconds=3.0):
         done = shared.home.farm(*RUN, "--budget", "4s", "--json")
@@ -345,18 +338,15 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
         (("--virtual", "1", "--detach"), "--detach is of a shared farm"),
         (("--device", "nobody"), "unknown device"),
     ):
-        refused = shared.home.farm(*RUN, *arguments)
-        assert refused.returncode == 2, refused.stderr
+        refused = shared.home.farm(*RUN, *arguments, code=2)
         assert words in refused.stderr
 
 
 @pytest.mark.whole
 def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) -> None:
     for arguments in (("queue",), ("attach",), ("cancel", "latest")):
-        refused = home.farm(*arguments, env={"FARM_STORE": str(home.state / "farm.db")})
-        assert refused.returncode == 2, (arguments, refused.stderr)
-    refused = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--detach")
-    assert refused.returncode == 2
+        home.farm(*arguments, env={"FARM_STORE": str(home.state / "farm.db")}, code=2)
+    refused = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--detach", code=2)
     assert "--detach is of a shared farm" in refused.stderr
 
 

@@ -63,5 +63,4 @@ def test_detector_gives_what_transformers_gives_for_it(drawn: dict[str, Any]) ->
 )
 def test_small_models_pass_on_the_simulator(soc: str, farm_cache: Path, tmp_path: Path) -> None:
     home = FarmHome(farm_cache, tmp_path, tmp_path)
-    done = home.farm("run", "--soc", soc, "--suite", "models_small", "--virtual", "1", timeout_s=1800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    home.farm("run", "--soc", soc, "--suite", "models_small", "--virtual", "1", timeout_s=1800, code=0)

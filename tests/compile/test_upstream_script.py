@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 
 from farm.runtime.simulator import host_sdk
 
@@ -75,8 +75,7 @@ def test_what_executorchs_own_script_exports_generates_as_its_quantized_module_d
 
     def python(code: str, *arguments: str, given: str = "") -> str:
         command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, env=env, cwd=home.cwd, input=given, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        done = run_program(command, env=env, cwd=home.cwd, input=given)
         return done.stdout
 
     python(MADE)
@@ -84,8 +83,7 @@ def test_what_executorchs_own_script_exports_generates_as_its_quantized_module_d
     prompts = [list(range(3, 8)), list(range(20, 53))]
     (home.cwd / "ids.json").write_text(json.dumps(prompts))
     asked = ("made/stories260k_hybrid_llama_qnn.pte", "--prompt", "ids.json", "--new", "24", "--virtual", "1")
-    done = home.farm("exec", *asked, "--json", timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("exec", *asked, "--json", timeout_s=300, code=0)
     told = json.loads(done.stdout)
     assert (told["mode"], told["context"], told["vocabulary"]) == ("hybrid", 64, 320)
     tokens = [one["tokens"] for one in told["generated"]]

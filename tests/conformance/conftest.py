@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 from simpleadb import Layout, lay_out
 
 from farm.devices.adb.names import adb_target
@@ -59,16 +60,8 @@ def simulator(farm_cache: Path) -> Runtime:
 def outside_env(home: FarmHome) -> dict[str, str]:
     """A plain environment after `eval "$(farm runtime env --soc SM8650)"`, with what upstream's modules import."""
     kept = {name: value for name, value in home.env.items() if not name.startswith("FARM_")}
-    said = home.farm("runtime", "env", "--soc", "SM8650", timeout_s=600)
-    assert said.returncode == 0, said.stderr
-    exported = subprocess.run(
-        ["/bin/sh", "-c", f"{said.stdout}\nexec env -0"],
-        env=kept,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    said = home.farm("runtime", "env", "--soc", "SM8650", timeout_s=600, code=0)
+    exported = run_program(["/bin/sh", "-c", f"{said.stdout}\nexec env -0"], env=kept, timeout_s=60).stdout
     env = dict(line.split("=", 1) for line in exported.split("\0") if line)
     return {**env, "PYTHONPATH": str(HERE / "model_stubs")}
 

@@ -83,9 +83,7 @@ def test_upstreams_tests_and_layers_on_a_device_that_su_makes_root(home: FarmHom
         }
         # Compiled for a phone's processor, and executed by LPAI's library.
         assert "backend_create target=1 hardware=6" in stub_sdk.told("qnn_executor_ru")
-        debugged = home.farm("debug", f"{CASES}/split[SM8850-lpai-8a8w]", "--json", env=attached, timeout_s=600)
-        assert debugged.returncode == 0, debugged.stderr
-        view = json.loads(debugged.stdout)
+        view = home.json("debug", f"{CASES}/split[SM8850-lpai-8a8w]", env=attached, timeout_s=600)
         assert list(view["devices"]) == ["device"]
         assert [layer["operator"] for layer in view["layers"] if layer["compiler"]] == [
             "aten.relu.default", "aten.gelu.default", "aten.add.Tensor", "aten.relu.default",

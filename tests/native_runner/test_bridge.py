@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from farm.runtime.native.build import build_native
 
@@ -65,11 +66,9 @@ def test_a_library_that_is_not_there_is_named(farm_cache: Path) -> None:
 
 def test_the_bridge_shows_its_one_entry_point_and_needs_no_c_plus_plus_runtime(farm_cache: Path) -> None:
     bridge = str(build_native(farm_cache).bridge)
-    symbols = subprocess.run(
-        ["nm", "--dynamic", "--defined-only", bridge], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    symbols = run_program(["nm", "--dynamic", "--defined-only", bridge]).stdout.splitlines()
     assert [line.split()[-1] for line in symbols] == ["QnnInterface_getProviders"]
-    dynamic = subprocess.run(["readelf", "--dynamic", bridge], capture_output=True, text=True, check=True).stdout
+    dynamic = run_program(["readelf", "--dynamic", bridge]).stdout
     assert "Library soname: [libQnnHtp.so]" in dynamic
     assert "NODELETE" in dynamic
     assert "stdc++" not in dynamic

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,11 +93,9 @@ def probe(linear: Any, reports: Any, load_options_probe: Path) -> Callable[[str]
     """Load model.pte by Module itself; return the lines of the probe and of the stub in front of XNNPACK."""
 
     def run(scenario: str) -> list[str]:
-        done = subprocess.run(
-            [load_options_probe, scenario, "model.pte"], cwd=linear.folder, env={**os.environ, **reports},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = run_program(
+            [load_options_probe, scenario, "model.pte"], cwd=linear.folder, env={**os.environ, **reports}, timeout_s=120
+        )
         return re.findall(r"^(?:probe|stub): (.*)$", done.stderr, re.MULTILINE)
 
     return run

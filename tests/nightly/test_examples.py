@@ -19,8 +19,7 @@ SYSTEMD = EXAMPLES / "systemd"
 
 
 def test_the_night_can_be_run(home: FarmHome) -> None:
-    done = home.farm("nightly", "--check", str(EXAMPLES / "nightly.toml"))
-    assert done.returncode == 0, done.stderr
+    done = home.farm("nightly", "--check", str(EXAMPLES / "nightly.toml"), code=0)
     assert "850 jobs" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
@@ -28,8 +27,7 @@ def test_the_night_can_be_run(home: FarmHome) -> None:
 def test_what_is_commented_out_is_right_as_well(home: FarmHome) -> None:
     text = (EXAMPLES / "nightly.toml").read_text()
     (home.cwd / "nightly.toml").write_text(re.sub(r"(?m)^# (?=\[|\w+ = )", "", text))
-    done = home.farm("nightly", "--check", "nightly.toml")
-    assert done.returncode == 0, done.stderr
+    done = home.farm("nightly", "--check", "nightly.toml", code=0)
     assert "[notify.mail]: the environment variable FARM_MAIL_PASSWORD is not set" in done.stderr
 
 

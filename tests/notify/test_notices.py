@@ -175,8 +175,7 @@ def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str,
 
 def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
     config = home.cwd / "farm.toml"
-    nobody = home.farm("notify")
-    assert (nobody.returncode, "notify: nobody is named" in nobody.stderr) == (2, True)
+    assert "notify: nobody is named" in home.farm("notify", code=2).stderr
     with web_server() as hook:
         env = {"LAB_HOOK": hook.url("/T0/SECRET")}
         config.write_text('[[notify.webhook]]\nurl_env = "LAB_HOOK"\n')
@@ -187,14 +186,6 @@ def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
         assert (tried.returncode, tried.stdout) == (0, f"sent: webhook 1 (http://{LOOPBACK}:{hook.port})\n")
         told: dict[str, Any] = json.loads(hook.bodies[0])
         assert (told["test"], told["device"]["id"]) == (True, "no-device")
-    lacking = home.farm("notify")
-    assert (
-        lacking.returncode,
-        "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in lacking.stdout,
-    ) == (
-        2,
-        True,
-    )
-    failed = home.farm("notify", "--test", "--json")
-    assert failed.returncode == 4
+    assert "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in home.farm("notify", code=2).stdout
+    failed = home.farm("notify", "--test", "--json", code=4)
     assert json.loads(failed.stdout)["deliveries"][0]["ok"] is False

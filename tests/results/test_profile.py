@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_program
 
 from farm.report.formats.trace import chrome_trace
 from farm.results.attempt import OperatorProfile
@@ -52,14 +52,7 @@ def official(farm_cache: Path) -> Path:
             (device / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, device / name)
         env = {**os.environ, **host_sdk(farm_cache).env}
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), str(device), str(folder)],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_program([sys.executable, str(SCRIPT), str(device), str(folder)], env=env)
         shutil.rmtree(device)
 
     return published(farm_cache / "official-profile" / key, fill)

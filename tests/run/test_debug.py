@@ -108,9 +108,7 @@ def test_one_method_of_a_program_is_debugged_with_what_it_takes(tmp_path: Path) 
 
 @pytest.mark.whole
 def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
-    done = home.farm("debug", "features/methods_inputs[SM8650-htp-8a8w]", "--virtual", "--json", timeout_s=300)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = home.json("debug", "features/methods_inputs[SM8650-htp-8a8w]", "--virtual", timeout_s=300)
     operators = {layer["operator"] for layer in said["layers"]}
     assert any("relu" in one for one in operators), "of down alone, which ends in one"
     assert "farm debug: compiled to keep every tensor, the method down alone" in said["notes"]
@@ -120,8 +118,7 @@ def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
     table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
     written = ("--csv", str(table), "--svg", str(graph))
-    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", *written, timeout_s=300)
-    assert done.returncode == 1, done.stderr
+    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", *written, timeout_s=300, code=1)
     lines = done.stdout.splitlines()
     assert "first divergence: aten_convolution_default_1 (aten.convolution.default)" in lines
     assert any(line.startswith("likely cause: compiler (SQNR ") for line in lines)

@@ -54,9 +54,7 @@ def runs(home: FarmHome) -> dict[str, Any]:
     """One job in both modes."""
     found = {}
     for name, options in (("ordinary", ()), ("direct", DIRECT)):
-        done = home.farm("run", "--virtual", "1", *SUITE, *options, "--iterations", "2", "--json", timeout_s=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found[name] = json.loads(done.stdout)
+        found[name] = home.json("run", "--virtual", "1", *SUITE, *options, "--iterations", "2", timeout_s=300)
     return found
 
 
@@ -84,13 +82,11 @@ def test_the_outputs_are_those_of_a_session_and_the_program_is_another(home: Far
 def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dict[str, Any], tmp_path: Path) -> None:
     assert runs
     job = JOB.format("-direct_mode=true")
-    again = home.farm("repro", job, "--virtual", "--json")
-    assert again.returncode == 0, again.stderr
+    home.farm("repro", job, "--virtual", "--json", code=0)
     refused = home.farm("repro", job, "--script", str(tmp_path / "script"), "--iterations", "3", "--timeout", "9")
     assert refused.returncode == 2, refused.stderr
     assert "executes every sample once, without a limit of time: leave --iterations and --timeout" in refused.stderr
-    script = home.farm("repro", job, "--script", str(tmp_path / "script"))
-    assert script.returncode == 0, script.stderr
+    home.farm("repro", job, "--script", str(tmp_path / "script"), code=0)
     words = (tmp_path / "script/device/run.sh").read_text()
     assert "qnn_executor_direct_runner_stub --model_path" in words
     assert "--domain_id=3" in words
@@ -113,8 +109,7 @@ def test_a_program_that_is_executed_too_often_is_refused_before_anything_is_reco
     home: FarmHome, models: Path
 ) -> None:
     model = str(models / "conv.pte")
-    refused = home.farm("exec", model, "--virtual", *DIRECT, "--iterations", "1000", timeout_s=300)
-    assert refused.returncode == 2, refused.stdout + refused.stderr
+    refused = home.farm("exec", model, "--virtual", *DIRECT, "--iterations", "1000", timeout_s=300, code=2)
     assert "ask for at most 1000, with --iterations and --warm-up together" in refused.stderr
     assert home.farm("show", "exec/conv[SM8650-htp-ready-direct_mode=true]").returncode != 0
 

@@ -62,8 +62,7 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
         path.unlink()
     film = fill(small)
     (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 1.0\n")
-    done = small.farm(*RUN, timeout_s=300)
-    assert done.returncode == 4, done.stderr
+    done = small.farm(*RUN, timeout_s=300, code=4)
     assert "its storage is full, which is for whoever filled it to mend" in done.stderr
     assert "reboot" not in done.stderr
     assert boot_id(small) == before

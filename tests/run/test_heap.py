@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from attached import attach
 from farm_home import FarmHome
 from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
 from planted import JOB, Planted, write_suite
+from programs import run_program
 
 from farm.store.store import open_store
 
@@ -30,11 +30,9 @@ def home(farm_cache: Path, tmp_path: Path) -> FarmHome:
 
 def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
-        done = subprocess.run(
-            [sys.executable, str(STUB), *SMOKE, "--json"], env={**home.env, **attached.env}, cwd=home.cwd,
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+        done = run_program(
+            [sys.executable, str(STUB), *SMOKE, "--json"], env={**home.env, **attached.env}, cwd=home.cwd, timeout_s=300
+        )
         view = json.loads(done.stdout)
         attempts = [attempt for job in view["jobs"] for attempt in job["attempts"]]
         reason = "no DSP heap: ExecuTorch wrote no profile of it; it does on Android and QNX"
@@ -62,8 +60,7 @@ def measured(stub_home: FarmHome, farm_cache: Path, tmp_path_factory: pytest.Tem
     """The JSON of a run over a stub whose contexts keep 4,096 bytes each, in two processes a job."""
     sdk = make_heap_sdk(tmp_path_factory.mktemp("sdk") / "heap", farm_cache, f"keep={PAGE}")
     arguments = ("--heap", "--iterations", "2", "--confirm", "--json")
-    done = stub_home.farm(*CASES, *arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=580)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = stub_home.farm(*CASES, *arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=580, code=0)
     view: dict[str, Any] = json.loads(done.stdout)
     return view
 
@@ -136,9 +133,7 @@ def test_a_program_by_itself_is_measured_for_the_heap(
 ) -> None:
     sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, f"keep={PAGE}")
     command = ("exec", str(models / "conv.pte"), "--inputs", str(models / "conv_input_0.raw"), "--virtual", "--heap")
-    done = home.farm(*command, "--json", env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)
-    assert done.returncode == 0, done.stderr
-    attempt = json.loads(done.stdout)["attempt"]
+    attempt = home.json(*command, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)["attempt"]
     assert samples_of(attempt)["dsp_heap_difference"] == [PAGE]
     assert "latency" not in samples_of(attempt)
     refused = home.farm(*command)

@@ -33,16 +33,13 @@ virtual = 1
 def generate(home: FarmHome, decoders: Path) -> list[list[int]]:
     (home.cwd / "ids.json").write_text(json.dumps(PROMPTS))
     asked = ("--prompt", "ids.json", "--new", "6", "--json")
-    done = home.farm("exec", str(decoders / "hybrid.pte"), *ON_CPU, *asked, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("exec", str(decoders / "hybrid.pte"), *ON_CPU, *asked, timeout_s=300, code=0)
     return [one["tokens"] for one in json.loads(done.stdout)["generated"]]
 
 
 def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHome, decoders: Path) -> None:
     tokens = generate(home, decoders)
-    kept = home.farm("bundle", "exec/hybrid", "--suite", "kept_decoder", "--json")
-    assert kept.returncode == 0, kept.stderr
-    [entry] = json.loads(kept.stdout)["cases"]
+    [entry] = home.json("bundle", "exec/hybrid", "--suite", "kept_decoder")["cases"]
     assert (entry["name"], entry["judged_by"]) == ("hybrid", "its tokens of then")
     [case] = load_suite(home.cwd / "kept_decoder" / "suite.toml").cases
     assert (prompts_of(case), expected_of(case)) == (
@@ -56,8 +53,7 @@ def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHom
         (("--suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
         ((), "name a folder: --to for the program, or --suite for a suite of it"),
     ):
-        refused = home.farm("bundle", "exec/hybrid", *words)
-        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+        assert said in home.farm("bundle", "exec/hybrid", *words, code=2).stderr
 
 
 @pytest.mark.whole
@@ -65,35 +61,29 @@ def test_a_night_runs_programs_that_were_kept_and_fails_for_another_token(home: 
     generate(home, decoders)
     assert home.farm("bundle", "exec/hybrid", "--suite", "kept_decoder").returncode == 0
     (home.cwd / "nightly.toml").write_text(NIGHT)
-    night = home.farm("nightly", "nightly.toml", timeout_s=300)
-    assert night.returncode == 0, night.stdout + night.stderr
+    night = home.farm("nightly", "nightly.toml", timeout_s=300, code=0)
     assert "1 passed" in night.stdout
 
     file = home.cwd / "kept_decoder" / "hybrid" / "tokens.json"
     rows = json.loads(file.read_text())
     rows[1][2] = (rows[1][2] + 1) % 24
     file.write_text(json.dumps(rows))
-    other = home.farm("run", *ON_CPU, "--backend", "xnnpack", "--suite", "./kept_decoder", timeout_s=300)
-    assert other.returncode == 1, other.stderr
+    other = home.farm("run", *ON_CPU, "--backend", "xnnpack", "--suite", "./kept_decoder", timeout_s=300, code=1)
     assert f"prompt 1: token 3 is {(rows[1][2] - 1) % 24}, expected {rows[1][2]}" in other.stdout
 
 
 @pytest.mark.whole
 def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_had(home: FarmHome) -> None:
-    ran = home.farm("run", *ON_CPU, "--suite", "smoke", "-k", "add or conv2d", timeout_s=300)
-    assert ran.returncode == 0, ran.stderr
-    again = home.farm("repro", "smoke/add", timeout_s=300)
-    assert again.returncode == 0, again.stderr
-    kept = home.farm("bundle", "smoke/*", "--suite", "kept_smoke")
-    assert kept.returncode == 0, kept.stderr
+    home.farm("run", *ON_CPU, "--suite", "smoke", "-k", "add or conv2d", timeout_s=300, code=0)
+    home.farm("repro", "smoke/add", timeout_s=300, code=0)
+    kept = home.farm("bundle", "smoke/*", "--suite", "kept_smoke", code=0)
     assert "add: smoke/add[SM8650-htp-8a8w], judged by its outputs of then" in kept.stdout
     assert "conv2d: smoke/conv2d[SM8650-htp-8a8w], judged by the FP32 module, within what it had then" in kept.stdout
     table = tomllib.loads((home.cwd / "kept_smoke" / "suite.toml").read_text())["case"]
     assert table["add"]["tolerance"] == {"8a8w": {"fp32": {"sqnr_db": 100.0, "mismatch": 0.0}}}
     assert 20 < table["conv2d"]["tolerance"]["8a8w"]["fp32"]["sqnr_db"] < 60
 
-    now = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "--json", timeout_s=300)
-    assert now.returncode == 0, now.stderr
+    now = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "--json", timeout_s=300, code=0)
     made = table["add"]["compiled_with"]
     note = f"compiled with executorch {made['executorch']}, qnn {made['qnn']}, torch {made['torch']}"
     assert now.stdout.count(note) >= 2
@@ -109,11 +99,8 @@ def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_ha
 
 @pytest.mark.soak
 def test_programs_of_an_older_release_run_as_they_did(home: FarmHome) -> None:
-    old = home.farm("run", *ON_CPU, "--suite", "smoke", "--toolchain", "1.4.1", timeout_s=900)
-    assert old.returncode == 0, old.stderr
-    kept = home.farm("bundle", "smoke/*", "--suite", "kept_1_4_1")
-    assert (kept.returncode, "8 of 8 jobs" in kept.stdout) == (0, True), kept.stderr
+    home.farm("run", *ON_CPU, "--suite", "smoke", "--toolchain", "1.4.1", timeout_s=900, code=0)
+    assert "8 of 8 jobs" in home.farm("bundle", "smoke/*", "--suite", "kept_1_4_1", code=0).stdout
     table = tomllib.loads((home.cwd / "kept_1_4_1" / "suite.toml").read_text())["case"]
     assert {case["compiled_with"]["executorch"] for case in table.values()} == {"1.4.1"}
-    now = home.farm("run", *ON_CPU, "--suite", "./kept_1_4_1", timeout_s=900)
-    assert (now.returncode, "8 passed" in now.stdout) == (0, True), now.stdout + now.stderr
+    assert "8 passed" in home.farm("run", *ON_CPU, "--suite", "./kept_1_4_1", timeout_s=900, code=0).stdout

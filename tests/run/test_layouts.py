@@ -99,8 +99,7 @@ def run(home: FarmHome, suite: Path, *arguments: str) -> dict[str, tuple[str, st
 
 def test_a_channels_last_convolution_passes_on_htp_and_again_as_its_repro(home: FarmHome, suite: Path) -> None:
     assert run(home, suite, "-k", "conv") == {"conv": ("passed", "")}
-    again = home.farm("repro", "layouts/conv", "--virtual", "1")
-    assert again.returncode == 0, again.stderr
+    home.farm("repro", "layouts/conv", "--virtual", "1", code=0)
 
 
 def test_on_the_cpu_each_output_is_read_in_its_own_order_and_what_cannot_be_is_one_line(
@@ -122,8 +121,7 @@ def test_a_tensor_that_needs_two_orders_is_the_reason_of_farm_run_and_of_farm_de
 ) -> None:
     """Without it the layer on the CPU had -2.8 dB, and `farm debug` named it as the first divergence."""
     problem = "takes in the order [0, 2, 3, 1]: keep the module and its inputs in C order"
-    debugged = home.farm("debug", f"{suite}/mixed", "--soc", "SM8650", "--virtual")
-    assert debugged.returncode == 2, debugged.stdout
+    debugged = home.farm("debug", f"{suite}/mixed", "--soc", "SM8650", "--virtual", code=2)
     assert problem in debugged.stderr
     verdict, reason = run(home, suite, "-k", "mixed")["mixed"]
     assert verdict == "failed"
@@ -135,8 +133,7 @@ def test_a_bundle_folder_of_a_channels_last_program_runs_by_its_own_instructions
 ) -> None:
     given = np.load(models / "last_input.npy")
     asked = ("exec", str(models / "last_xnnpack.pte"), "--soc", "SM8650", "--virtual", "1")
-    done = home.farm(*asked, "--inputs", str(models / "last_input.npy"), "--json")
-    assert done.returncode == 0, done.stderr
+    done = home.farm(*asked, "--inputs", str(models / "last_input.npy"), "--json", code=0)
     bundle = load_bundle(BundleCache(home.cache).folder(json.loads(done.stdout)["attempt"]["bundle_key"]))
     folder = tmp_path / "bundle"
     write_bundle_folder(bundle, "exec/last", Target("SM8650", "xnnpack", "ready"), ["from a test"], folder)

@@ -86,9 +86,7 @@ def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any
 
 def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any]]) -> None:
     home, view = ran
-    done = home.farm("coverage", "--soc", "SM8650", "--json")
-    assert done.returncode == 0, done.stderr
-    table = json.loads(done.stdout)
+    table = home.json("coverage", "--soc", "SM8650")
     assert len(table["builders"]) > 100
     # A number of 8 bits is never none: the case of is_nan is one of floating point.
     floating = [] if _in_all_precisions(view["jobs"]) else ["is_nan"]

@@ -138,7 +138,6 @@ def test_a_program_for_something_else_is_refused_before_anything_runs(
         assert (done.returncode, done.stdout) == (2, "")
         assert says in done.stderr
     (home.cwd / "mine" / "ready.pte").write_text("no program")
-    done = home.farm("run", "--soc", "SM8650", "--suite", "./mine", "-k", "ready_unjudged", "--virtual", "1")
-    assert done.returncode == 2
+    done = home.farm("run", "--soc", "SM8650", "--suite", "./mine", "-k", "ready_unjudged", "--virtual", "1", code=2)
     assert "ready.pte: is not an ExecuTorch program" in done.stderr
     assert set((home.state / "runs").iterdir()) == runs

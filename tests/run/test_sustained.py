@@ -106,8 +106,7 @@ def test_what_it_measured_is_a_series_like_others(home: FarmHome, decoders: Path
     (folder / "suite.toml").write_text(STORY)
     shutil.copy(decoders / "hybrid.pte", folder)
     asked = ("--soc", "SM8650", "--backend", "xnnpack", "--suite", "./stories/", "--virtual", "1")
-    done = home.farm("run", *asked, "--seconds", "1", timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    done = home.farm("run", *asked, "--seconds", "1", timeout_s=300, code=0)
     assert "generated, simulated: stories/story[SM8650-xnnpack-ready]" in done.stdout
     assert "% after 1 s" in done.stdout
 
@@ -122,6 +121,5 @@ def test_what_it_measured_is_a_series_like_others(home: FarmHome, decoders: Path
     assert celsius == 25.0, "what a virtual device has"
     for form in ("jsonl", "hud"):
         assert "first_token_time[11]" in home.farm("export", "--format", form).stdout
-    again = home.farm("confirm", "stories/story", "--pairs", "5", "--metric", "first_token_time[11]")
-    assert again.returncode == 2, "there is one program"
+    again = home.farm("confirm", "stories/story", "--pairs", "5", "--metric", "first_token_time[11]", code=2)
     assert "first_token_time" not in again.stderr, again.stderr

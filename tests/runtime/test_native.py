@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from farm.errors import InfraError, MissingToolError
 from farm.runtime import packages
@@ -117,7 +118,4 @@ def test_nothing_heavy_is_imported(farm_cache: Path) -> None:
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     build_native(farm_cache)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(farm_cache)], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", program, str(farm_cache)], timeout_s=120)

@@ -11,6 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import run_program
 
 if TYPE_CHECKING:
     from conftest import Filled
@@ -105,8 +106,7 @@ def test_beyond_this_machine_it_does_not_start_without_a_token(home: FarmHome, h
 
 def test_an_address_that_is_none_is_one_line(home: FarmHome) -> None:
     for host in ("no such host", "192.0.2.1"):
-        done = home.farm("serve", "--host", host, env={"FARM_SERVE_TOKEN": TOKEN})
-        assert done.returncode == 2, done.stderr
+        done = home.farm("serve", "--host", host, env={"FARM_SERVE_TOKEN": TOKEN}, code=2)
         assert done.stderr.count("\n") == 1
 
 
@@ -120,16 +120,12 @@ def test_nothing_else_loads_the_server(home: FarmHome, filled: Filled, arguments
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         "assert not {'starlette', 'uvicorn', 'anyio', 'torch'} & set(sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=home.env, cwd=home.cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_program([sys.executable, "-c", code], env=home.env, cwd=home.cwd)
 
 
 def test_two_runs_as_a_page_in_one_file(home: FarmHome, filled: Filled) -> None:
     file = home.cwd / "pages" / "diff.html"
-    done = home.farm("diff", filled.runs[2], filled.runs[3], "--html", str(file))
-    assert done.returncode == 0, done.stderr
+    home.farm("diff", filled.runs[2], filled.runs[3], "--html", str(file), code=0)
     page = file.read_text(encoding="utf-8")
     assert "New failures" in page
     assert "Content-Security-Policy" in page

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from old_store import revision
+from programs import run_program
 
 from farm.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION
@@ -94,10 +95,7 @@ def _killed_at(address: str, first: str, step: int) -> list[int]:
 
     A store is made at `first` before, without an interruption.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _BORN, address, first, str(step)], cwd=_ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program([sys.executable, "-c", _BORN, address, first, str(step)], cwd=_ROOT)
     return list(map(int, done.stdout.split()))
 
 

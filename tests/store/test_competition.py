@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 
 @pytest.mark.whole
 def test_nobody_ever_shares_a_device(address: str) -> None:
     bench = Path(__file__).parents[2] / "bench" / "leases.py"
     words = ["--processes", "12", "--devices", "4", "--seconds", "6", "--store", address]
-    done = subprocess.run([sys.executable, bench, *words], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_program([sys.executable, bench, *words], timeout_s=120)
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["double"], said["left"]) == (0, 0), said
     # Everybody came to something in spite of the dead.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from programs import run_program
 
 from farm.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
@@ -59,9 +60,7 @@ def test_an_up_to_date_store_opens_without_alembic_and_numpy(sqlite_store: Store
         "import sys; from farm.store.store import open_store; open_store(sys.argv[1]).runs.latest_id();"
         "print(sorted({'alembic', 'numpy', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "farm.db")], capture_output=True, text=True, check=True
-    )
+    done = run_program([sys.executable, "-c", code, str(tmp_path / "farm.db")])
     assert done.stdout == "[]\n"
 
 
@@ -274,8 +273,7 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
         pytest.skip("no mount namespace to make a small disk in")
     script = 'mount -t tmpfs -o size=1500k none "$1" && exec "$2" -c "$3" "$1/farm.db" "$4"'
     argv = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, _FILL, str(Path(__file__).parents[2])]
-    done = subprocess.run([unshare, "-rm", *argv], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_program([unshare, "-rm", *argv])
     said, intact = done.stdout.splitlines()
     assert "the disk is full: make room" in said
     assert intact == "True True"

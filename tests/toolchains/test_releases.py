@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +19,13 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     alone = replace(home, interpreter=str(python))
     listed = alone.farm(*SMOKE, "--collect-only")
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 8), listed.stderr
-    refused = alone.farm(*SMOKE)
-    assert refused.returncode == 2
+    refused = alone.farm(*SMOKE, code=2)
     assert "or name an environment that has it with --toolchain" in refused.stderr
     assert "no executorch, torch, torchao" in " ".join(alone.farm("toolchain", "list").stdout.split())
     wanted = ("doctor", "--soc", "SM8650", "--backend", "xnnpack")
     assert [alone.farm(*wanted, *more).returncode for more in ((), ("--toolchain", sys.executable))] == [2, 0]
     # The runner is built against the C++ of that environment, which the shared cache has.
-    checked = alone.farm("toolchain", "check", sys.executable, "--json", timeout_s=300)
-    assert checked.returncode == 0, checked.stderr
-    answer = json.loads(checked.stdout)
+    answer = alone.json("toolchain", "check", sys.executable, timeout_s=300)
     assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
 
 
@@ -37,8 +33,7 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
 def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path: Path) -> None:
     tree = make_source_tree(tmp_path / "tree", "1.5.9", built=True)
     (tree / "exir" / "__init__.py").write_text("raise RuntimeError('half an edit')\n")
-    checked = home.farm("toolchain", "check", str(tree), timeout_s=300)
-    assert checked.returncode == 1, checked.stderr
+    checked = home.farm("toolchain", "check", str(tree), timeout_s=300, code=1)
     assert checked.stdout.count("RuntimeError: half an edit") >= 2
 
 
@@ -52,22 +47,16 @@ def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path
     ],
 )
 def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
-    done = home.farm(*SMOKE, "--toolchain", release, "--json", timeout_s=900)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)["fingerprint"]
+    facts = home.json(*SMOKE, "--toolchain", release, timeout_s=900)["fingerprint"]
     assert (facts["executorch"], facts["toolchain"]) == (release, release)
-    checked = home.farm("toolchain", "check", release, timeout_s=300)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    home.farm("toolchain", "check", release, timeout_s=300, code=0)
 
 
 @pytest.mark.whole
 def test_several_toolchains_are_one_run_each_and_layers_are_compared_with_any(home: FarmHome) -> None:
-    both = home.farm(*SMOKE, "-k", "add", "--toolchain", "default", "--toolchain", "1.4.1", timeout_s=600)
-    assert both.returncode == 0, both.stderr
+    both = home.farm(*SMOKE, "-k", "add", "--toolchain", "default", "--toolchain", "1.4.1", timeout_s=600, code=0)
     assert both.stdout.count("1 passed") == 2
     assert "toolchain default" in both.stderr
-    layers = home.farm(
+    home.farm(
         "debug", "smoke/conv2d", "--soc", "SM8650", "--precision", "8a8w", "--virtual", "--toolchain", "1.3.1",
-        timeout_s=600,
-    )  # fmt: skip
-    assert layers.returncode == 0, layers.stdout + layers.stderr
+        timeout_s=600, code=0)  # fmt: skip

@@ -1,0 +1,28 @@
+"""Programs that tests run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def run_program(
+    argv: Sequence[str | Path], *, code: int | None = 0, timeout_s: float = 600, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Return a program that has ended, with its output; `options` are those of subprocess.run.
+
+    Raises AssertionError for an exit code other than `code`; None allows any.
+    """
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+    require_code(done, code)
+    return done
+
+
+def require_code(done: subprocess.CompletedProcess[str], code: int | None) -> None:
+    """Raise AssertionError with the end of a program's output for an exit code other than `code`, unless it is None."""
+    output = f"{done.args}: exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    assert code is None or done.returncode == code, output
