@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from debian import unpack
 from waiting import until
 
 from farm.devices.adb.server import find_adb
 from farm.errors import MissingToolError
 from farm.system.processes import Supervisor
 from farm.system.publish import published
-from farm.virtual.android.debian import unpack
 from farm.virtual.boot import start_device
 
 if TYPE_CHECKING:

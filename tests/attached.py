@@ -16,6 +16,7 @@ from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
+from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,22 +76,13 @@ class Attached:
 
 @contextlib.contextmanager
 def attach(
-    home: FarmHome,
-    folder: Path,
-    socs: list[str],
-    *,
-    build: str = "",
-    ordinary: bool = False,
-    android: Path | None = None,
+    home: FarmHome, folder: Path, socs: list[str], *, build: str = BUILDS[0], ordinary: bool = False
 ) -> Iterator[Attached]:
-    """Boot virtual devices that no run has started; `ordinary`: behind a server that `adb kill-server` ends.
-
-    `android` is for those that a real adbd serves, of `need_adbd`.
-    """
+    """Boot virtual devices that no run has started; `ordinary`: behind a server that `adb kill-server` ends."""
     with contextlib.ExitStack() as stack:
         # The server outlives the devices, as they are ended without being detached.
         kept = stack.enter_context(ordinary_adb_server(folder)) if ordinary else None
         supervisor = stack.enter_context(Supervisor())
         server = kept or start_adb_server(supervisor, folder / "adb")
-        devices = boot(supervisor, server, socs, folder / "devices", build=build, android=android)
+        devices = boot(supervisor, server, socs, folder / "devices", build=build)
         yield Attached(home, devices, folder, server, supervisor)

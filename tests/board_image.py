@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from debian import unpack
 
 from farm.errors import MissingToolError
 from farm.system.publish import published
-from farm.virtual.android.debian import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

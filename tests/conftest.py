@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
 
 
-pytest_plugins = ["timing_report"]
+pytest_plugins = ["adbd_device", "timing_report"]
 
 _WRITES_NO_BYTECODE = sys.dont_write_bytecode
 # pytest's rewritten assertions are kept between runs: without them the collection takes 18 s of each worker, not 7 s.

@@ -12,13 +12,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from debian import unpack
 from ssh_server import alive, descendants, name_of
 from waiting import require_listening
 
 from farm.devices.device import SshAddress
 from farm.errors import MissingToolError
 from farm.system.processes import Child, Supervisor
-from farm.virtual.android.debian import unpack
 
 SECONDS = 20.0
 # Read before the tests take farm's variables out of the environment.

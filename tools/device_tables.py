@@ -23,7 +23,7 @@ _TESTS = {"commands": "test_device_commands.py", "contract": "test_transport_con
 _COLUMNS = {
     "commands": {"GNU": "GNU", "toybox": "toybox, mksh", "busybox": "busybox"},
     "contract": {
-        "adb": "built-in adbd",
+        "adb": "farm's adbd",
         "adbd": "Android's adbd",
         "ssh": "OpenSSH",
         "dropbear": "dropbear 2022.83",

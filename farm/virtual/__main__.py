@@ -28,12 +28,6 @@ _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 
 async def _serve(tree: DeviceTree, arguments: argparse.Namespace, serial: str) -> None:
     daemon = Daemon(tree, tree.properties)
-    if arguments.android is not None:
-        # Takes longer to import than the built-in daemon to start.
-        from farm.virtual.android.daemon import AdbdDaemon
-
-        daemon = real = AdbdDaemon(tree, tree.properties, arguments.android)
-        await real.start()
     if arguments.fault_rate:
         daemon.faults.randomize(arguments.fault_rate, arguments.fault_seed, _kinds(arguments.fault_kinds))
     with contextlib.closing(Port(arguments.port)) as port:
@@ -61,20 +55,6 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind in text.split(",") if kind]
 
 
-def _properties(soc: str, serial: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what `getprop` says, which daemon serves the device with it. Raises ValueError."""
-    properties = device_properties(soc, serial, __version__, arguments.build)
-    if arguments.android is None:
-        if arguments.instead_of:
-            properties["ro.product.model"] += f" built-in instead of {arguments.instead_of}"
-        return {**properties, "ro.farm.daemon": "built-in"}
-    from farm.virtual.android.daemon import BUILD, adbd_properties
-
-    if arguments.build != BUILD or arguments.fault_rate:
-        raise ValueError(f"a device with a real adbd is of --build {BUILD}, and meets no faults at random")
-    return adbd_properties(properties, arguments.android)
-
-
 def main() -> int:
     """Return 0 when told to end, 2 for arguments that cannot be."""
     parser = argparse.ArgumentParser(prog="python -m farm.virtual", description="One virtual Snapdragon device.")
@@ -86,15 +66,13 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.0, help="share of operations that meet a fault")
     parser.add_argument("--fault-seed", type=int, default=0, help="the same faults for the same seed")
     parser.add_argument("--fault-kinds", default="", help="only these, with commas between; all when left out")
-    parser.add_argument("--android", type=Path, help="folder of farm.virtual.android: a real adbd serves the device")
-    parser.add_argument("--instead-of", default="", help="the daemon that was wanted and cannot be had")
     arguments = parser.parse_args()
     try:
         soc = _known_soc(arguments.soc)
         serial = arguments.serial or f"{VIRTUAL_PREFIX}{soc}-0"
         if not _SERIAL.fullmatch(serial):
             raise ValueError(f"--serial {serial!r} is not a name that begins with {VIRTUAL_PREFIX}")
-        properties = _properties(soc, serial, arguments)
+        properties = device_properties(soc, serial, __version__, arguments.build)
         if is_running(arguments.root):
             raise ValueError(f"another virtual device runs in {arguments.root}")
         tree = DeviceTree(arguments.root, properties)

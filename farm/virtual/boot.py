@@ -45,23 +45,18 @@ def boot(
     socs: Sequence[str],
     root: Path,
     *,
-    build: str = "",
+    build: str = BUILDS[0],
     fault_rate: float = 0.0,
     fault_seed: int = 0,
     fault_kinds: Sequence[str] = (),
-    android: Path | None = None,
-    instead_of: str = "",
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`, and its files are in the folder of that name in `root`: what an
-    earlier life left there is still there. `build` is one of `farm.virtual.tree.BUILDS`, the first unless it is named.
-    Once all of them are up, each of their operations meets a fault with the probability `fault_rate`, of `fault_kinds`
-    or of all kinds; the same faults for the same seed.
-
-    `android` is a folder of `farm.virtual.android.system`, whose adbd serves the devices; they are of the build `user`
-    and meet no faults at random. Without it, `instead_of` is the daemon that they say was wanted. Raises
-    UnknownNameError before anything is started, and InfraError, with the log of the device, when one does not come up.
+    earlier life left there is still there. `build` is one of `farm.virtual.tree.BUILDS`. Once all of them are up, each
+    of their operations meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; the same
+    faults for the same seed. Raises UnknownNameError before anything is started, and InfraError, with the log of the
+    device, when one does not come up.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -71,9 +66,7 @@ def boot(
         seen[soc] += 1
     if not serials:
         return []
-    words = ["--android", str(android)] if android is not None else ["--instead-of", instead_of] if instead_of else []
-    build = build or (BUILDS[0] if android is None else "user")
-    children = [start_device(supervisor, serial, soc, root, build, words) for serial, soc in serials.items()]
+    children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
             devices = list(pool.map(partial(attach_device, adb_server), children))
@@ -87,13 +80,11 @@ def boot(
     return devices
 
 
-def start_device(
-    supervisor: Supervisor, serial: str, soc: str, root: Path, build: str, words: Sequence[str] = ()
-) -> Child:
-    """Start the daemon of a virtual device, with its files in the folder `serial` of `root`; `words` are options."""
+def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:
+    """Start the daemon of a virtual device, with its files in the folder `serial` of `root`."""
     # No site packages: the daemon needs none, and looking through them doubles its start.
     argv: list[str | Path] = [sys.executable, "-S", "-m", "farm.virtual", "--root", root / serial]
-    argv += ["--soc", soc, "--serial", serial, "--build", build, *words]
+    argv += ["--soc", soc, "--serial", serial, "--build", build]
     package = Path(__file__).resolve().parents[2]
     environment = {"PATH": os.defpath, "PYTHONPATH": str(package)}
     log = root / f"{serial}.log"

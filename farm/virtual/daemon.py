@@ -178,7 +178,7 @@ class Daemon:
             for task in (control, *self._connections, *filter(None, [self._accepting])):
                 task.cancel()
             await asyncio.gather(control, *self._connections, return_exceptions=True)
-            await self._end_commands()
+            await self._commands.end()
 
     async def _serve_until_gone(self, listener: socket.socket) -> None:
         """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
@@ -197,33 +197,21 @@ class Daemon:
     async def _end_all(self) -> None:
         """Hang up on everybody, and kill what runs."""
         await self._hang_up()
-        await self._end_commands()
-
-    async def _end_commands(self) -> None:
-        """Kill what runs."""
         await self._commands.end()
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             accepted = await accept_own_async(listener)
-            connection = self._connect(accepted)
+            link = PacketLink(accepted, self._throttle)
+            connection = HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection
             task.add_done_callback(self._connections.pop)
 
-    def _connect(self, accepted: socket.socket) -> HostConnection:
-        """Return what serves a connection of an adb server."""
-        link = PacketLink(accepted, self._throttle)
-        return HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
-
-    def _begin_life(self, reason: str) -> None:
-        """Do what a reboot does to the device."""
-        self._tree.begin_life(reason)
-
     async def _away(self, leaving: asyncio.Future[Any]) -> None:
         """Return when the device is back."""
         if self._rebooting:
-            self._begin_life(self._reason)
+            self._tree.begin_life(self._reason)
         leaving.set_result(None)
         try:
             async with asyncio.timeout(self._absence or None):

@@ -10,15 +10,13 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from adbd_system import need_adbd
 from farm_home import processes_of, wait_for_no_process
 
 from farm.devices.adb.server import start_adb_server
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from farm_home import FarmHome
 
@@ -35,9 +33,9 @@ def server(home: FarmHome) -> Iterator[AdbServer]:
 
 
 @contextlib.contextmanager
-def up(home: FarmHome, server: AdbServer, *words: str, env: Mapping[str, str] | None = None) -> Iterator[list[str]]:
+def up(home: FarmHome, server: AdbServer, *words: str) -> Iterator[list[str]]:
     """The lines that it prints once the devices are there."""
-    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port), **(env or {})}
+    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
     with home.running("virtual", "up", "--soc", "SM8650", *words, env=environment) as process:
         assert process.stdout is not None
         lines: list[str] = []
@@ -132,38 +130,6 @@ def test_with_a_server_of_their_own_and_random_faults(home: FarmHome, server: Ad
         command = [str(server.adb), "-P", port, "-s", f"product:{SERIAL}", "shell", "true"]
         assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
     assert wait_for_no_process(home) == {}
-
-
-@pytest.mark.whole
-def test_androids_own_daemon_serves_them(home: FarmHome, server: AdbServer, farm_cache: Path) -> None:
-    need_adbd(farm_cache)
-    with up(home, server, "--daemon", "adbd") as said:
-        assert "no adbd" not in "\n".join(said)
-        assert adb(server, "-s", f"product:{SERIAL}", "shell", "id -un").stdout == "shell\n"
-        environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
-        (device,) = json.loads(home.farm("devices", "--json", env=environment).stdout)["devices"]
-        assert device["product"].startswith("Virtual SM8650 adbd ")
-        assert (device["kind"], device["root"]) == ("virtual", False)
-        refused = home.farm("virtual", "fault", SERIAL, "kill_runner")
-        assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
-        assert "a real adbd, which cannot be made to do kill_runner" in refused.stderr
-        assert home.farm("virtual", "fault", SERIAL, "reset").returncode == 0
-    assert wait_for_no_process(home) == {}
-
-
-def test_where_androids_daemon_cannot_be_the_built_in_one_serves_and_says_so(
-    home: FarmHome, server: AdbServer, tmp_path: Path
-) -> None:
-    with up(home, server, "--daemon", "adbd", env={"PATH": str(tmp_path)}) as said:
-        (why,) = [line for line in said if line.startswith("no adbd: the built-in daemon serves instead: ")]
-        assert "there is no dpkg" in why or "only root" in why
-        (device,) = json.loads(
-            home.farm("devices", "--json", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}).stdout
-        )["devices"]
-        assert device["product"] == "Virtual SM8650 built-in instead of adbd"
-    for words in (("--build", "rooted-already"), ("--fault-rate", "0.1")):
-        done = home.farm("virtual", "up", "--soc", "SM8650", "--daemon", "adbd", *words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_faults_are_listed(home: FarmHome) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from adbd_system import need_adbd
 
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -40,19 +39,3 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, root / "adb")
         yield Bench(server, boot(supervisor, server, ["SM8650", "sm8750"], root), root)
-
-
-@pytest.fixture(scope="session")
-def built_in_bench(bench: Bench) -> Bench:
-    """What `bench` is where a module has one of its own."""
-    return bench
-
-
-@pytest.fixture(scope="session")
-def adbd_bench(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> Iterator[Bench]:
-    """A device with Android's own daemon and tools, at an adb server of its own: other tests list their devices."""
-    root = tmp_path_factory.mktemp("adbd")
-    android = need_adbd(farm_cache)
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, root / "adb")
-        yield Bench(server, boot(supervisor, server, ["SM8550"], root, android=android), root)

@@ -31,7 +31,7 @@ from farm.system.processes import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from conftest import Bench
+    from adbd_device import AdbdDevice
 
     from farm.devices.device import Device
     from farm.devices.transport import Completed, Transport
@@ -47,8 +47,8 @@ SHELLS = ("tombstone", "logcat", "dmesg", "journal", "dsp")
 )
 def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     if request.param == "toybox":
-        bench: Bench = request.getfixturevalue("adbd_bench")
-        yield identify(bench.devices[0].serial, AdbAddress(bench.server.port))
+        real: AdbdDevice = request.getfixturevalue("adbd")
+        yield identify(real.serial, AdbAddress(real.server.port))
         return
     kind = SshServer if request.param == "GNU" else DropbearServer
     with Supervisor() as supervisor:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from adbd_system import DAEMONS
 
 from farm.config.settings import HealthConfig
 from farm.devices.status import DeviceStatus, check, wait_until_cool
@@ -40,13 +39,6 @@ FINE = DeviceStatus(
 )
 def test_limits_decide(changes: dict[str, float | None], problem: str) -> None:
     assert check(msgspec.structs.replace(FINE, **changes), LIMITS) == problem
-
-
-@pytest.fixture(params=DAEMONS)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    """A device of each daemon."""
-    found: Bench = request.getfixturevalue("adbd_bench" if request.param == "adbd" else "built_in_bench")
-    return found
 
 
 @pytest.fixture

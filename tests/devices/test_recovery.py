@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from adbd_system import DAEMONS, need_adbd
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
@@ -47,15 +46,12 @@ class Patient(NamedTuple):
             transport.close()
 
 
-@pytest.fixture(scope="module", params=DAEMONS)
-def booted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, farm_cache: Path
-) -> Iterator[Patient]:
-    android = need_adbd(farm_cache) if request.param == "adbd" else None
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     folder = tmp_path_factory.mktemp("patient")
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], folder, android=android)
+        [device] = boot(supervisor, server, ["SM8650"], folder)
         address = AdbHost(server.port).network_address(device.serial)
         yield Patient(device, folder / device.serial, server, address)
 

@@ -9,14 +9,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from adbd_system import alive_on, need_adbd
+from adbd_device import start_adbd
 from dropbear_server import DropbearServer, newer_system
 from ssh_server import SshServer, alive
 from waiting import until
@@ -35,6 +34,7 @@ from farm.virtual.boot import boot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from adbd_device import AdbdDevice
     from conftest import Bench
 
     from farm.devices.transport import Process, Transport
@@ -120,9 +120,8 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         bench: Bench = request.getfixturevalue("bench")
         return Way("adb", bench.transport, str(bench.root / bench.devices[0].serial))
     if request.param == "adbd":
-        real: Bench = request.getfixturevalue("adbd_bench")
-        root = real.root / real.devices[0].serial
-        return Way("adbd", real.transport, str(root), partial(alive_on, root))
+        real: AdbdDevice = request.getfixturevalue("adbd")
+        return Way("adbd", real.transport, str(real.root), real.alive)
     if request.param == "ssh":
         server: SshServer = request.getfixturevalue("ssh_server")
         return Way("ssh", lambda: SshTransport("board-1", server.address))
@@ -422,14 +421,17 @@ def doomed(
 ) -> Iterator[tuple[Transport, Callable[[], None]]]:
     """A device of the test alone, and what makes it vanish. This machine cannot."""
     with Supervisor() as supervisor:
-        if request.param in {"adb", "adbd"}:
-            android = need_adbd(farm_cache) if request.param == "adbd" else None
+        if request.param == "adb":
             # An adb server goes on to list a device that vanished, which other tests would see.
             server = start_adb_server(supervisor, tmp_path / "adb")
-            (device,) = boot(supervisor, server, ["SM8450"], tmp_path / "doomed", android=android)
+            (device,) = boot(supervisor, server, ["SM8450"], tmp_path / "doomed")
             child = supervisor.find(device.serial)
             transport: Transport = AdbTransport(device.serial, server.port)
             yield transport, lambda: os.kill(child.pid, 9)
+        elif request.param == "adbd":
+            real = start_adbd(supervisor, tmp_path, farm_cache)
+            transport = real.transport()
+            yield transport, real.vanish
         else:
             server = SshServer(supervisor, tmp_path / "doomed").start()
             transport = SshTransport("board-1", server.address)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from adbd_system import DAEMONS, need_adbd
 from watched_transport import Watched
 
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
@@ -21,18 +20,12 @@ if TYPE_CHECKING:
 STUB = Path(__file__).with_name("serve_stub.py")
 
 
-@pytest.fixture(scope="session", params=DAEMONS)
-def android(request: pytest.FixtureRequest, farm_cache: Path) -> Path | None:
-    """What a real adbd needs to serve the device; None for the built-in daemon."""
-    return need_adbd(farm_cache) if request.param == "adbd" else None
-
-
 @pytest.fixture(scope="session")
-def device_port(tmp_path_factory: pytest.TempPathFactory, android: Path | None) -> Iterator[tuple[str, int, Path]]:
+def device_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
     folder = tmp_path_factory.mktemp("device")
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], folder / "devices", android=android)
+        [device] = boot(supervisor, server, ["SM8650"], folder / "devices")
         yield device.serial, device.address.port, folder / "devices" / device.serial
 
 

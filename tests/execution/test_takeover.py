@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import subprocess
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from adbd_system import alive_on
-from waiting import until
 
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
@@ -31,23 +27,13 @@ SECONDS = 10.0
 
 
 @pytest.fixture
-def start_in(
-    transport: Watched, storage: Path, android: Path | None
-) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
-    """Start a process that works in a folder, as one that survived its owner: on the device where it has its own."""
+def start_in() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """Start a process in a folder: a survivor of another owner."""
     started = []
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
-        if android is None or not folder.is_relative_to(storage):
-            folder.mkdir(parents=True, exist_ok=True)
-            started.append(subprocess.Popen(["sleep", "600"], cwd=folder))
-            return started[-1]
-        place = shlex.quote(str(transport.storage / folder.relative_to(storage)))
-        argv, environment = transport.shell_argv(
-            ["sh", "-c", f"mkdir -p {place}/up; cd {place}; exec sleep 600"], terminal=False
-        )
-        started.append(subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL))
-        until((folder / "up").is_dir, "the start of the program", SECONDS)
+        folder.mkdir(parents=True, exist_ok=True)
+        started.append(subprocess.Popen(["sleep", "600"], cwd=folder))
         return started[-1]
 
     yield start
@@ -63,20 +49,13 @@ def runner_of(session: DeviceSession, bundle: Bundle, folder: Path) -> int:
     return int(raw.stderr.split()[1])
 
 
-@pytest.fixture
-def alive(storage: Path, android: Path | None) -> Callable[[int], bool]:
-    """Tell whether a program runs that the device calls so."""
-    if android is not None:
-        return partial(alive_on, storage.parents[3])
-
-    def runs(pid: int) -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    return runs
+def alive(pid: int) -> bool:
+    """Return whether a program of the device runs, or waits for its parent."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
@@ -86,7 +65,6 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
     storage: Path,
     tmp_path: Path,
     start_in: Callable[[Path], subprocess.Popen[bytes]],
-    alive: Callable[[int], bool],
 ) -> None:
     good = make_bundle(b"good")
     old = DeviceSession(transport, runtime, "old", transport.serial)
@@ -101,8 +79,7 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
 
     new = DeviceSession(transport, runtime, "new", transport.serial, takeover=True)
     new_runner = runner_of(new, good, tmp_path / "new")
-    # What adb calls a signal is what a shell does.
-    assert survivor.wait(SECONDS) in {-9, 128 + 9}
+    assert survivor.wait(SECONDS) == -9
     assert not alive(old_runner)
     assert bystander.poll() is None
     assert [path.name for path in storage.glob("run-*")] == [f"run-new-{os.getpid()}"]
@@ -125,11 +102,7 @@ def runner_stays(session: DeviceSession, bundle: Bundle, folder: Path) -> bool:
 
 
 def test_without_taking_over_others_are_left_alone(
-    transport: Watched,
-    runtime: Runtime,
-    make_bundle: Callable[..., Bundle],
-    tmp_path: Path,
-    alive: Callable[[int], bool],
+    transport: Watched, runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     good = make_bundle(b"good")
     first = DeviceSession(transport, runtime, "first", transport.serial)

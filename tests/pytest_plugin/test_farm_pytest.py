@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from adbd_system import DAEMONS, need_adbd
-from attached import attach
 from farm_home import wait_for_no_process
 from waiting import until
 
@@ -106,17 +103,11 @@ def test_worker_dies():
 """
 
 
-@pytest.mark.parametrize("daemon", DAEMONS)
-def test_own_tests_on_two_devices(home: FarmHome, models: Path, daemon: str, farm_cache: Path, tmp_path: Path) -> None:
+def test_own_tests_on_two_devices(home: FarmHome, models: Path) -> None:
     lay_out(home.cwd, SUITE.replace("MODELS", str(models)))
 
-    with contextlib.ExitStack() as stack:
-        devices, env = ["--virtual", "2"], ALONE
-        if daemon == "adbd":
-            bench = stack.enter_context(attach(home, tmp_path, ["SM8650"] * 2, android=need_adbd(farm_cache)))
-            devices, env = [], ALONE | bench.env
-        words = ["pytest", "--soc", "SM8650", *devices, "--json", "--", "tests", "-q"]
-        done = home.farm(*words, timeout_s=600, env=env)
+    words = ["pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "tests", "-q"]
+    done = home.farm(*words, timeout_s=600, env=ALONE)
 
     view = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr

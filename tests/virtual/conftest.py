@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from adbd_device import DAEMONS
+from ssh_server import alive
 
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
@@ -13,8 +15,10 @@ from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from adbd_device import AdbdDevice
 
 
 @dataclass
@@ -25,6 +29,8 @@ class Attached:
     serial: str
     root: Path
     pid: int
+    alive: Callable[[int], bool] = alive
+    """Function that returns whether a process of the device runs, by the device's number."""
 
     def command(self, *words: str | Path) -> list[str]:
         return [str(self.server.adb), "-s", adb_target(self.serial), *map(str, words)]
@@ -46,3 +52,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
         server = start_adb_server(supervisor, root / "adb")
         (one,) = boot(supervisor, server, ["SM8650"], root)
         yield Attached(server, one.serial, root / one.serial, supervisor.find(one.serial).pid)
+
+
+@pytest.fixture(scope="session", params=DAEMONS)
+def any_device(request: pytest.FixtureRequest) -> Attached:
+    """Device with farm's daemon, and device with Android's: an expectation that both meet is true of phones."""
+    if request.param == "adbd":
+        real: AdbdDevice = request.getfixturevalue("adbd")
+        return Attached(real.server, real.serial, real.root, real.child.pid, real.alive)
+    device: Attached = request.getfixturevalue("device")
+    return device

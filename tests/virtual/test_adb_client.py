@@ -1,20 +1,18 @@
-"""What a person with the ordinary adb command sees."""
+"""Virtual device through the ordinary adb command; tests of `any_device` run over Android's own daemon as well."""
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import os
 import pty
 import select
-import signal
 import stat
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import all_the_time, ends, until
+from waiting import all_the_time, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +36,7 @@ def test_getprop(device: Attached) -> None:
     assert "[ro.build.version.sdk]: [35]\n" in everything
 
 
-def test_a_folder_goes_there_and_back(device: Attached, tmp_path: Path) -> None:
+def test_a_folder_goes_there_and_back(any_device: Attached, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)
     (source / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
@@ -47,11 +45,11 @@ def test_a_folder_goes_there_and_back(device: Attached, tmp_path: Path) -> None:
     (source / "deep/none").write_bytes(b"")
     for name in ("a b", "quote's", "$(id)", "new\nline", "Grüße"):
         (source / "deep" / name).write_text(name)
-    device.adb("push", source, "/data/local/tmp/folder")
-    assert device.adb("shell", "/data/local/tmp/folder/run.sh 'x  y'").stdout == b"ran x y\n"
-    mode = (device.root / "data/local/tmp/folder/deep/none").stat().st_mode
+    any_device.adb("push", source, "/data/local/tmp/folder")
+    assert any_device.adb("shell", "/data/local/tmp/folder/run.sh 'x  y'").stdout == b"ran x y\n"
+    mode = (any_device.root / "data/local/tmp/folder/deep/none").stat().st_mode
     assert not stat.S_IMODE(mode) & 0o111
-    device.adb("pull", "/data/local/tmp/folder", tmp_path / "back")
+    any_device.adb("pull", "/data/local/tmp/folder", tmp_path / "back")
     compared = filecmp.dircmp(source, tmp_path / "back")
     assert not compared.left_only
     assert not compared.right_only
@@ -59,24 +57,24 @@ def test_a_folder_goes_there_and_back(device: Attached, tmp_path: Path) -> None:
     assert filecmp.cmpfiles(source, tmp_path / "back", names, shallow=False)[0] == names
 
 
-def test_exit_codes_and_streams(device: Attached) -> None:
-    done = device.adb("shell", "echo out; echo err >&2; exit 42", check=False)
+def test_exit_codes_and_streams(any_device: Attached) -> None:
+    done = any_device.adb("shell", "echo out; echo err >&2; exit 42", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (42, b"out\n", b"err\n")
-    assert device.adb("shell", "kill -9 $$", check=False).returncode == 137
-    old = device.adb("shell", "-x", "echo out; echo err >&2; exit 42", check=False)
+    assert any_device.adb("shell", "kill -9 $$", check=False).returncode == 137
+    old = any_device.adb("shell", "-x", "echo out; echo err >&2; exit 42", check=False)
     assert (old.returncode, old.stdout) == (0, b"out\nerr\n")
-    assert device.adb("shell", "wc -c", stdin=b"x" * 300_000).stdout == b"300000\n"
+    assert any_device.adb("shell", "wc -c", stdin=b"x" * 300_000).stdout == b"300000\n"
 
 
-def test_binary_out_and_in(device: Attached) -> None:
-    path = device.root / "data/local/tmp/binary"
+def test_binary_out_and_in(any_device: Attached) -> None:
+    path = any_device.root / "data/local/tmp/binary"
     # adb hangs up with a packet still under way, and does so at another moment every time.
     for _ in range(10):
         path.unlink(missing_ok=True)
         data = os.urandom(3_000_000)
-        device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
+        any_device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
         until(lambda: path.exists() and path.stat().st_size >= 3_000_000, "all bytes")
-    assert device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
+    assert any_device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
 
 
 def test_nothing_of_this_machines_environment_is_seen(device: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +123,10 @@ def converse(terminal: int, typed: bytes) -> bytes:
     raise AssertionError(f"no end after {said!r}")
 
 
-def test_a_terminal(device: Attached) -> None:
+def test_a_terminal(any_device: Attached) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        device.command("shell"), env=device.environment, stdin=theirs, stdout=theirs, stderr=theirs
+        any_device.command("shell"), env=any_device.environment, stdin=theirs, stdout=theirs, stderr=theirs
     ) as shell:
         os.close(theirs)
         try:
@@ -141,51 +139,49 @@ def test_a_terminal(device: Attached) -> None:
 
 
 @pytest.mark.parametrize("way", ["shell", "exec-out"])
-def test_hanging_up_tells_one_process_and_what_it_started_lives_on(device: Attached, way: str) -> None:
+def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: Attached, way: str) -> None:
     """As on a phone: adbd sends SIGHUP to the command alone, and to nobody where it only has its output."""
     script = "echo $$; sleep 600 & echo $!; setsid sleep 600 & echo $!; wait"
     with subprocess.Popen(
-        device.command(way, script), env=device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        any_device.command(way, script), env=any_device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as shell:
         assert shell.stdout is not None
         command, *children = (int(shell.stdout.readline()) for _ in range(3))
         shell.kill()
     try:
-        until(lambda: way != "shell" or not os.path.exists(f"/proc/{command}"), "the end of the command")
+        until(lambda: way != "shell" or not any_device.alive(command), "the end of the command")
         living = children if way == "shell" else [command, *children]
-        assert all_the_time(lambda: all(os.path.exists(f"/proc/{pid}") for pid in living), 0.2)
-        assert os.path.exists(f"/proc/{command}") == (way != "shell")
+        assert all_the_time(lambda: all(any_device.alive(pid) for pid in living), 0.2)
+        assert any_device.alive(command) == (way != "shell")
     finally:
-        for pid in (command, *children):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        any_device.adb("shell", f"kill -9 {command} {' '.join(map(str, children))}", check=False)
 
 
-def test_a_program_that_writes_to_nobody_ends(device: Attached) -> None:
+def test_a_program_that_writes_to_nobody_ends(any_device: Attached) -> None:
     with subprocess.Popen(
-        device.command("exec-out", "echo $$; exec yes"), env=device.environment, stdout=subprocess.PIPE
+        any_device.command("exec-out", "echo $$; exec yes"), env=any_device.environment, stdout=subprocess.PIPE
     ) as shell:
         assert shell.stdout is not None
         pid = int(shell.stdout.readline())
         shell.kill()
-    assert ends(pid)
+    until(lambda: not any_device.alive(pid), "the end of the program", 60)
 
 
-def test_files_have_the_rights_that_adbd_gives_them(device: Attached, tmp_path: Path) -> None:
+def test_files_have_the_rights_that_adbd_gives_them(any_device: Attached, tmp_path: Path) -> None:
     for mode in (0o600, 0o755, 0o744, 0o444):
         source = tmp_path / f"{mode:o}"
         source.write_bytes(b"x")
         source.chmod(mode)
-        device.adb("push", source, f"/data/local/tmp/rights/deep/{mode:o}")
-    device.adb("shell", "mkdir /data/local/tmp/rights/made; touch /data/local/tmp/rights/written")
-    folder = device.root / "data/local/tmp/rights"
+        any_device.adb("push", source, f"/data/local/tmp/rights/deep/{mode:o}")
+    any_device.adb("shell", "mkdir /data/local/tmp/rights/made; touch /data/local/tmp/rights/written")
+    folder = any_device.root / "data/local/tmp/rights"
     modes = {str(path.relative_to(folder)): f"{path.stat().st_mode & 0o777:o}" for path in folder.rglob("*")}
     expected = {"deep/600": "666", "deep/755": "777", "deep/744": "777", "deep/444": "444"}
     assert modes == {**expected, "deep": "775", "made": "777", "written": "666"}
-    assert device.root.stat().st_mode & 0o777 == 0o700
+    assert any_device.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_cannot_be_a_file_is_refused_in_adbds_words(device: Attached, tmp_path: Path) -> None:
+def test_what_cannot_be_a_file_is_refused_in_adbds_words(any_device: Attached, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("new")
     for place, words in (
         # adb pushes into the folder, as it looks first; and there is one of the file's name.
@@ -193,12 +189,12 @@ def test_what_cannot_be_a_file_is_refused_in_adbds_words(device: Attached, tmp_p
         ("no-such-folder/", "couldn't create file: Is a directory"),
         ("plain/below", "Not a directory"),
     ):
-        (device.root / "data/local/tmp/folder.txt/file").mkdir(parents=True, exist_ok=True)
-        (device.root / "data/local/tmp/plain").write_text("old")
-        done = device.adb("push", tmp_path / "file", f"/data/local/tmp/{place}", check=False)
+        (any_device.root / "data/local/tmp/folder.txt/file").mkdir(parents=True, exist_ok=True)
+        (any_device.root / "data/local/tmp/plain").write_text("old")
+        done = any_device.adb("push", tmp_path / "file", f"/data/local/tmp/{place}", check=False)
         assert (done.returncode, words in (done.stdout + done.stderr).decode()) == (1, True), (place, done)
-    assert not (device.root / "data/local/tmp/no-such-folder").exists()
-    assert (device.root / "data/local/tmp/plain").read_text() == "old"
+    assert not (any_device.root / "data/local/tmp/no-such-folder").exists()
+    assert (any_device.root / "data/local/tmp/plain").read_text() == "old"
 
 
 def test_services_that_it_does_not_have_are_refused(device: Attached) -> None:

@@ -12,7 +12,7 @@ import click
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, opened, show
 from farm.config.settings import load_config
-from farm.errors import InfraError, MissingToolError, StoreError, UnknownNameError, UsageError
+from farm.errors import InfraError, StoreError, UnknownNameError, UsageError
 from farm.report.terminal.layout import columns
 from farm.system.text import one_line
 from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
@@ -52,12 +52,8 @@ def command() -> None:
 @click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC that they have; may be repeated.")
 @click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
 @click.option(
-    "--daemon",
-    type=click.Choice(["built-in", "adbd"]),
-    default="built-in",
-    help="What serves them: farm's own daemon, or Android's adbd with mksh and toybox, from Debian.",
+    "--build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True, help="Whether adbd can be root, or is."
 )
-@click.option("--build", type=click.Choice(BUILDS), help=f"Whether adbd can be root, or is; {BUILDS[0]} when left out.")
 @click.option("--own-server", is_flag=True, help="An adb server of their own, instead of yours.")
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
 @click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
@@ -67,8 +63,6 @@ def up(
     folder: Path | None,
     socs: tuple[str, ...],
     count: int,
-    daemon: str,
-    build: str | None,
     fault_kinds: str,
     *,
     own_server: bool,
@@ -80,8 +74,6 @@ def up(
     from farm.system.processes import Supervisor
     from farm.virtual.boot import boot
 
-    if daemon == "adbd" and (build not in {None, "user"} or behaviour["fault_rate"]):
-        raise UsageError("--daemon adbd has devices of --build user alone, and without --fault-rate: adbd is as it is")
     kinds = [_kind(name) for name in fault_kinds.split(",") if name]
     names = [find_soc(name).name for name in dict.fromkeys(socs)]
     place = _place(config_file, folder)
@@ -93,15 +85,12 @@ def up(
         # What nohup makes deaf stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    served = _served_by(daemon, config_file)
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, place / "adb") if own_server else ordinary_server(start=True)
         _refuse_attached(server, names)
         attached: list[str] = []
         try:
-            devices = boot(
-                supervisor, server, wanted, place, build=build or "", fault_kinds=kinds, **served, **behaviour
-            )
+            devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
             attached = _addresses(server, [device.serial for device in devices])
             _show(devices, place, server, own_server=own_server)
             _stay(supervisor, devices)
@@ -111,20 +100,6 @@ def up(
             supervisor.close()
             if not own_server:
                 _detach(server, attached)
-
-
-def _served_by(daemon: str, config_file: Path | None) -> dict[str, Any]:
-    """Return what `boot` is to be given for a daemon. Where adbd cannot be had the built-in one serves, and says so."""
-    if daemon != "adbd":
-        return {}
-    from farm.virtual.android.system import android_system
-
-    try:
-        system = android_system(load_config(config_file).cache_dir, log=lambda line: echo(line, err=True))
-    except MissingToolError as error:
-        echo(f"no adbd: the built-in daemon serves instead: {error}", err=True)
-        return {"instead_of": daemon}
-    return {"android": system}
 
 
 def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:

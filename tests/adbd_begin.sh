@@ -1,10 +1,11 @@
 # shellcheck shell=sh
-# The first process of a device, in namespaces of its own for mounts, processes, IPC and the host name: makes the
-# device's root folder, and becomes its init, which has no rights any more. $1: the folder of system.py, $2: the
-# device's files, $3: what init does, for the device's shell. What is mounted is gone with the last process.
+# First process of a device, in namespaces of its own for network, mounts, processes, IPC and the host name: makes the
+# device's root folder, and becomes its init without any capability. $1: root folder of adbd_device.py, $2: the
+# device's files, $3: command of init for the device's shell. Mounts disappear with the last process.
 set -eu
 image=$1 files=$2 init=$3
 chroot=$(command -v chroot)
+"$image/usr/bin/busybox" ifconfig lo up
 mount --make-rprivate /
 mount --bind "$image" "$image"
 mount -o remount,bind,ro,nosuid,nodev "$image"

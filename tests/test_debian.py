@@ -1,4 +1,4 @@
-"""Packages of a newer Debian come from this machine's mirror, signed, and nothing is installed."""
+"""Packages of another release of Debian: from the machine's mirror, signed, never installed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from debian import apt_configuration, find_mirror, source_entry, unpack
 
 from farm.errors import MissingToolError
-from farm.virtual.android.debian import apt_configuration, find_mirror, source_entry, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,6 @@ def test_of_the_machines_configuration_only_the_way_to_the_network_counts(tmp_pa
 
 @needs_apt
 def test_an_index_that_debian_has_not_signed_is_refused(tmp_path: Path) -> None:
-    """As apt itself says it, of a mirror that has everything but a signature."""
     for name in ("lists/partial", "cache/archives/partial", "state", "debian/dists/sid/main/binary-amd64"):
         (tmp_path / name).mkdir(parents=True)
     tmp_path.chmod(0o755)
