@@ -15,12 +15,12 @@ from farm.pool.fleet import Choice
 from farm.request.choose import jobs_of, select
 from farm.request.request import RunRequest
 from farm.suites.options import parse_options
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.config.settings import Config
-    from farm.suites.suite import Job
 
 SIDES = ("A", "B")
 _TWO = 2
@@ -59,6 +59,8 @@ class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of targets of both sides: every combination is a target of its own."""
     keyword: str = ""
     """As pytest's -k."""
+    jobs: tuple[Job, ...] = ()
+    """Jobs of both sides in place of a selection by suite; empty for the selection."""
     virtual: int = 0
     """Virtual devices a SoC; 0 for attached ones."""
     choice: Choice = Choice()
@@ -116,7 +118,10 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest, not
         checkout = Checkout(Path(side.toolchain))
         commit = checkout.commit(side.base)
         require_built(config, checkout, commit)
-        toolchain = worktree(config, checkout, commit, note).toolchain
+        tree = worktree(config, checkout, commit, note)
+        for warning in tree.warnings:
+            note(warning)
+        toolchain = tree.toolchain
     elif any(one.base for one in request.sides):
         from farm.toolchains.worktrees import toolchain_at
 
@@ -136,6 +141,8 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest, not
 
 def jobs_of_side(config: Config, request: ComparisonRequest, side: SideRequest) -> dict[str, Job]:
     """Return the jobs of a side by the name that they have on both. Raises UsageError, NothingSelectedError."""
+    if request.jobs:
+        return {job.id: job for job in request.jobs}
     own = _own_options(request, side)
     asked = RunRequest(
         socs=request.socs,

@@ -12,7 +12,7 @@ import msgspec
 from farm.errors import UsageError
 from farm.request.resume import in_progress
 from farm.store.artifacts import GRACE_S, ArtifactStore
-from farm.system.ids import is_run_id
+from farm.system.ids import is_bundle_key, is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,12 +141,12 @@ class Remains:
         if keep_ms is None:
             return []
         old = time.time() - keep_ms / 1000
-        folders = (one for name in (BISECTS, COMPARES) for one in (self._config.state_dir / name).glob("*"))
-        return sorted(
-            one
-            for one in folders
-            if is_run_id(one.name) and one.is_dir() and not one.is_symlink() and _newest(one) < old
+        # A search is named by the SHA-256 of its request.
+        kinds = ((COMPARES, is_run_id), (BISECTS, is_bundle_key))
+        folders = (
+            one for kind, is_own in kinds for one in (self._config.state_dir / kind).glob("*") if is_own(one.name)
         )
+        return sorted(one for one in folders if one.is_dir() and not one.is_symlink() and _newest(one) < old)
 
     def measure_folders(self, folders: Iterable[Path], freed: Freed) -> None:
         """Add what `remove_evidence` would free."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ import msgspec
 from farm.backends.registry import cpu_backends
 from farm.errors import UsageError
 from farm.system.git import ask_git, git
-from farm.system.hashes import is_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ _NO_OUTPUT = frozenset(
 )  # fmt: skip
 _EXPORT_SECONDS = 600.0
 _LOADED = ("*.so", "*.so.*", "*.pyd", "*.dylib")
-_FIELDS = "%H%x00%P%x00%an <%ae>%x00%aI%x00%ct%x00%s"
+_FIELDS = "%H%x00%P%x00%an <%ae>%x00%aI%x00%s"
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -49,19 +49,12 @@ class Commit(msgspec.Struct, frozen=True):
     """`name <address>`."""
     date: str
     """When it was written, ISO 8601."""
-    committed_ms: int
-    """Epoch, milliseconds."""
     subject: str
 
     @property
     def short(self) -> str:
         """The first of its hash."""
         return self.sha[:10]
-
-    @property
-    def is_merge(self) -> bool:
-        """Whether it has more than one parent."""
-        return len(self.parents) > 1
 
 
 class Submodule(msgspec.Struct, frozen=True):
@@ -162,12 +155,6 @@ class Checkout:
         """Return a hash of what the native parts are built of at a commit."""
         return _digest((path, facts) for path, facts in self.files(commit).items() if is_native(path, facts))
 
-    def content_key(self, commit: Commit, *, built: bool) -> str:
-        """Return a hash of what of a commit may take part in compiling; `built`: its native parts are built too."""
-        native = self.native_key(commit) if built else ""
-        read = ((path, facts) for path, facts in self.files(commit).items() if _may_take_part(path, facts))
-        return _digest([("native", native), *read])
-
     @cached_property
     def built_key(self) -> str:
         """As `native_key`, of what lies in the checkout; of no commit where sources of native parts are edited."""
@@ -219,15 +206,26 @@ def outputs_of(folder: Path, *, own: bool = False) -> Iterator[str]:
             yield path
 
 
+def make_borrowing(folder: Path, own: Path, repository: Checkout, *options: str) -> None:
+    """Make a repository in `folder`, whose git folder is `own`, with the objects of `repository`, which are not copied.
+
+    `options` are those of `git init`.
+    """
+    folder.mkdir(parents=True)
+    words = ("init", "--quiet", "--template=", f"--object-format={repository.object_format}", *options)
+    git(folder, *words, own=True)
+    (own / "objects" / "info").mkdir(parents=True, exist_ok=True)
+    (own / "objects" / "info" / "alternates").write_text(f"{repository.objects}\n", encoding="utf-8")
+    if (shallow := repository.objects.with_name("shallow")).is_file():
+        shutil.copyfile(shallow, own / "shallow")
+
+
 def export(tree: Path, repository: Checkout, commit: Commit) -> None:
     """Make `tree`, a repository of its own with the files of a commit and without submodules.
 
     It borrows the objects of `repository`. Raises UsageError where they are not all there.
     """
-    tree.mkdir(parents=True)
-    git(tree, "init", "--quiet", "--template=", f"--object-format={repository.object_format}", own=True)
-    (tree / ".git" / "objects" / "info").mkdir(parents=True, exist_ok=True)
-    (tree / ".git" / "objects" / "info" / "alternates").write_text(f"{repository.objects}\n", encoding="utf-8")
+    make_borrowing(tree, tree / ".git", repository)
     try:
         # The same bytes on every machine, whatever is usual there.
         settings = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "advice.detachedHead=false")
@@ -252,12 +250,6 @@ def is_native(path: str, facts: str = "") -> bool:
     return suffix in _YAML and folders[:1] == ("kernels",)
 
 
-def _may_take_part(path: str, facts: str) -> bool:
-    """Return whether a compiler may read a file of a commit: no documentation, and no source of native parts."""
-    hidden = any(part.startswith(".") for part in path.split("/"))
-    return is_read(path) and not hidden and not path.startswith("docs/") and not facts.startswith(_SUBMODULE)
-
-
 def _digest(parts: Iterable[tuple[str, str]]) -> str:
     digest = hashlib.sha256()
     for path, facts in sorted(parts):
@@ -270,7 +262,7 @@ def _commits(text: str) -> list[Commit]:
     # Messages and names may be in any encoding.
     fields = text.encode(errors="surrogateescape").decode(errors="replace").removesuffix("\0").split("\0")
     found = []
-    for at in range(0, len(fields) - 5, 6):
-        sha, parents, author, date, seconds, subject = fields[at : at + 6]
-        found.append(Commit(sha.strip(), tuple(parents.split()), author, date, int(seconds) * 1000, subject))
+    for at in range(0, len(fields) - 4, 5):
+        sha, parents, author, date, subject = fields[at : at + 5]
+        found.append(Commit(sha.strip(), tuple(parents.split()), author, date, subject))
     return found

@@ -32,8 +32,6 @@ from farm.errors import FIRST_RUN, UsageError
 from farm.nightly import debug_failures
 from farm.nightly.plan import command_of
 from farm.pool.fleet import Choice
-from farm.regressions import commit_evidence
-from farm.regressions.commit_records import CommitsRequest
 from farm.replay.debug import DebugOutcome
 from farm.replay.stored_result import find_job
 from farm.report.model.rerun import fetch_command, rerun_command, ways_again
@@ -94,8 +92,6 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm agent": (),
     "farm attach": (),
     "farm attach {}": ("1",),
-    "farm bisect --commits GOOD..BAD JOB": (),
-    "farm bisect --resume {}": ("s-conv",),
     "farm cancel {}": ("1",),
     "farm compare --options {}=false --options {}=true": ("direct_mode", "direct_mode"),
     "farm connect {}": ("phone-1",),
@@ -337,10 +333,6 @@ def built() -> dict[str, list[str]]:
         socs=("SM8650",), suites=("a suite",), precisions=("8a8w",), options=("htp_performance_mode=burst",),
         choice=Choice(("phone-1",), ("lab",)), keyword="conv and 3", most_devices=2, seconds=9, timeout_s=7,
     )  # fmt: skip
-    commits = CommitsRequest(
-        checkout="/x", good="a" * 40, bad="b" * 40, jobs=(JOB.id,), metric="latency", build=("make", "-j 2"),
-        toolchain="main", virtual=True, pairs=7, least_inferences=3,
-    )  # fmt: skip
     outcome = DebugOutcome(JOB.id, "1", 1, None, (), Diagnosis("", ""), {}, {}, Path("report.html"), {"csv": "0" * 64})
     generated: Any = SimpleNamespace(view=failed(suite="qnn_llama_runner"))
     config: Any = None
@@ -356,7 +348,6 @@ def built() -> dict[str, list[str]]:
         "cli/running/debug.py:_text": commands_in("\n".join(debug_command._text(outcome, 0))),
         "nightly/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
         "nightly/plan.py:command_of": [command_of(request)],
-        "regressions/commit_evidence.py:_command": [commit_evidence._command(commits)],
         "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),
         "report/model/rerun.py:fetch_command": [fetch_command(failed(), "1")],
         "report/model/rerun.py:rerun_command": [

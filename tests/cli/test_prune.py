@@ -88,9 +88,12 @@ def test_a_dry_run_changes_nothing_and_says_what_does(home: FarmHome, store: Sto
 def test_comparisons_and_searches_among_commits_go_by_age(home: FarmHome, store: Store) -> None:
     store.close()
     then = time.time() - 100 * DAY_S
-    ids = {"old": "20260801-010101-aaaaaa", "young": "20260801-010101-bbbbbb"}
-    for kind in ("compares", "bisects"):
-        for age, name in ids.items():
+    ids = {
+        "compares": {"old": "20260801-010101-aaaaaa", "young": "20260801-010101-bbbbbb"},
+        "bisects": {"old": "a" * 64, "young": "b" * 64},
+    }
+    for kind, names in ids.items():
+        for age, name in names.items():
             folder = home.state / kind / name
             folder.mkdir(parents=True)
             (folder / "state.json").write_bytes(bytes(10))
@@ -102,8 +105,8 @@ def test_comparisons_and_searches_among_commits_go_by_age(home: FarmHome, store:
     shown = home.farm("prune", "--keep", "90d")
     assert "folders      2 on this machine, 20 B" in shown.stdout, shown.stderr
     assert home.farm("prune", "--keep", "90d", "--yes").returncode == 0
-    for kind in ("compares", "bisects"):
-        assert {path.name for path in (home.state / kind).iterdir()} == {ids["young"], "mine"}
+    for kind, names in ids.items():
+        assert {path.name for path in (home.state / kind).iterdir()} == {names["young"], "mine"}
 
 
 def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, store: Store) -> None:

@@ -42,7 +42,7 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 
 
 @click.command("bisect")
-@click.argument("jobs", metavar="JOB...", nargs=-1)
+@click.argument("job")
 @click.option("--good", metavar="RUN", help="Of runs: one before it got worse: an id, or latest~20.")
 @click.option("--bad", metavar="RUN", help="Of runs: one after it: an id, or latest.")
 @click.option("--commits", metavar="GOOD..BAD", default="", help="Search commits of a checkout, not runs.")
@@ -60,22 +60,14 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
     metavar="COMMAND",
     help="Builds the native parts where a commit changes them; otherwise build in farm.toml.",
 )
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value="latest",
-    metavar="ID",
-    help="Go on with a search of commits, or show it: an id; otherwise the latest.",
-)
-@click.option("--anew", is_flag=True, help="Begin anew where such a search is not finished.")
 @soc_option("SoC, where a JOB has no target and results on several.")
 @click.option("--precision", help="Precision, where a JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
-@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits: what is worse.")
-@click.option("--markdown", type=OUTPUT_FILE, help="Write the evidence of a search of commits here too.")
+@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits the difference at BAD.")
+@click.option("--markdown", type=OUTPUT_FILE, help="Of commits: write the evidence here too.")
 @interleaved_options
 @json_option("Print everything, with all samples, as JSON.")
-def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: bool, **options: Any) -> int:
+def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **options: Any) -> int:
     """Find the run, or the commit, since which JOB is worse.
 
     With --good and --bad: stored bundles are run again. First the whole step
@@ -85,46 +77,36 @@ def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: 
     bundle are measured once; at most 8 bundles are. Nothing is compiled unless
     the same bundle comes of it.
 
-    With --commits: few commits between two of a checkout are compiled and run,
-    each in a source tree of its own. What is searched for is what is wrong at
-    the end: it does not import or compile, its verdict, a deterministic metric
-    exactly, or a time, measured in turns with the good commit. Commits that
-    cannot tell are skipped, those of the same content have one answer, merges
-    count as one commit (first parents). Ctrl-C and a kill lose one step: the
-    same command goes on. Nothing is recorded of either.
+    With --commits: 'git bisect' chooses commits of a checkout, and each is
+    compared with GOOD as by 'farm compare', in a source tree of its own. The
+    search follows the difference at BAD: a failure, operators left to the CPU,
+    a time or a figure of outputs; --metric names another, such as pte_size.
+    Commits that do not build or fail in another way are skipped, and a merge is
+    one commit (first parents). git keeps the answers: after Ctrl-C or a kill
+    the same command continues. Nothing is recorded of either.
 
     \b
     Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
-    shown; 2 usage, a bundle of the ends is gone, or no commits could be
-    searched: the good end does not compile or pass (3 if another JOB got
-    worse); 4 no device or infrastructure; 130 interrupted.
+    shown; 2 usage, a bundle of the ends is gone, or JOB does not pass at the
+    good commit; 4 no device or infrastructure; 130 interrupted.
     """
-    if options["commits"] or options["resume"]:
-        from farm.cli.running.commits import bisect_over_commits, resume_over_commits
+    if options["commits"]:
+        from farm.cli.running.commits import bisect_over_commits
 
-        refuse_together(
-            {"--good": options["good"], "--bad": options["bad"]}, "{} is for runs: leave it or --commits out"
-        )
-        _require_one_kind(options)
-        with opened(config_file) as (config, store):
-            over_commits = resume_over_commits if options["resume"] else bisect_over_commits
-            return over_commits(config, store, jobs, options, as_json=as_json)
-    return _bisect_runs(jobs, config_file, options, as_json=as_json)
+        given = {f"--{name}": options[name] for name in ("good", "bad", "inferences")}
+        refuse_together(given, "{} is for runs: leave it or --commits out")
+        if options["virtual"]:
+            refuse_together({"--device": options["device"]}, FOR_ATTACHED)
+        return bisect_over_commits(config_file, job, options, as_json=as_json)
+    return _bisect_runs(job, config_file, options, as_json=as_json)
 
 
-def _require_one_kind(options: dict[str, Any]) -> None:
-    if options["virtual"]:
-        refuse_together({"--device": options["device"]}, FOR_ATTACHED)
-
-
-def _bisect_runs(jobs: tuple[str, ...], config_file: Path | None, options: dict[str, Any], *, as_json: bool) -> int:
-    names = ("checkout", "toolchain", "build", "anew", "soc", "precision", "options", "markdown")
+def _bisect_runs(job: str, config_file: Path | None, options: dict[str, Any], *, as_json: bool) -> int:
+    names = ("checkout", "toolchain", "build", "soc", "precision", "options", "markdown")
     given = {f"--{name.removesuffix('s') if name == 'options' else name}": options[name] for name in names}
     refuse_together(given, "{} is for --commits GOOD..BAD: leave it out")
     if not (options["good"] and options["bad"]):
         raise UsageError("name two runs with --good and --bad, or commits of a checkout with --commits GOOD..BAD")
-    if len(jobs) != 1:
-        raise UsageError("name one JOB: of runs one is searched at a time")
     from farm.regressions.bisect import bisect, find_ends
     from farm.request.resume import config_to_run_again
 
@@ -135,7 +117,7 @@ def _bisect_runs(jobs: tuple[str, ...], config_file: Path | None, options: dict[
         echo("\n".join(wrapped(line)), err=as_json)
 
     with opened(config_file, existing=True) as (config, store):
-        old, new = find_ends(store, jobs[0], options["good"], options["bad"])
+        old, new = find_ends(store, job, options["good"], options["bad"])
         selected = config_to_run_again(config, new.run, "", notice)
         outcome = bisect(selected, store, old, new, request, notice, options["metric"], show_probe)
     show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)

@@ -3,86 +3,61 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.cli.output import as_called, notice, show, write_file
-from farm.cli.running.confirm import asked_inferences
+from farm.cli.output import as_called, notice, opened, show, width, write_file
+from farm.cli.running.confirm import REGRESSION
 from farm.errors import UsageError
-from farm.report.terminal.layout import SIMULATED, wrapped
+from farm.report.terminal.layout import wrapped
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.compare.commit_bisect import BisectOutcome
     from farm.config.settings import Config
-    from farm.regressions.commit_records import CommitsRequest
-    from farm.regressions.commit_session import CommitsOutcome
-    from farm.store.store import Store
     from farm.suites.suite import Job
+    from farm.toolchains.commits import Commit
 
-EVIDENCE_FILE = "evidence.md"
-REGRESSION = 3
-"""Exit code: something got worse, and since when is shown."""
-
-
-def bisect_over_commits(
-    config: Config, store: Store, jobs: tuple[str, ...], options: dict[str, Any], *, as_json: bool
-) -> int:
-    """Search, show what is found, and return the exit code. Raises UsageError, NoDeviceError, InfraError."""
-    from farm.regressions.commit_session import bisect_commits
-
-    request, found = _request(config, jobs, options)
-    outcome = bisect_commits(config, store, request, found, as_called(), notice, anew=options["anew"])
-    return _end(config, outcome, options, as_json=as_json)
+_MOST_FILES = 20
 
 
-def resume_over_commits(
-    config: Config, store: Store, jobs: tuple[str, ...], options: dict[str, Any], *, as_json: bool
-) -> int:
-    """Go on with a bisection, or show what a finished one found; otherwise as `bisect_over_commits`."""
-    from farm.regressions.commit_records import read_state
-    from farm.regressions.commit_session import bisect_commits, find_bisection, outcome_of
-    from farm.toolchains.commits import Checkout
+def bisect_over_commits(config_file: Path | None, name: str, options: dict[str, Any], *, as_json: bool) -> int:
+    """Search, show the outcome, and return the exit code. Raises UsageError, NoDeviceError, InfraError."""
+    from farm.compare.commit_bisect import bisect_commits, bisected_toolchain, commits_of, comparing, search_folder
+    from farm.compare.request import ComparisonRequest, SideRequest
+    from farm.pool.fleet import Choice
 
-    given = ("commits", "checkout", "build", "toolchain", "metric", "soc", "precision", "options", "device", "anew")
-    if jobs or any(options[name] for name in given):
-        raise UsageError("--resume goes on with what was asked: leave jobs and everything else out")
-    folder = find_bisection(config, options["resume"])
-    state = read_state(folder)
-    if state.is_finished:
-        outcome = outcome_of(Checkout(Path(state.request.checkout)), folder, state)
-    else:
-        found = [_job(config, job_id, {}) for job_id in state.request.jobs]
-        outcome = bisect_commits(config, store, state.request, found, as_called(), notice)
-    return _end(config, outcome, options, as_json=as_json)
-
-
-def _request(config: Config, jobs: tuple[str, ...], options: dict[str, Any]) -> tuple[CommitsRequest, list[Job]]:
-    from farm.regressions.commit_session import commits_request
-    from farm.toolchains.select import absolute_ref
-
-    if not jobs:
-        raise UsageError("name one job at least: suite/case[SoC-htp-precision], or suite/case with --soc")
-    target = {name: options[name] for name in ("soc", "precision", "options")}
-    found = {job.id: job for job in (_job(config, text, target) for text in jobs)}
-    request = commits_request(
-        config,
-        options["checkout"],
-        options["commits"],
-        jobs=tuple(found),
-        metric=options["metric"],
-        build=_words(options["build"]),
-        # It may go on from another folder.
-        toolchain=absolute_ref(options["toolchain"]),
-        virtual=options["virtual"],
-        device=options["device"],
-        pairs=options["pairs"],
-        **asked_inferences(options),
-    )
-    return request, list(found.values())
+    build = _words(options["build"])
+    with opened(config_file) as (opened_config, store):
+        job = _job(opened_config, name, options)
+        config, checkout = bisected_toolchain(opened_config, options["checkout"], options["toolchain"], build)
+        commits = commits_of(checkout, options["commits"])
+        request = ComparisonRequest(
+            sides=(SideRequest(), SideRequest()),
+            socs=(job.target.soc,),
+            suites=(),
+            backend=job.target.backend,
+            jobs=(job,),
+            virtual=int(options["virtual"]),
+            choice=Choice((options["device"],)) if options["device"] else Choice(),
+            pairs=options["pairs"],
+            command=as_called(),
+        )
+        folder = search_folder(config, commits, request, options["metric"])
+        compare = comparing(config, store, request, checkout, notice)
+        outcome = bisect_commits(checkout, commits, folder, compare, notice, options["metric"])
+    if options["markdown"] is not None:
+        write_file(options["markdown"], _markdown(outcome))
+    show(_data(outcome), _lines(outcome), as_json=as_json)
+    return REGRESSION if outcome.symptom else 0
 
 
-def _job(config: Config, text: str, target: dict[str, Any]) -> Job:
+def _job(config: Config, text: str, options: dict[str, Any]) -> Job:
     from farm.request.named_job import named_job
 
+    target = {name: options[name] for name in ("soc", "precision", "options")}
     job = named_job(config, text, "farm bisect", **target)
     if job.case.pte:
         raise UsageError(f"{text} is a .pte that was compiled already: no commit makes another of it")
@@ -96,23 +71,75 @@ def _words(text: str) -> tuple[str, ...]:
         raise UsageError(f"--build {text!r}: {error}") from None
 
 
-def _end(config: Config, outcome: CommitsOutcome, options: dict[str, Any], *, as_json: bool) -> int:
-    from farm.regressions.commit_evidence import data, markdown, text_lines
-    from farm.regressions.commit_records import QuestionKind
-    from farm.toolchains.worktrees import toolchain_at
+def _lines(outcome: BisectOutcome) -> Iterator[str]:
+    from farm.report.terminal.compare import compare_lines
 
-    state = outcome.state
-    toolchain = config.toolchains.get(state.request.toolchain) or toolchain_at(config, Path(state.request.checkout))
-    evidence = markdown(outcome, toolchain.commit_url)
-    write_file(outcome.folder / EVIDENCE_FILE, evidence)
-    if options["markdown"] is not None:
-        write_file(options["markdown"], evidence)
-    lines = [part for line in text_lines(outcome) for part in (wrapped(line, hanging="    ") if line else [""])]
-    if state.request.virtual and outcome.found:
-        lines.append(SIMULATED)
-    show(data(outcome), lines, as_json=as_json)
-    if outcome.found:
-        return REGRESSION
-    questions = (search.question for search in state.searches.values())
-    is_refused = any(one is not None and one.kind is QuestionKind.REFUSED for one in questions)
-    return UsageError.exit_code if is_refused else 0
+    yield one_line(outcome.job.name)
+    for line in _facts(outcome):
+        yield from wrapped(f"  {line}", hanging="    ")
+    yield ""
+    yield from compare_lines(outcome.report, 1, width())
+
+
+def _facts(outcome: BisectOutcome) -> Iterator[str]:
+    """Yield the outcome line by line: symptom, commits, difference of the programs, and changed files."""
+    if outcome.symptom is None or outcome.first_bad is None or outcome.last_good is None:
+        yield "no step: the bad commit is not worse"
+        return
+    first = outcome.first_bad
+    yield f"wrong: {one_line(outcome.symptom.text)}"
+    yield f"last good: {_told(outcome.last_good)}"
+    yield f"first bad: {_told(first)}, by {one_line(first.author)}, {first.date}"
+    if outcome.skipped:
+        left = ", ".join(commit.short for commit in (*outcome.skipped, first))
+        yield f"a range, as commits between gave no answer: the first bad one is one of {left}"
+    yield from (f"program: {line}" for line in _program(outcome))
+    yield from (f"changed: {one_line(path)}" for path in outcome.changed_files[:_MOST_FILES])
+    if more := outcome.changed_files[_MOST_FILES:]:
+        yield f"changed: and {len(more)} more files"
+
+
+def _program(outcome: BisectOutcome) -> Iterator[str]:
+    """Yield the differences of the program of the first bad commit from that of the last good one."""
+    from farm.compare.symptom import compiled_values
+
+    job = outcome.job
+    if job.same:
+        yield "the same"
+    if job.differs:
+        yield f"another {job.differs}"
+    for metric, (was, now) in compiled_values(job).items():
+        if was != now:
+            yield f"{metric} {was:g} -> {now:g}"
+    for name, (was, now) in job.fallback.items():
+        yield f"on the CPU: {one_line(name)} {was} -> {now}"
+
+
+def _told(commit: Commit) -> str:
+    return one_line(f"{commit.short} {commit.subject}")
+
+
+def _markdown(outcome: BisectOutcome) -> str:
+    """Return the evidence to paste into an issue."""
+    from farm.report.formats.compare import compare_markdown
+    from farm.report.formats.github import escaped
+
+    lines = [f"### {escaped(outcome.job.name)}", "", *(f"* {escaped(line)}" for line in _facts(outcome)), ""]
+    return "\n".join([*lines, compare_markdown(outcome.report)])
+
+
+def _data(outcome: BisectOutcome) -> dict[str, object]:
+    from farm.report.formats.compare import compare_data
+
+    return {
+        "job": outcome.job.name,
+        "found": outcome.symptom is not None,
+        "symptom": outcome.symptom,
+        "first_bad": outcome.first_bad,
+        "last_good": outcome.last_good,
+        "exact": outcome.symptom is not None and not outcome.skipped,
+        "skipped": [commit.sha for commit in outcome.skipped],
+        "changed_files": outcome.changed_files,
+        "log": outcome.log.splitlines(),
+        "comparison": compare_data(outcome.report),
+    }

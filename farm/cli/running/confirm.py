@@ -105,18 +105,13 @@ def confirm_command(
 
 def pairs_request(bench: dict[str, Any]) -> PairsRequest:
     """Return what the options of `interleaved_options` ask for. Raises UsageError."""
+    from farm.analysis.confirmation import INFERENCES
     from farm.regressions.confirm_job import PairsRequest
 
     if bench["virtual"]:
         refuse_together({"--device": bench["device"]}, FOR_ATTACHED)
-    return PairsRequest(**bench | asked_inferences(bench), command=as_called())
-
-
-def asked_inferences(bench: dict[str, Any]) -> dict[str, int]:
-    """Return how many inferences a turn has, and how many it must have as somebody named them."""
-    from farm.analysis.confirmation import INFERENCES
-
-    return {"inferences": bench["inferences"] or INFERENCES, "least_inferences": bench["inferences"] or 0}
+    inferences = {"inferences": bench["inferences"] or INFERENCES, "least_inferences": bench["inferences"] or 0}
+    return PairsRequest(**bench | inferences, command=as_called())
 
 
 def _confirm_run(
