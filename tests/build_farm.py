@@ -104,6 +104,9 @@ class BuildFarm:
     """Its store, and what its machines work with."""
 
     store: Store
+    hosts: Store
+    """The store as build hosts sign in to it."""
+    hosts_url: str
     objects: Objects
     file: Path
     caches: Path
@@ -152,15 +155,15 @@ class BuildFarm:
     def host(self, name: str, *, ttl_s: float = 600.0) -> Iterator[RunningHost]:
         """Yield a build host that claims, in this process."""
         config, notes = self.config(name), list[str]()
-        host = BuildHost(config, self.store, self.objects, notes.append)
+        host = BuildHost(config, self.hosts, self.objects, notes.append)
         with ExitStack() as stack:
             stack.callback(host.stop)
             host.look()
             facts = AgentFacts(
                 host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids(), offered=host.offered()
             )
-            agent = self.store.cluster.register(name, facts, ttl_s, user="farm")
-            stack.callback(self.store.cluster.leave, agent)
+            agent = self.hosts.cluster.register(name, facts, ttl_s, user=self.hosts.user)
+            stack.callback(self.hosts.cluster.leave, agent)
             host.begin(agent)
             yield RunningHost(host, agent, config, notes)
 
@@ -173,13 +176,14 @@ def await_true(find: Callable[[], _T | None], timeout_s: float = 120.0, say: Cal
 
 
 @contextmanager
-def build_farm(url: str, folder: Path, farm_cache: Path) -> Iterator[BuildFarm]:
-    """Yield a farm whose store is at `url`, with everything else below `folder`."""
+def build_farm(url: str, folder: Path, farm_cache: Path, hosts_url: str = "") -> Iterator[BuildFarm]:
+    """Yield a farm whose store is at `url`, for build hosts at `hosts_url`, with everything else below `folder`."""
+    hosts_url = hosts_url or url
     file = folder / "farm.toml"
     file.write_text(f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n')
     (folder / "artifacts").mkdir()
     config = msgspec.structs.replace(load_config(file), cache_dir=farm_cache)
     tools = prepare(config, lambda _: None)
     client = msgspec.structs.replace(config, cache_dir=folder / "client-cache")
-    with open_store(url) as store:
-        yield BuildFarm(store, open_objects(client), file, folder / "caches", farm_cache, tools)
+    with open_store(url) as store, open_store(hosts_url) as hosts:
+        yield BuildFarm(store, hosts, hosts_url, open_objects(client), file, folder / "caches", farm_cache, tools)

@@ -2,8 +2,11 @@
 -- psql farm <logins.sql, then a password for each, which the server never sees in clear: \password host_a
 CREATE ROLE host_a LOGIN;
 CREATE ROLE host_b LOGIN;
+GRANT farm_agent TO host_a, host_b;
+
+-- Only compiles: farm-build.service.
 CREATE ROLE host_c LOGIN;
-GRANT farm_agent TO host_a, host_b, host_c;
+GRANT farm_builder TO host_c;
 
 CREATE ROLE ada LOGIN;
 GRANT farm_developer TO ada;

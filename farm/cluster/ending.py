@@ -50,7 +50,7 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
         # Verdicts are in the store, and stay.
         note(f"the numbers of run {run_id} were not compared with those before: {error}")
     # Last: who dies before leaves a run that others find to be without an end.
-    store.finish_run(run_id, code)
+    store.finish_run(run_id, code, once=True)
     return code
 
 

@@ -324,10 +324,6 @@ class Database:
         except CommandError as error:
             problem = f"cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
             raise StoreError(f"{self.name}: {problem}") from error
-        if not self.is_sqlite:
-            from farm.store.rights.rights import apply_again
-
-            apply_again(connection)
         if self.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 

@@ -50,7 +50,7 @@ _REMEDIES = (
     ),
     (
         re.compile("permission denied for (table|sequence|function|relation|view|type)|must be owner of"),
-        "the role that you signed in with may not do that: docs/leases.md, 'Roles', says who may",
+        "the role that you signed in with may not do that: docs/shared_farm.md, 'Roles', says who may",
     ),
     (
         re.compile("permission denied for schema"),

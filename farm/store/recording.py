@@ -139,14 +139,19 @@ class Recording:
 
         self._database.write(lambda connection: mark_stale_rows(connection, run_id, stale))
 
-    def finish_run(self, run_id: str, exit_code: int) -> None:
-        """Record that a run ended, and how; one that ended early without an attempt never began."""
+    def finish_run(self, run_id: str, exit_code: int, *, once: bool = False) -> None:
+        """Record the end of a run, and its exit code; a run that ended early without an attempt never began.
+
+        `once`: a run that has an end keeps it.
+        """
 
         def change(connection: Connection) -> None:
             rows.require_run(connection, run_id)
             began = exit_code not in ENDED_EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
             row = {"finished_ms": rows.now_ms(), "exit_code": exit_code, "run_began": bool(began)}
-            connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
+            run = schema.run.c
+            of_run = (run.id == run_id, run.finished_ms.is_(None)) if once else (run.id == run_id,)
+            connection.execute(update(schema.run).where(*of_run).values(row))
 
         self._database.write(change)
 

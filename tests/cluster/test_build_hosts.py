@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from build_farm import BuildFarm, await_true, build_farm, made_job
 from chaos_store import Cluster
@@ -21,8 +23,12 @@ from store_template import create_store, drop_database
 
 from farm.bundles.cache import leftovers
 from farm.cluster.client.upload import build_here, new_builds
+from farm.cluster.delivery.mend import mend
+from farm.cluster.delivery.worker import MessageDelivery
 from farm.cluster.files.suite_archive import upload_sources
+from farm.config.settings import load_config
 from farm.request.plan import PlannedJob
+from farm.store.store import open_store
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
@@ -46,10 +52,30 @@ def server() -> Iterator[Cluster]:
 
 @pytest.fixture
 def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BuildFarm]:
+    """A farm whose build hosts sign in with the role of build hosts."""
     address = create_store(str(server.folder), f"t{abs(hash(request.node.nodeid))}")
-    with build_farm(address, tmp_path, farm_cache) as made:
+    with open_store(address) as store:
+        store.messages.require()
+        store.roles.apply()
+    with psycopg.connect(f"host={server.folder} user=farm dbname=postgres", autocommit=True) as connection:
+        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = 'maker'").fetchone() is None:
+            connection.execute("CREATE ROLE maker LOGIN IN ROLE farm_builder")
+    with build_farm(address, tmp_path, farm_cache, address.replace("//farm@", "//maker@")) as made:
         yield made
     drop_database(address)
+
+
+@contextmanager
+def repair(farm: BuildFarm) -> Iterator[None]:
+    """Repair the farm meanwhile, as the agent of a host with devices does."""
+    ttl_s = load_config(farm.file).leases.ttl_s
+    mending = partial(mend, farm.store, farm.notes.append, ttl_s=ttl_s)
+    delivery = MessageDelivery(farm.store, mend=mending, note=farm.notes.append, ttl_s=ttl_s)
+    delivery.start()
+    try:
+        yield
+    finally:
+        delivery.stop(2.0)
 
 
 @contextmanager
@@ -58,7 +84,7 @@ def agent(farm: BuildFarm, name: str) -> Iterator[Program]:
     config = farm.config(name)
     env = {
         **os.environ, "FARM_CONFIG": str(farm.file), "FARM_CACHE_DIR": str(config.cache_dir),
-        "FARM_STATE_DIR": str(config.state_dir),
+        "FARM_STATE_DIR": str(config.state_dir), "FARM_STORE": farm.hosts_url,
     }  # fmt: skip
     words = [sys.executable, "-m", "farm.cli.main", "agent", "--build", "--no-devices", "--name", name]
     log = farm.file.parent / f"{name}.log"
@@ -95,7 +121,7 @@ def _processes_of(cache: Path) -> list[int]:
 def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite())])
-    with agent(farm, "build-1") as first:
+    with repair(farm), agent(farm, "build-1") as first:
         await_true(mark.exists, 300.0, lambda: (tmp_path / "build-1.log").read_text())
         with agent(farm, "build-2"):
             mark.unlink()
@@ -109,6 +135,8 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
         # Of what the killed one had half made, its next life removes what is left.
         with agent(farm, "build-1"):
             await_true(lambda: not leftovers(farm.config("build-1").cache_dir), 60.0)
+    for name in ("build-1", "build-2"):
+        assert "permission denied" not in (tmp_path / f"{name}.log").read_text()
 
 
 def test_two_hosts_share_what_is_to_be_made(farm: BuildFarm) -> None:

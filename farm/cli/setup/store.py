@@ -29,6 +29,7 @@ def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) ->
     \b
     farm_owner       everything: upgrades, 'farm prune', quotas
     farm_agent       records results and runs what is submitted; deletes nothing
+    farm_builder     makes bundles: the login of a host that only compiles
     farm_developer   submits, cancels and leases, as himself; writes no result
     farm_viewer      reads
 
@@ -37,6 +38,8 @@ def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) ->
     roles everybody does everything, as the owner of the tables. Sign in as a
     superuser, or have one run what is printed: farm store roles | psql DATABASE
     """
+    from farm.store.rights.rights import KINDS
+
     with opened(config_file) as (_, store):
         roles = store.roles
         # What wakes agents is part of it.
@@ -45,5 +48,5 @@ def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) ->
             echo(roles.script(prefix))
             return
         roles.apply(prefix)
-    groups = ", ".join(f"{prefix}_{kind}" for kind in ("owner", "agent", "developer", "viewer"))
+    groups = ", ".join(f"{prefix}_{kind}" for kind in KINDS)
     notice(f"the groups are {groups}: GRANT one to each role that signs in")

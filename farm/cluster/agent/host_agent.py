@@ -33,7 +33,7 @@ from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.errors import FarmError, InfraError
+from farm.errors import AgentRefusedError, FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.store.cluster.records import AgentFacts
 from farm.store.protocol import PROTOCOL
@@ -120,6 +120,11 @@ class HostAgent:
             self._stack.enter_context(noticing_deaths(self._thread_died))
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)
             self._store: Store = self._stack.enter_context(store)
+            if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease():
+                raise AgentRefusedError(
+                    f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
+                    "or let the login be a member of the group of agents (docs/shared_farm.md, 'Roles')"
+                )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
             self._open_parts()
@@ -202,7 +207,8 @@ class HostAgent:
             self._build_host.begin(agent)
         if self._nights is not None:
             self._nights.begin(agent)
-        self._begin_delivery()
+        if agent.may_lease:
+            self._begin_delivery()
         kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
         compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
         self._note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")

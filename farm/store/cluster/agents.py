@@ -59,14 +59,17 @@ _LEASE_ROW = text("""
                        reserved_for, reserved_until_ms)
     VALUES (:device, 0, '', '', '', 0, '', 0, 0, 0, '', 0) ON CONFLICT (device) DO NOTHING
 """)
-# One statement, as hundreds of agents have it done every few seconds.
-_HEARTBEAT = text("""
+_MAY_LEASE = text("SELECT has_table_privilege('lease', 'UPDATE')")
+_ME = """
     WITH now AS (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS ms),
     me AS (
         UPDATE agent SET heartbeat_ms = now.ms, expires_ms = now.ms + :ttl_ms FROM now
         WHERE name = :name AND token = :token AND NOT has_left RETURNING name, is_draining
-    ),
-    kept AS (
+    )
+"""
+# One statement: hundreds of agents send it every few seconds.
+_HEARTBEAT = text(f"""
+    {_ME}, kept AS (
         UPDATE lease SET expires_ms = now.ms + :ttl_ms FROM now, me WHERE lease.token = :token
         RETURNING lease.device, lease.fence, lease.wanted_by
     )
@@ -90,7 +93,11 @@ _HEARTBEAT = text("""
             WHERE shard.soc = idle.soc AND shard.state = 'waiting' AND shard.lacking = 0
               AND run_order.state = 'open' AND (until_ms IS NULL OR until_ms > now.ms)
         )) AS claimable
-""")
+""")  # noqa: S608 - a constant
+_HEARTBEAT_WITHOUT_LEASES = text(f"""
+    {_ME} SELECT (SELECT is_draining FROM me) AS is_draining, NULL AS kept, NULL AS wanted, NULL AS shards,
+                 NULL AS cancelled, NULL AS stopped, NULL AS claimable
+""")  # noqa: S608 - a constant
 _PUT_BACK = text("""
     UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
                      token = '', agent = '', why = :why
@@ -128,18 +135,23 @@ class Agents(ClusterPart):
                 if left_ms > 0 or not is_settled(connection, _ms(ttl_s)):
                     raise AgentRefusedError(_taken(before, left_ms), may_pass=True)
             self._require_protocol(connection, key, facts.protocol, now_ms)
-            agent = AgentId(key, secrets.token_hex(16))
+            agent = AgentId(key, secrets.token_hex(16), may_lease=bool(connection.scalar(_MAY_LEASE)))
             expires_ms = now_ms + _ms(ttl_s)
             row = {"name": key, "token": agent.token, "user": values.clean(user, values.NAME_LIMIT), "now_ms": now_ms}
             connection.execute(_REGISTER, {**row, "facts": _encode(facts), "expires_ms": expires_ms})
-            if before is not None and before.token:
+            if agent.may_lease and before is not None and before.token:
                 moved = {"token": agent.token, "before": before.token}
                 for number, statement in enumerate(_TAKE_OVER):
                     connection.execute(statement, moved | ({} if number else {"expires_ms": expires_ms}))
-            self._write_devices(connection, key, facts, now_ms)
+            self._write_devices(connection, agent, facts, now_ms)
             return agent
 
         return self._database.write(insert)
+
+    def may_lease(self) -> bool:
+        """Return whether this login may hold devices and shards: the login of a build host may not."""
+        with self._database.reading() as connection:
+            return bool(connection.scalar(_MAY_LEASE))
 
     def begun(self, agent: AgentId) -> None:
         """Give back what a former life of the agent held, after the new one has recorded what that found out."""
@@ -147,7 +159,8 @@ class Agents(ClusterPart):
 
     def put_back_all(self, agent: AgentId, why: str) -> None:
         """Let others have all shards and devices of an agent."""
-        self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
+        if agent.may_lease:
+            self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
 
     def heartbeat(
         self,
@@ -169,7 +182,7 @@ class Agents(ClusterPart):
 
         if facts is not None:
             self._database.write(lambda connection: self._write_facts(connection, agent, facts))
-        [row] = self._database.at_once(_HEARTBEAT, us)
+        [row] = self._database.at_once(_HEARTBEAT if agent.may_lease else _HEARTBEAT_WITHOUT_LEASES, us)
         unanswered = _unanswered(row, leases, claimed) if claimed is not None else None
         if unanswered is not None:
             why = "the answer to the claim of its agent was lost"
@@ -180,8 +193,10 @@ class Agents(ClusterPart):
         """End the life of an agent: what it held is others'."""
 
         def change(connection: Connection) -> None:
-            put_back_held(connection, agent.token, "its agent left")
-            if connection.scalar(_LEAVE, {"name": agent.name, "token": agent.token}) is not None:
+            if agent.may_lease:
+                put_back_held(connection, agent.token, "its agent left")
+            left = connection.scalar(_LEAVE, {"name": agent.name, "token": agent.token})
+            if left is not None and agent.may_lease:
                 connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": []})
 
         self._database.write(change)
@@ -216,9 +231,12 @@ class Agents(ClusterPart):
     def _write_facts(self, connection: Connection, agent: AgentId, facts: AgentFacts) -> None:
         row = {"name": agent.name, "token": agent.token, "facts": _encode(facts)}
         if connection.scalar(_FACTS, row) is not None:
-            self._write_devices(connection, agent.name, facts, self._clock(connection))
+            self._write_devices(connection, agent, facts, self._clock(connection))
 
-    def _write_devices(self, connection: Connection, name: str, facts: AgentFacts, now_ms: int) -> None:
+    def _write_devices(self, connection: Connection, agent: AgentId, facts: AgentFacts, now_ms: int) -> None:
+        if not agent.may_lease:
+            return
+
         def clean(value: str, limit: int = values.NAME_LIMIT) -> str:
             return values.clean(value, limit)
 
@@ -226,7 +244,7 @@ class Agents(ClusterPart):
         rows = [
             {
                 "device": clean(device.id),
-                "agent": name,
+                "agent": agent.name,
                 "soc": clean(device.soc, values.SOC_LIMIT),
                 "kind": clean(device.kind, values.KIND_LIMIT),
                 "os": clean(device.os, values.KIND_LIMIT),
@@ -238,7 +256,7 @@ class Agents(ClusterPart):
             }
             for device in devices
         ]
-        connection.execute(_GONE_DEVICES, {"agent": name, "devices": [row["device"] for row in rows]})
+        connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": [row["device"] for row in rows]})
         if rows:
             connection.execute(_DEVICE, rows)
             connection.execute(_LEASE_ROW, [{"device": row["device"]} for row in rows])

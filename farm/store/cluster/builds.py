@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Manifest
     from farm.store.cluster.records import BuildState
 
-# A trigger of table `build` makes and removes the jobs. Each write is a function (`farm/store/messages/functions.sql`), so
-# that the login of a build host needs no right to a table.
+# A trigger of table `build` makes and removes the jobs. Each write is a function (`farm/store/messages/functions.sql`):
+# the login of a build host needs no right to a table.
 _WORKER = text("SELECT worker_id FROM procrastinate_register_worker_v1()")
 _NO_WORKER = text("SELECT procrastinate_unregister_worker_v1(:worker)")
 _BEAT = text("SELECT procrastinate_update_heartbeat_v1(id) FROM unnest(CAST(:workers AS bigint[])) AS id")
@@ -134,7 +134,10 @@ class BuildWork(ClusterPart):
         self._require(held, _RECORD, {**outcome_columns(build), "state": state, "manifest": facts})
 
     def _require(self, held: HeldBuild, statement: TextClause, columns: dict[str, Any]) -> None:
-        """Execute a statement that ends the job of a bundle. Raises LeaseLostError where another worker has had it meanwhile."""
+        """Execute a statement that ends the job of a bundle.
+
+        Raises LeaseLostError where another worker has had the job meanwhile.
+        """
         job = {"job": held.job, "attempt": held.attempt}
         if not self._database.write(lambda connection: connection.scalar(statement, {**job, **columns})):
             raise LeaseLostError(

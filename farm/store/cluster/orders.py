@@ -116,16 +116,17 @@ class Orders(ClusterPart):
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, run_id)
-            self._plan(connection, run_id, jobs, versions, stale)
             again: dict[str, Any] = {"state": "open", "cancelled_by": "", "ended_ms": None, "failures": 0}
             if order is not None:
                 again |= self._row(connection, order)
+                del again["run_id"], again["user_name"]
             of_run = schema.run_order.c.run_id == run_id
             changed = update(schema.run_order).where(of_run).values(again).returning(schema.run_order.c.run_id)
             if connection.scalar(changed) is None:
                 raise StoreError(f"run {run_id} was never submitted")
             anew = update(schema.run).where(schema.run.c.id == run_id).values(finished_ms=None, exit_code=None)
             connection.execute(anew)
+            self._plan(connection, run_id, jobs, versions, stale)
             self._insert_shards(connection, run_id, shards, builds, built, manifests or {})
 
         self._database.write(insert)

@@ -124,6 +124,8 @@ class AgentId(msgspec.Struct, frozen=True):
     name: str
     token: str
     """Of its leases; new with every life."""
+    may_lease: bool = True
+    """Whether the login may hold devices and shards: that of a build host may not."""
 
 
 class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,6 +127,9 @@ BEGIN
     taken := procrastinate_fetch_job_v2(
         ARRAY(SELECT CAST('build:' || md5(one) AS varchar) FROM unnest(toolchains) AS one), worker);
     IF taken.id IS NOT NULL THEN
+        -- No other login ends this job. Arguments of a hostile job may be no object.
+        UPDATE procrastinate_jobs SET args = jsonb_build_object(
+            'key', args -> 'key', 'user', args -> 'user', 'login', session_user) WHERE id = taken.id;
         SELECT build.* INTO made FROM build
             WHERE build.key = taken.args ->> 'key' AND state = 'waiting' AND EXISTS (
                 SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
@@ -142,7 +145,8 @@ CREATE OR REPLACE FUNCTION farm_end_build(job bigint, attempt integer, again boo
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM procrastinate_jobs
-        WHERE id = job AND attempts = attempt AND status = 'doing' AND task_name = 'farm.build' FOR UPDATE;
+        WHERE id = job AND attempts = attempt AND status = 'doing' AND task_name = 'farm.build'
+          AND args ->> 'login' = session_user FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

@@ -58,6 +58,16 @@ def require_messages(connection: Connection) -> None:
     apply_again(connection)
 
 
+def upgrade_messages(connection: Connection) -> None:
+    """Bring tables of messages and rights of groups up to date after another revision, where a store has them.
+
+    Raises as `require_messages`.
+    """
+    if connection.scalar(HAS_JOBS):
+        require_messages(connection)
+        apply_again(connection)
+
+
 def ensure_messages(connection: Connection) -> None:
     """Make the tables where there are none; raises as `require_messages`."""
     if not connection.scalar(HAS_JOBS):

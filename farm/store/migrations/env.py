@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from alembic import context
 
+from farm.store.messages.install import upgrade_messages
 from farm.store.schema import VERSION_TABLE, metadata
 
+connection = context.config.attributes["connection"]
 context.configure(
-    connection=context.config.attributes["connection"],
+    connection=connection,
     target_metadata=metadata,
     version_table=VERSION_TABLE,
     # SQLite cannot alter most of a table: Alembic copies it instead.
@@ -15,3 +17,5 @@ context.configure(
 )
 with context.begin_transaction():
     context.run_migrations()
+    if connection.dialect.name == "postgresql":
+        upgrade_messages(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select, text, update
 
 from farm.store import schema, values
 from farm.store.details import verdict_of
@@ -69,10 +69,10 @@ class SelectionReader:
         return failed
 
     def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
-        """Return the seconds of jobs that whoever asked first for the same jobs and kind has given; else `seconds`.
+        """Return the seconds that this login's first call for the same jobs and kind has given; else `seconds`.
 
         So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
-        nobody has asked for twelve hours.
+        no call has asked for twelve hours.
         """
         names = sorted(seconds)
         mine = [seconds[name] for name in names]
@@ -80,14 +80,16 @@ class SelectionReader:
 
         def agree(connection: Connection) -> list[float]:
             now_ms, weights = self._clock(connection), schema.shard_weights
+            user = "" if self._database.is_sqlite else connection.scalar(text("SELECT session_user"))
             connection.execute(delete(weights).where(weights.c.asked_ms < now_ms - _FORGOTTEN_MS))
-            insert_missing(connection, weights, [{"selection": key, "asked_ms": now_ms, "seconds": mine}])
+            row = {"user_name": user, "selection": key, "asked_ms": now_ms, "seconds": mine}
+            insert_missing(connection, weights, [row])
             # Of two who come at once, the second waits here for what the first gives.
-            of_key = weights.c.selection == key
-            first = connection.execute(select(weights).where(of_key).with_for_update()).one()
+            of_key = (weights.c.user_name == user, weights.c.selection == key)
+            first = connection.execute(select(weights).where(*of_key).with_for_update()).one()
             holds = first.asked_ms >= now_ms - _AGREED_MS and len(first.seconds) == len(mine)
             agreed: list[float] = first.seconds if holds else mine
-            connection.execute(update(weights).where(of_key).values(asked_ms=now_ms, seconds=agreed))
+            connection.execute(update(weights).where(*of_key).values(asked_ms=now_ms, seconds=agreed))
             return agreed
 
         return dict(zip(names, self._database.write(agree), strict=True))

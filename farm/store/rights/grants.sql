@@ -2,26 +2,34 @@
 --
 --   owner       everything
 --   agent       records results and what it sees of devices, runs what is submitted; deletes and rewrites no history
+--   builder     makes bundles: an agent without devices, of which code of suites may be the enemy
 --   developer   submits, cancels, leases and remarks, as himself; writes no result, and nothing that is an agent's
 --   viewer      reads
 
 -- From nothing: what an earlier version granted, and this one does not, is taken back.
 DO $$
 DECLARE
-    one regclass;
+    one record;
+    groups text := (SELECT string_agg(quote_ident(rolname), ', ') FROM pg_roles
+        WHERE rolname IN ('{agent}', '{builder}', '{developer}', '{viewer}'));
 BEGIN
-    FOR one IN SELECT oid FROM pg_class
+    FOR one IN SELECT oid::regclass AS name, CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind FROM pg_class
         WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'S') AND relowner = {tables_owner_text}::regrole
     LOOP
-        EXECUTE format(
-            CASE WHEN (SELECT relkind FROM pg_class WHERE oid = one) = 'S'
-                THEN 'REVOKE ALL ON SEQUENCE %s FROM PUBLIC, {agent}, {developer}, {viewer}'
-                ELSE 'REVOKE ALL ON TABLE %s FROM PUBLIC, {agent}, {developer}, {viewer}' END, one
-        );
+        EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC, %s', one.kind, one.name, groups);
     END LOOP;
 END;
 $$;
 GRANT USAGE ON SCHEMA {schema} TO {agent}, {developer}, {viewer};
+-- Everyone may make objects in the schema of a server that began as PostgreSQL 14: an operator there that fits better than
+-- PostgreSQL's own would run as each agent. Its owner, who may be another, is who can change that: groups.sql as well.
+DO $$
+BEGIN
+    IF pg_has_role((SELECT nspowner FROM pg_namespace WHERE oid = '{schema}'::regnamespace), 'USAGE') THEN
+        REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC;
+    END IF;
+END;
+$$;
 
 -- Everybody reads everything but Procrastinate's messages, which say nothing.
 GRANT SELECT ON farm_schema, farm_messages, farm_roles,
@@ -34,21 +42,24 @@ GRANT SELECT ON farm_schema, farm_messages, farm_roles,
 GRANT INSERT ON alert, artifact, attempt, comparison, counter, device, fingerprint, health_event, job, layer,
     measurement, op_profile, run, run_device, run_job, series, suite_case, triage TO {agent};
 GRANT UPDATE (finished_ms, exit_code, run_began, fingerprint_hash, run_device_kind) ON run TO {agent};
-GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale, decisive_attempt_id,
-    decisive_verdict) ON run_job TO {agent};
+GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale) ON run_job TO {agent};
 GRANT UPDATE ON alert TO {agent};
 GRANT UPDATE (reason) ON health_event TO {agent};
-GRANT INSERT, UPDATE ON agent, build, device_state, lease, night_start, run_order, shard, shard_jobs, soc_look TO {agent};
+GRANT INSERT, UPDATE ON agent, build, device_state, lease, night_start, shard, shard_jobs, soc_look TO {agent};
 GRANT INSERT, DELETE ON build_wanted TO {agent};
 GRANT INSERT, UPDATE, DELETE ON agent_device, shard_weights, waiter TO {agent};
 -- An earlier look at the same run: a guard keeps all others.
 GRANT DELETE ON alert TO {agent};
 
+-- Whose run it is stays.
+GRANT INSERT, UPDATE (priority, purpose, protocol, terms, devices, labels, classes, most_devices, most_failures, failures,
+    bundles, until_ms, state, cancelled_by, submitted_ms, ended_ms) ON run_order TO {agent}, {developer};
+
 -- Developers. Guards keep each to his own rows.
 GRANT INSERT ON fingerprint, job, run, run_job, suite_case, triage TO {developer};
 GRANT UPDATE (run_began, finished_ms, exit_code) ON run TO {developer};
 GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale) ON run_job TO {developer};
-GRANT INSERT, UPDATE ON build, device_state, lease, run_order TO {developer};
+GRANT INSERT, UPDATE ON build, device_state, lease TO {developer};
 GRANT INSERT ON build_wanted, shard, shard_jobs TO {developer};
 GRANT INSERT, UPDATE, DELETE ON shard_weights, waiter TO {developer};
 
@@ -73,22 +84,37 @@ BEGIN
 END;
 $$;
 
--- Messages: functions that run as the owner, so that nobody needs the right to write Procrastinate's tables.
+-- Messages and bundles: functions that run as the owner, so that no group needs the right to write Procrastinate's tables.
+-- An upgrade by the owner alone, who cannot make the group of builders, leaves them out: farm store roles makes it.
 DO $$
 DECLARE
-    one regprocedure;
+    one record;
+    has_builders boolean := EXISTS (SELECT FROM pg_roles WHERE rolname = '{builder}');
 BEGIN
     FOR one IN
-        SELECT oid FROM pg_proc
+        SELECT oid::regprocedure AS name, proname IN (
+            'procrastinate_register_worker_v1', 'procrastinate_unregister_worker_v1', 'procrastinate_update_heartbeat_v1',
+            'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_put_back_build', 'farm_refuse_build'
+        ) AS is_of_builders
+        FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
             'farm_finish', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds',
             'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one);
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {agent}', one);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one.name);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {agent}', one.name);
+        IF has_builders AND one.is_of_builders THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO {builder}', one.name);
+        END IF;
     END LOOP;
+    IF has_builders THEN
+        GRANT USAGE ON SCHEMA {schema} TO {builder};
+        GRANT SELECT ON farm_schema, farm_messages, farm_roles, agent, build, build_wanted TO {builder};
+        GRANT SELECT (run_id, state) ON run_order TO {builder};
+        GRANT INSERT, UPDATE ON agent TO {builder};
+    END IF;
 END;
 $$;
 GRANT SELECT ON procrastinate_jobs, procrastinate_workers, procrastinate_events TO {agent};

@@ -36,6 +36,41 @@ BEGIN
 END;
 $$;
 
+-- Agents as well: of a run of another user that has ended, nothing is changed and nothing added.
+CREATE OR REPLACE FUNCTION farm_guard_ended() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    of_run text;
+BEGIN
+    IF TG_TABLE_NAME = 'run' THEN
+        of_run := OLD.id;
+    ELSIF TG_TABLE_NAME = 'run_job' THEN
+        of_run := NEW.run_id;
+    ELSIF TG_TABLE_NAME = 'attempt' THEN
+        of_run := (SELECT run_id FROM run_job WHERE id = NEW.run_job_id);
+    ELSE
+        of_run := (SELECT run_id FROM attempt JOIN run_job ON run_job.id = run_job_id WHERE attempt.id = NEW.attempt_id);
+    END IF;
+    IF EXISTS (SELECT 1 FROM run WHERE id = of_run AND finished_ms IS NOT NULL AND user_name <> session_user) THEN
+        PERFORM farm_refuse(format('run %s has ended', of_run));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
+CREATE OR REPLACE FUNCTION farm_guard_order_end() RETURNS trigger
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    free text[] := ARRAY['state', 'cancelled_by', 'ended_ms', 'failures'];
+BEGIN
+    IF OLD.state = 'ended' THEN
+        PERFORM farm_refuse(format('run %s has ended', OLD.run_id));
+    ELSIF to_jsonb(NEW) - free <> to_jsonb(OLD) - free THEN
+        PERFORM farm_refuse(format('run %s is not this agent''s to change', OLD.run_id));
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
 CREATE OR REPLACE FUNCTION farm_guard_run() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
@@ -139,6 +174,18 @@ BEGIN
 END;
 $$;
 
+-- A build host is an agent of its own login. Other agents read its facts as they start.
+CREATE OR REPLACE FUNCTION farm_guard_agent() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF NEW.user_name <> session_user OR TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
+        PERFORM farm_refuse(format('agent %s is of another login', NEW.name));
+    ELSIF (CAST(NEW.facts AS jsonb) ->> 'protocol' ~ '^[0-9]{1,4}$') IS NOT TRUE THEN
+        PERFORM farm_refuse('facts of an agent have a protocol');
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
 CREATE OR REPLACE FUNCTION farm_guard_wanted() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM shard WHERE id = NEW.shard AND run_id = NEW.run_id AND farm_is_mine(run_id)) THEN
@@ -198,6 +245,22 @@ BEGIN
 END;
 $$;
 
+-- Agents as well: durations that shards divide by are of the login that asked, and of no use after half a day.
+CREATE OR REPLACE FUNCTION farm_guard_weights() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        IF OLD.user_name <> session_user AND OLD.asked_ms > farm_now_ms() - 86400000 THEN
+            PERFORM farm_refuse(format('the shards of %s divide by it', OLD.user_name));
+        END IF;
+        RETURN OLD;
+    END IF;
+    IF NEW.user_name <> session_user OR TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
+        PERFORM farm_refuse('shards divide by durations of their own login');
+    END IF;
+    RETURN NEW;
+END;
+$$;
+
 CREATE OR REPLACE FUNCTION farm_guard_device() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 DECLARE
     service text[] := ARRAY['in_service', 'service_note', 'service_user'];
@@ -226,10 +289,9 @@ $$;
 DO $$
 DECLARE
     one record;
-    owners text := format('pg_has_role(session_user, %L, ''MEMBER'')', {tables_owner_text});
     -- Functions that run as the owner act for whoever calls them.
-    trusted text := format('(%s OR current_user = %L OR pg_has_role(session_user, %L, ''MEMBER''))',
-        owners, {tables_owner_text}, '{agent}');
+    owners text := format('(pg_has_role(session_user, %L, ''MEMBER'') OR current_user = %1$L)', {tables_owner_text});
+    trusted text := format('(%s OR pg_has_role(session_user, %L, ''MEMBER''))', owners, '{agent}');
 BEGIN
     FOR one IN SELECT tgname, tgrelid::regclass AS of FROM pg_trigger
         JOIN pg_class ON pg_class.oid = tgrelid
@@ -245,6 +307,7 @@ BEGIN
         ('shard_jobs', 'INSERT', 'farm_guard_shard_jobs'),
         ('build', 'INSERT OR UPDATE', 'farm_guard_build'),
         ('build_wanted', 'INSERT', 'farm_guard_wanted'),
+        ('agent', 'INSERT OR UPDATE', 'farm_guard_agent'),
         ('lease', 'INSERT OR UPDATE', 'farm_guard_lease'),
         ('waiter', 'INSERT OR UPDATE OR DELETE', 'farm_guard_waiter'),
         ('device_state', 'INSERT OR UPDATE', 'farm_guard_device')
@@ -260,6 +323,24 @@ BEGIN
             'WHEN (NEW.user_name <> session_user AND NOT %s) EXECUTE FUNCTION farm_guard_name()', one.of, owners
         );
     END LOOP;
+    FOR one IN SELECT * FROM (VALUES
+        ('run', 'UPDATE'), ('run_job', 'INSERT OR UPDATE'), ('attempt', 'INSERT'), ('artifact', 'INSERT'),
+        ('comparison', 'INSERT'), ('counter', 'INSERT'), ('layer', 'INSERT'), ('measurement', 'INSERT'),
+        ('op_profile', 'INSERT')
+    ) AS history (of, events) LOOP
+        EXECUTE format(
+            'CREATE TRIGGER farm_guard_ended BEFORE %s ON %I FOR EACH ROW WHEN (NOT %s) '
+            'EXECUTE FUNCTION farm_guard_ended()', one.events, one.of, owners
+        );
+    END LOOP;
+    EXECUTE format(
+        'CREATE TRIGGER farm_guard_weights BEFORE INSERT OR UPDATE OR DELETE ON shard_weights FOR EACH ROW '
+        'WHEN (NOT %s) EXECUTE FUNCTION farm_guard_weights()', owners
+    );
+    EXECUTE format(
+        'CREATE TRIGGER farm_guard_order_end BEFORE UPDATE ON run_order FOR EACH ROW '
+        'WHEN (OLD.user_name <> session_user AND NOT %s) EXECUTE FUNCTION farm_guard_order_end()', owners
+    );
     EXECUTE format(
         'CREATE TRIGGER farm_guard_alert BEFORE DELETE ON alert FOR EACH ROW WHEN (NOT %s) '
         'EXECUTE FUNCTION farm_guard_alert()', owners

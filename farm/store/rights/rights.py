@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-_KINDS = ("owner", "agent", "developer", "viewer")
+KINDS = ("owner", "agent", "builder", "developer", "viewer")
+"""Groups of a store, the most powerful first."""
 _OWNER = text("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')")
 # Not to_regclass, which within a transaction goes on not to see what it has not seen before.
 _IS_THERE = text("SELECT 1 FROM pg_class WHERE relname = 'farm_roles' AND pg_table_is_visible(oid)")
@@ -21,11 +22,11 @@ _MARK = "CREATE TABLE IF NOT EXISTS farm_roles (prefix text PRIMARY KEY)"
 
 
 def apply_again(connection: Connection) -> None:
-    """Say anew what groups may do, where the store has them: its tables or functions are others now."""
+    """Grant groups their rights anew, where the store has groups: tables or functions have changed."""
     if connection.scalar(_IS_THERE) is None:
         return
     prefix = connection.scalar(text("SELECT prefix FROM farm_roles"))
-    if prefix is not None and connection.scalar(HAS_JOBS):
+    if prefix is not None:
         for script in rights(connection, prefix):
             run_script(connection, script)
 
@@ -79,6 +80,6 @@ def _filled(connection: Connection, name: str, prefix: str) -> str:
     schema, tables_owner, tables_owner_text = connection.execute(names, {"owner": owner}).one()
     script = resources.files("farm.store.rights").joinpath(f"{name}.sql").read_text(encoding="utf-8")
     filled = {"schema": schema, "tables_owner": tables_owner, "tables_owner_text": tables_owner_text}
-    for key, value in (filled | {kind: f"{prefix}_{kind}" for kind in _KINDS}).items():
+    for key, value in (filled | {kind: f"{prefix}_{kind}" for kind in KINDS}).items():
         script = script.replace(f"{{{key}}}", value)
     return script

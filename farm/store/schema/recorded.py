@@ -133,10 +133,11 @@ run_job = Table(
     Index("ix_run_job_job_id_run_id", "job_id", "run_id"),
 )
 
-# What the first of several shards knew of durations, so that those that begin later divide the jobs as it did.
+# Durations that the first shard of a login divided the jobs by, so that its other shards divide them alike.
 shard_weights = Table(
     "shard_weights",
     metadata,
+    Column("user_name", String(256), primary_key=True),
     Column("selection", String(64), primary_key=True),
     Column("asked_ms", BigInteger, nullable=False),
     Column("seconds", JSON, nullable=False),
