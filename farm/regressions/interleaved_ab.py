@@ -192,14 +192,6 @@ class InterleavedBench:
         """Return the fingerprint of the system of one of the devices."""
         return self._acquired[serial].device.build
 
-    def judge(self, side: Side) -> Attempt:
-        """Run a side and return what its run would say of it; one that was judged before is not run again.
-
-        Raises InfraError for the farm's and the device's trouble.
-        """
-        self._prove(Role.NEW, side)
-        return self.judged[side.key]
-
     def measure(
         self,
         good: StoredResult | Side,
