@@ -15,9 +15,9 @@ import weakref
 class Lifeline:
     """A pipe between this process and one child; nothing is ever written to it.
 
-    The child inherits `child_end`, also a program that knows nothing of this. When the last copy of our end is closed,
-    as at every death of this process, the kernel signals whoever owns the child's end: O_ASYNC, F_SETOWN and F_SETSIG
-    of fcntl(2). PR_SET_PDEATHSIG would need code in the child, and act when the thread ends that forked.
+    Any program can be the child: it inherits `child_end` and needs no code. When the last copy of our end is closed, as
+    at every death of this process, the kernel signals the owner of the child's end: O_ASYNC, F_SETOWN and F_SETSIG of
+    fcntl(2). Its share beside the reaper: docs/architecture.md, "Processes, and who ends them".
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
 
-Whatever kills this process, a reaper ends all that it started; where the reaper is killed as well, the kernel ends the
-process group of every child (farm.system.lifeline).
+Reaper (farm.system.reaper) and pipe (farm.system.lifeline) share that: docs/architecture.md, "Processes, and who ends
+them".
 """
 
 from __future__ import annotations
