@@ -87,7 +87,11 @@ class DropbearServer:
     ) -> None:
         busybox, program, key_maker = (
             need(*one)
-            for one in (("busybox", "busybox-static"), ("dropbear", "dropbear-bin"), ("dropbearkey", "dropbear-bin"))
+            for one in (
+                ("busybox", "busybox-static"),
+                ("dropbear", "dropbear-bin"),
+                ("dropbearkey", "dropbear-bin"),
+            )
         )
         if os.geteuid():
             pytest.skip("only root can have a root folder of its own")

@@ -7,7 +7,16 @@ import random
 import msgspec
 
 from farm.report.html.context import ReportContext
-from farm.store.records import AlertRecord, Background, Before, JobFile, JobStatus, RunStatus, TrendPoint, TrendSeries
+from farm.store.records import (
+    AlertRecord,
+    Background,
+    Before,
+    JobFile,
+    JobStatus,
+    RunStatus,
+    TrendPoint,
+    TrendSeries,
+)
 from farm.store.view import RunView, Stale
 
 DAY_MS = 86_400_000

@@ -253,7 +253,13 @@ class StubHosts:
         return run_id
 
     def _submit(
-        self, store: Store, run_id: str, user: str, priority: Priority, shards: Sequence[NewShard], jobs: Sequence[Job]
+        self,
+        store: Store,
+        run_id: str,
+        user: str,
+        priority: Priority,
+        shards: Sequence[NewShard],
+        jobs: Sequence[Job],
     ) -> None:
         assert self.remote_runtime is not None
         socs = dict.fromkeys(shard.soc for shard in shards)

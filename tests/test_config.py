@@ -291,7 +291,10 @@ def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[device]]\nssh = 'me@board'\nkey_file = 'nope'\n", r"device\[0\]\.key_file: there is no file .*/nope"),
+        (
+            "[[device]]\nssh = 'me@board'\nkey_file = 'nope'\n",
+            r"device\[0\]\.key_file: there is no file .*/nope",
+        ),
         ("[[device]]\nssh = 'me@board'\nknown_hosts = 'nope'\n", r"device\[0\]\.known_hosts: there is no file .*/nope"),
         ("[[host]]\nname = 'a'\nssh = 'me@b'\nkey_file = 'nope'\n", r"host\[0\]\.key_file: there is no file .*/nope"),
         ("[[device]]\naddress = {type = 'stubb'}\n", r"device\[0\]\.address: there is no transport 'stubb': known are"),

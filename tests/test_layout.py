@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.errors import ConfigError
-from farm.program.layout import Call, DeclaredTensor, LayoutError, find_layout, from_memory, memory_order, to_memory
+from farm.program.layout import (
+    Call,
+    DeclaredTensor,
+    LayoutError,
+    find_layout,
+    from_memory,
+    memory_order,
+    to_memory,
+)
 from farm.program.pte import read_pte
 
 if TYPE_CHECKING:

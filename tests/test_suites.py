@@ -337,7 +337,11 @@ def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
         ('module = "torch.nn:ReLU"', 'pte = "suite.toml"', "methods and features are for what is compiled"),
         ('module = "torch.nn:ReLU"', 'program = "suite.toml"', "an exported program has one method, forward"),
         ("skip_node_ops", "op_packages = [{ name = 'P' }], skip_node_ops", "case.relu.features.op_packages"),
-        ("skip_node_ops", PACKAGED % "android = 'x.so'", "features: op_packages: .* beside android there is no hex"),
+        (
+            "skip_node_ops",
+            PACKAGED % "android = 'x.so'",
+            "features: op_packages: .* beside android there is no hex",
+        ),
         ("skip_node_ops", PACKAGED % "hexagon = { v75 = 'x.so' }", "beside hexagon there is no android"),
         ("skip_node_ops", PACKAGED % "hexagon = { 75 = 'x.so' }", "hexagon.75 is no architecture: name the DSP's as"),
         ("skip_node_ops", PACKAGED % "android = ''", "case.relu: 'x.so' is no file"),

@@ -95,7 +95,9 @@ def test_an_expectation_is_read_as_the_call_has_it(tmp_path: Path) -> None:
         return self, module, expected_partitions
 
     watch = counts._watched(
-        lower, lambda *, expected_partitions=1, **_: kept.expect("partitions", expected_partitions), counts._nothing
+        lower,
+        lambda *, expected_partitions=1, **_: kept.expect("partitions", expected_partitions),
+        counts._nothing,
     )
     watch(None, "module")
     watch(None, "module", expected_partitions=3)

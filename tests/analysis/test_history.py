@@ -71,7 +71,11 @@ def test_a_changed_case_starts_anew() -> None:
 
 
 def test_virtual_devices_and_hardware_never_mix() -> None:
-    mixed = [point(0), Point("run-1", DAY_MS, 1e6, {**FACTS, "device_kind": "virtual"}, "virtual", "v1"), point(2)]
+    mixed = [
+        point(0),
+        Point("run-1", DAY_MS, 1e6, {**FACTS, "device_kind": "virtual"}, "virtual", "v1"),
+        point(2),
+    ]
     history = split(mixed)
     assert sizes(history) == [1, 1, 1]
     assert [one.run_id for one in history.comparable()] == ["run-0", "run-2"]
@@ -105,7 +109,11 @@ def test_an_empty_history_has_nothing() -> None:
 @given(
     st.lists(
         st.fixed_dictionaries(
-            {"qnn": st.sampled_from("12"), "executorch": st.sampled_from("12"), "native_runner": st.sampled_from("123")}
+            {
+                "qnn": st.sampled_from("12"),
+                "executorch": st.sampled_from("12"),
+                "native_runner": st.sampled_from("123"),
+            }
         ),
         max_size=12,
     )

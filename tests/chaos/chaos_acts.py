@@ -107,7 +107,13 @@ def _one(chance: Random, theme: str, at_s: float, pace: Pace, *, disks: bool) ->
 class Tormentor:
     """Plays the script of one run in a thread of its own; what it took away is back when it has ended."""
 
-    def __init__(self, home: Home, store: ChaosStore, acts: Sequence[Act], log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: ChaosStore,
+        acts: Sequence[Act],
+        log: Callable[[str], None],
+    ) -> None:
         self._home, self._store, self._log = home, store, log
         self._acts = acts
         self._stop = threading.Event()

@@ -144,7 +144,12 @@ def test_verbose_says_with_what_a_command_works_and_where_an_error_came_from(
 
 
 @pytest.mark.parametrize(
-    ("words", "jobs"), [(("--virtual",), 8), (("--virtual", "-k", "conv"), 1), (("--virtual", "2", "-k", "conv"), 1)]
+    ("words", "jobs"),
+    [
+        (("--virtual",), 8),
+        (("--virtual", "-k", "conv"), 1),
+        (("--virtual", "2", "-k", "conv"), 1),
+    ],
 )
 def test_virtual_is_one_without_a_number(home: FarmHome, words: tuple[str, ...], jobs: int) -> None:
     done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", *words)

@@ -88,7 +88,11 @@ def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHom
         "android-lpai-v6-direct",
     ]
     only = json.loads(home.farm("runtime", "list", "--backend", "lpai", "--json", env=empty).stdout)
-    assert [one["name"] for one in only["runtimes"]] == ["simulator-lpai-v6", "android-lpai-v6", "oe-linux-lpai-v6"]
+    assert [one["name"] for one in only["runtimes"]] == [
+        "simulator-lpai-v6",
+        "android-lpai-v6",
+        "oe-linux-lpai-v6",
+    ]
 
 
 def test_checking_names_every_file_and_the_command_that_builds(home: FarmHome, empty: dict[str, str]) -> None:

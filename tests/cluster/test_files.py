@@ -71,7 +71,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def make_bucket(server: S3Server, bucket: str) -> None:
     import s3fs
 
-    s3fs.S3FileSystem(key="nobody", secret="nothing", endpoint_url=server.url, skip_instance_cache=True).mkdir(bucket)
+    s3fs.S3FileSystem(
+        key="nobody",
+        secret="nothing",
+        endpoint_url=server.url,
+        skip_instance_cache=True,
+    ).mkdir(bucket)
 
 
 def sftp_address(server: SshServer, root: Path, known_hosts: Path | None = None) -> str:

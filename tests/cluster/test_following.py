@@ -14,7 +14,15 @@ from farm.cluster.client.follow import Shown
 from farm.cluster.queue import queued, why_it_waits
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
 from farm.pool.fleet import Choice
-from farm.store.cluster.records import Agent, AgentDevice, AgentFacts, Order, QueueView, RunProgress, ShardSum
+from farm.store.cluster.records import (
+    Agent,
+    AgentDevice,
+    AgentFacts,
+    Order,
+    QueueView,
+    RunProgress,
+    ShardSum,
+)
 from farm.store.protocol import PROTOCOL
 
 ORDER = Order(

@@ -119,7 +119,10 @@ def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: F
     cache = BundleCache(plan.cache_root)
     assert {
         one.model.read_bytes().decode() for one in map(cache.lookup, (made_key(good), canary_build.key)) if one
-    } == {good.id, canary.id}
+    } == {
+        good.id,
+        canary.id,
+    }
     assert read_plan(plan.path) == plan
     assert (plan.devices, plan.leased, [one.job for one in plan.canaries]) == ((device,), True, [canary])
     runtime = plan.runtimes[device.serial]
@@ -328,7 +331,9 @@ def make_old(server: str) -> Callable[[], None]:
     return of_yesterday
 
 
-def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(with_store: tuple[Farm, Store]) -> None:
+def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(
+    with_store: tuple[Farm, Store],
+) -> None:
     farm, store = with_store
     job = made_job("somewhere")
     build = farm.built(job)

@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 
 from farm.analysis.confirmation import Answer
-from farm.report.model.compare import ComparedJob, CompareReport, CompareSide, CompiledFacts, PairedMetric, SideResult
+from farm.report.model.compare import (
+    ComparedJob,
+    CompareReport,
+    CompareSide,
+    CompiledFacts,
+    PairedMetric,
+    SideResult,
+)
 
 
 def compiled(program: str = "p", **more: Any) -> CompiledFacts:

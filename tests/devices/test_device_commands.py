@@ -42,7 +42,8 @@ SHELLS = ("tombstone", "logcat", "dmesg", "journal", "dsp")
 
 
 @pytest.fixture(
-    scope="module", params=["GNU", *(pytest.param(name, marks=pytest.mark.whole) for name in ("toybox", "busybox"))]
+    scope="module",
+    params=["GNU", *(pytest.param(name, marks=pytest.mark.whole) for name in ("toybox", "busybox"))],
 )
 def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     if request.param == "toybox":

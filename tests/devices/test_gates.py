@@ -31,7 +31,10 @@ FINE = DeviceStatus(
         ({"temperature_c": None, "battery_percent": None}, ""),
         ({"temperature_c": 45.1}, "at 45.1 C, limit 45.0 C"),
         ({"battery_percent": 19}, "at 19 % of battery, at least 20 %"),
-        ({"temperature_c": 60.0, "battery_percent": 1}, "at 60.0 C, limit 45.0 C and at 1 % of battery, at least 20 %"),
+        (
+            {"temperature_c": 60.0, "battery_percent": 1},
+            "at 60.0 C, limit 45.0 C and at 1 % of battery, at least 20 %",
+        ),
     ],
 )
 def test_limits_decide(changes: dict[str, float | None], problem: str) -> None:

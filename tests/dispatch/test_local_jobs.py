@@ -136,7 +136,9 @@ def test_a_process_that_exits_without_a_job_is_no_jobs_fault(make: Callable[...,
     assert bench.ended == dict.fromkeys("01", "passed")
 
 
-def test_a_job_under_which_two_processes_exited_is_farms_fault(make: Callable[..., Bench]) -> None:
+def test_a_job_under_which_two_processes_exited_is_farms_fault(
+    make: Callable[..., Bench],
+) -> None:
     bench = make(2, [A, B])
     bench.acts["0"] = exits
     bench.run()

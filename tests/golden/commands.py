@@ -113,7 +113,12 @@ WRITTEN = [
 ]
 """Commands that write, and then commands that show the changes."""
 
-IMPORTED = [["import", "all.jsonl"], ["history", "quantized_ops/conv2d", "--limit", "2"], ["report", NIGHT], ["status"]]
+IMPORTED = [
+    ["import", "all.jsonl"],
+    ["history", "quantized_ops/conv2d", "--limit", "2"],
+    ["report", NIGHT],
+    ["status"],
+]
 """Commands for a store that is empty before."""
 
 PAGES = [

@@ -45,7 +45,9 @@ def test_a_night_has_changed_when_something_else_is_wrong() -> None:
         SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(JobNote("smoke/else", ""),)),)
     )
     new_yesterday = msgspec.structs.replace(
-        SAMPLE.cells[0], new_failures=(), still_failing=(*SAMPLE.cells[0].new_failures, *SAMPLE.cells[0].still_failing)
+        SAMPLE.cells[0],
+        new_failures=(),
+        still_failing=(*SAMPLE.cells[0].new_failures, *SAMPLE.cells[0].still_failing),
     )
     still = msgspec.structs.replace(SAMPLE, cells=(new_yesterday, *SAMPLE.cells[1:]))
     assert has_changed(SAMPLE, None)

@@ -15,7 +15,17 @@ from slow_rules import grant, to_yield
 
 from farm.policy.reasons import why_waiting
 from farm.policy.sharing import hand_over, share_out
-from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Request, Retry, Share, Situation, usable
+from farm.policy.situation import (
+    Lease,
+    LivingDevice,
+    OpenOrder,
+    Priority,
+    Request,
+    Retry,
+    Share,
+    Situation,
+    usable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

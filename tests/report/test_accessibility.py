@@ -19,7 +19,12 @@ from farm.report.html.page_of_run import write_html
 from farm.results.attempt import Verdict
 from farm.store.view import RunView
 
-STATES = {"the first screen": "", "a failure": "#failures", "the matrix": "#matrix", "a job that passed": "#job=j0"}
+STATES = {
+    "the first screen": "",
+    "a failure": "#failures",
+    "the matrix": "#matrix",
+    "a job that passed": "#job=j0",
+}
 
 
 @pytest.fixture(scope="module")

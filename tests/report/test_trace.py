@@ -96,7 +96,10 @@ def test_what_the_runtime_timed_is_where_it_was() -> None:
 
 def test_nodes_share_their_call_by_value_and_say_so() -> None:
     trace, complete = checked([LOAD, INFERENCE, INFERENCE])
-    assert spans(complete, 2)[:2] == [("Input OpId_2", 9_000, 11_000), ("aten_relu_default:OpId_9", 11_000, 17_001)]
+    assert spans(complete, 2)[:2] == [
+        ("Input OpId_2", 9_000, 11_000),
+        ("aten_relu_default:OpId_9", 11_000, 17_001),
+    ]
     nodes = [one for one in complete if one["cat"] == "node"]
     assert [one["args"] for one in nodes[:2]] == [
         {"cycles": 100, "placed": IN_PROPORTION},
@@ -197,7 +200,9 @@ def test_a_run_has_a_track_for_each_device_and_a_slice_for_each_attempt(example_
     assert trace["otherData"]["not_shown"] == "0"
 
 
-def test_slices_of_one_device_never_overlap_and_say_how_long_the_attempt_was(run_of: Callable[..., RunView]) -> None:
+def test_slices_of_one_device_never_overlap_and_say_how_long_the_attempt_was(
+    run_of: Callable[..., RunView],
+) -> None:
     def at(ms: int, seconds: float) -> tuple[Attempt, ...]:
         return (Attempt("j", Verdict.PASSED, Stage.DONE, "", "virtual-SM8650-0", 1000 + ms, seconds),)
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.program.layers import INPUT, Gap, Layer, LayerStep
-from farm.results.layers import DROP_DB, FLOOR_DB, ROUNDING_STEPS, SUSPECT_DB, diagnose, layer_comparisons
+from farm.results.layers import (
+    DROP_DB,
+    FLOOR_DB,
+    ROUNDING_STEPS,
+    SUSPECT_DB,
+    diagnose,
+    layer_comparisons,
+)
 
 
 def gap(db: float | None, *, steps: float | None = 50.0, problem: str = "") -> Gap:

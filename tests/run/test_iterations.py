@@ -89,7 +89,9 @@ def attempts(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {job["case"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
 
 
-def test_what_differs_from_time_to_time_fails_although_each_time_is_within_the_limits(attempts: dict[str, Any]) -> None:
+def test_what_differs_from_time_to_time_fails_although_each_time_is_within_the_limits(
+    attempts: dict[str, Any],
+) -> None:
     for case in ("noise", "counter_that_must_not"):
         attempt = attempts[case]
         assert (attempt["verdict"], attempt["stage"], attempt["cause"]) == ("failed", "numerics", "numerics"), attempt

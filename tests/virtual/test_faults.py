@@ -20,7 +20,15 @@ from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, clear, control_address, fired, inject, randomize
+from farm.virtual.faults import (
+    Fault,
+    FaultKind,
+    clear,
+    control_address,
+    fired,
+    inject,
+    randomize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
