@@ -98,8 +98,13 @@ def _ip(*words: str) -> None:
 class Relay:
     """A line to a port or a socket of this machine that is slow, breaks now and then, or carries nothing any more."""
 
-    def __init__(self, target: int | str, *, delay_s: float = 0.0, breaks: float = 0.0) -> None:
-        """Each piece of data comes `delay_s` later; with the probability `breaks` its connection is reset instead."""
+    def __init__(
+        self, target: int | str, *, host: str = "127.0.0.1", delay_s: float = 0.0, breaks: float = 0.0
+    ) -> None:
+        """Listen on an address of this machine.
+
+        Each piece of data comes `delay_s` later; with the probability `breaks` its connection is reset instead.
+        """
         self._target, self._delay_s, self._breaks = target, delay_s, breaks
         self._chance = random.Random(1)
         self._holds = asyncio.Event()
@@ -107,7 +112,7 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(host), self._loop).result()
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.broken = 0
 
@@ -130,9 +135,9 @@ class Relay:
         self._thread.join()
         self._loop.close()
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self, host: str) -> asyncio.Server:
         self._holds.set()
-        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return await asyncio.start_server(self._accept, host, 0)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A task of its own: asyncio logs an error for each cancelled task that it makes itself.

@@ -57,17 +57,21 @@ def ends(pid: int, timeout_s: float = 60) -> bool:
         return bool(select.select([descriptor], [], [], timeout_s)[0])
 
 
+def listens(port: int) -> bool:
+    """Return whether a process listens on a port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def require_listening(child: Child, port: int, timeout_s: float) -> None:
     """Wait until `child` listens on a port of this machine. Raises AssertionError with the end of its log."""
 
-    def listens() -> bool:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return True
-        assert child.process.poll() is None, child.log_tail()
-        return False
+    def is_up() -> bool:
+        is_there = listens(port)
+        assert is_there or child.process.poll() is None, child.log_tail()
+        return is_there
 
-    until(listens, f"a server on port {port}", timeout_s)
+    until(is_up, f"a server on port {port}", timeout_s)
 
 
 def is_idle(pid: int) -> bool:

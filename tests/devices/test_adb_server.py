@@ -4,12 +4,12 @@ import contextlib
 import os
 import socket
 import subprocess
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from networks import Relay
+from waiting import listens
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import find_adb, start_adb_server
@@ -20,11 +20,6 @@ from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:
@@ -38,8 +33,8 @@ def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:
         # An adb of another version would end it by itself, and with it every run.
         killed = subprocess.run([server.adb, "kill-server"], env=environment, capture_output=True, check=False)
         assert killed.returncode != 0
-        assert _listens(server.port)
-    assert not _listens(server.port)
+        assert listens(server.port)
+    assert not listens(server.port)
 
 
 def test_two_private_servers_do_not_meet(tmp_path: Path) -> None:
@@ -47,8 +42,8 @@ def test_two_private_servers_do_not_meet(tmp_path: Path) -> None:
         servers = [start_adb_server(supervisor, tmp_path / name) for name in ("a", "b")]
         assert servers[0].port != servers[1].port
         servers[0].stop()
-        assert not _listens(servers[0].port)
-        assert _listens(servers[1].port)
+        assert not listens(servers[0].port)
+        assert listens(servers[1].port)
 
 
 def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
@@ -61,39 +56,21 @@ def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python knows no IPv6")
 def test_a_device_is_attached_by_an_ipv6_address(tmp_path: Path) -> None:
-    with Supervisor() as supervisor, socket.socket(socket.AF_INET6) as relay:
-        try:
-            relay.bind(("::1", 0))
-        except OSError:
-            pytest.skip("this machine has no ::1")
-        relay.listen()
-        port = relay.getsockname()[1]
+    with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
         [device] = boot(supervisor, server, ["SM8650"], tmp_path)
         host = AdbHost(server.port)
         near = host.network_address(device.serial)
         host.query(f"host:disconnect:{near}")
-
-        def copy(source: socket.socket, to: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while data := source.recv(65536):
-                    to.sendall(data)
-                to.shutdown(socket.SHUT_WR)
-
-        def carry() -> None:
-            with relay.accept()[0] as here, socket.create_connection(("127.0.0.1", int(near.split(":")[1]))) as there:
-                back = threading.Thread(target=copy, args=(there, here))
-                back.start()
-                copy(here, there)
-                back.join()
-
-        carrier = threading.Thread(target=carry, daemon=True)
-        carrier.start()
-        assert server.connect("::1", port) == f"[::1]:{port}"
-        assert host.network_address(device.serial) == f"[::1]:{port}"
-        assert AdbTransport(device.serial, server.port).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
-        host.query(f"host:disconnect:[::1]:{port}")
-        carrier.join(20)
+        try:
+            line = Relay(int(near.split(":")[1]), host="::1")
+        except OSError:
+            pytest.skip("this machine has no ::1")
+        with contextlib.closing(line):
+            assert server.connect("::1", line.port) == f"[::1]:{line.port}"
+            assert host.network_address(device.serial) == f"[::1]:{line.port}"
+            assert AdbTransport(device.serial, server.port).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
+            host.query(f"host:disconnect:[::1]:{line.port}")
 
 
 def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

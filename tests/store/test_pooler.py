@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import until
+from waiting import listens, until
 
 from farm.errors import NoStoreError
 from farm.store.store import open_store
@@ -46,7 +46,7 @@ def pooled(
     with subprocess.Popen(
         [PROGRAM, *as_user, str(tmp_path / "pgbouncer.ini")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        until(lambda: process.poll() is not None or socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        until(lambda: process.poll() is not None or listens(port))
         assert process.poll() is None
         yield f"postgresql://farm@127.0.0.1:{port}/{name}"
         process.terminate()

@@ -27,6 +27,7 @@ from adb_judges import (
 from adb_shell.adb_device import AdbDeviceTcp
 from adb_shell.exceptions import AdbCommandFailureException, PushFailedError, TcpTimeoutException
 from ppadb.client import Client
+from waiting import listens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,11 +210,6 @@ class TestAdb:
         judged.port = number
         judged.connect()
         assert judged.text("shell", "getprop service.adb.tcp.port") == str(number)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class TestAdbShell:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import is_idle, until
+from waiting import is_idle, listens, until
 
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
@@ -62,12 +62,6 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def answers(port: int) -> bool:
-    """Return whether a process listens on `port` of loopback."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
@@ -94,7 +88,7 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
         parent.wait()
         until(lambda: not processes_in(tmp_path))
     # A process that exits loses its command line before the kernel closes its sockets.
-    until(lambda: not answers(int(port)))
+    until(lambda: not listens(int(port)))
 
 
 @pytest.mark.parametrize("first", ["reaper", "parent"])
