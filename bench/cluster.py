@@ -104,7 +104,7 @@ class Bench:
 
     def idle(self) -> None:
         """Count what agents ask while nothing is to do."""
-        self._until(lambda: not self.store.cluster.unfinished(), "runs that are finished")
+        self._until(lambda: not self.store.cluster.queue().orders, "runs that are finished")
         time.sleep(_SETTLES_S)
         before, began_s = self._statements(), now_s()
         time.sleep(self.idle_s)

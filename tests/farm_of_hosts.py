@@ -62,7 +62,7 @@ class Farm:
 
         def are_over() -> bool:
             # All that is known of a run is much to read, and is read once.
-            is_open = {order.run_id for order in self.store.cluster.orders()}
+            is_open = {order.run_id for order in self.store.cluster.queue().orders}
             return is_open.isdisjoint(runs or self.runs) and all(
                 self.store.runs.view(run_id).exit_code is not None for run_id in runs or self.runs
             )

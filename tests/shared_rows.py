@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import select
 
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store import schema
 from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
@@ -15,6 +17,8 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sqlalchemy import Row
 
     from farm.store.cluster.records import AgentId, HeldShard, NewBuild
     from farm.store.store import Store
@@ -58,6 +62,14 @@ def submit(
     jobs = {one.job.id: one.job for part in parts for one in part.jobs}
     store.cluster.submit(order, parts, builds, jobs=list(jobs.values()))
     return run_id
+
+
+def shards_of(store: Store, run_id: str) -> Sequence[Row[Any]]:
+    """Return the rows of the shards of a run, in the order in which they go."""
+    row = schema.shard.c
+    with store._database.reading() as connection:
+        query = select(row.id, row.state, row.why, row.lacking).where(row.run_id == run_id)
+        return connection.execute(query.order_by(row.position, row.id)).all()
 
 
 def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> AgentFacts:

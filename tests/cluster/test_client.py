@@ -28,6 +28,7 @@ from farm.cluster.toolchain_id import offered
 from farm.config.settings import load_config
 from farm.policy.retries import Tried
 from farm.results.attempt import Cause, Stage, Verdict
+from farm.store import schema
 from farm.store.leases.registry import Seen
 from farm.store.objects.objects import open_objects
 from farm.store.store import open_store
@@ -142,7 +143,6 @@ def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(sha
     with shared.store() as store:
         view = store.runs.view(run_id)
         assert (view.exit_code, len(view.jobs)) == (0, 4)
-        assert store.cluster.unfinished() == []
 
 
 @pytest.mark.whole
@@ -282,13 +282,13 @@ def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Sha
     assert "no living host has a SM8650" in refused.stderr
     assert "--wait" in refused.stderr
     with shared.store() as store:
-        assert store.cluster.orders(open_only=False) == []
+        assert store.cluster.queue().orders == ()
     with shared.store() as store:
         # Seen once, so that it is known what to prepare for.
         store.devices.see([Seen(device_of(virtual_device("v9", "lab9"), "lab9"), "device", None)])
     with shared.home.running(*RUN, "--wait") as process:
         with shared.store() as store:
-            waits_for(store.cluster.orders)
+            waits_for(lambda: store.cluster.queue().orders)
             queue = shared.home.farm("queue")
             assert "no living host has" in queue.stdout
         with shared.host("lab9", [virtual_device("v9", "lab9")]):
@@ -382,8 +382,9 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing_half(shared: Share
                 process.kill()
                 process.communicate()
         with shared.store() as store:
-            waits_for(lambda: not store.cluster.orders())
-            runs = {order.run_id for order in store.cluster.orders(open_only=False)}
+            waits_for(lambda: not store.cluster.queue().orders)
+            with store._database.reading() as connection:
+                runs = {row.run_id for row in connection.execute(schema.run_order.select())}
             for run_id in runs:
                 # Whoever ended its last shard finishes it.
                 waits_for(lambda: store.runs.view(run_id).exit_code == 0)  # noqa: B023 - it is called here

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
-from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
 from sqlalchemy import select, text
 from waiting import until
 
@@ -58,8 +58,8 @@ _AGENT = (
     _COMMON
     + """
 me, devices = AgentId(*sys.argv[4:6]), sys.argv[6:]
-while store.cluster.orders():
-    held = store.cluster.claim(me, SOC, devices, ttl_s=5, most=random.choice([1, 2, None]))
+while store.cluster.queue().orders:
+    held = store.cluster.claim(me, SOC, devices, ttl_s=5)
     for one in held:
         begin(one.lease.device)
     time.sleep(random.uniform(0, 0.02))
@@ -80,10 +80,10 @@ while store.cluster.orders():
 _PERSON = (
     _COMMON
     + """
-while store.cluster.orders():
+while store.cluster.queue().orders:
     of = dict(count=1, user="eve", host="here", pid=os.getpid(), purpose="farm shell", priority=Priority.PERSON)
     token = store.leases.request(sys.argv[4:], ttl_s=5, **of)
-    while store.cluster.orders():
+    while store.cluster.queue().orders:
         if taken := store.leases.poll(token, ttl_s=5):
             begin(taken[0].device)
             time.sleep(random.uniform(0, 0.05))
@@ -136,7 +136,7 @@ def test_processes_that_claim_and_wait_at_once_have_nothing_twice(
     assert list(tmp_path.iterdir()) == []
     for run_id in runs:
         assert {len(one.attempts) for one in store.runs.view(run_id).jobs} == {1}
-        assert {one.state for one in store.cluster.shards(run_id)} == {"ended"}
+        assert {one.state for one in shards_of(store, run_id)} == {"ended"}
     assert store.leases.all() == []
 
 
@@ -211,7 +211,7 @@ def test_a_claim_whose_answer_was_lost_is_taken_back_by_the_next_heartbeat(store
 
     assert (minded.lost, minded.claimed) == ((), known)
     assert [(lease.device, lease.fence) for lease in store.leases.all()] == [("h1-0", held.lease.fence)]
-    assert [(each.id == held.id, each.state) for each in store.cluster.shards(run_id)] == [
+    assert [(each.id == held.id, each.state) for each in shards_of(store, run_id)] == [
         (True, "held"), (False, "waiting"), (False, "waiting"),
     ]  # fmt: skip
     assert store.cluster.heartbeat(one, None, TTL_S, [held.lease], known).claimable == (SOC,)
@@ -319,7 +319,7 @@ def test_a_run_that_is_cancelled_meanwhile_begins_nothing(store: Store) -> None:
     store.cluster.put_back(one, held.id, held.lease.fence, why="cancelled")
     ended = [store.cluster.end_if_over(run_id) for _ in range(2)]
     assert ended == [True, False]
-    assert {each.why for each in store.cluster.shards(run_id)} == {"cancelled by ada", "cancelled"}
+    assert {each.why for each in shards_of(store, run_id)} == {"cancelled by ada", "cancelled"}
 
 
 def test_a_person_goes_before_a_night_and_the_second_user_gets_his_part(store: Store) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, submit
+from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, shards_of, submit
 
 from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.policy.retries import tried
@@ -47,7 +47,7 @@ def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:
     order = store.cluster.order(run_id)
     assert order is not None
     assert (order.state, order.waiting, order.held, order.ended) == ("ended", 0, 0, 2)
-    assert store.cluster.unfinished() == [run_id]
+    assert store.cluster.mend(ttl_s=0).unfinished == (run_id,)
     view = store.runs.view(run_id)
     assert [(one.id, [str(each.verdict) for each in one.attempts]) for one in view.jobs] == [
         (job(n).id, ["passed"]) for n in range(4)
@@ -189,9 +189,9 @@ def test_after_so_many_failures_or_so_long_nothing_begins(store: Store) -> None:
     assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
     store.cluster.mend(ttl_s=0)
 
-    assert {each.why for each in store.cluster.shards(late)} == {"its time was over"}
-    assert [each.why for each in store.cluster.shards(failing)] == ["", "1 jobs failed", "1 jobs failed"]
-    assert store.cluster.unfinished() == sorted([failing, late])
+    assert {each.why for each in shards_of(store, late)} == {"its time was over"}
+    assert [each.why for each in shards_of(store, failing)] == ["", "1 jobs failed", "1 jobs failed"]
+    assert [*store.cluster.mend(ttl_s=0).unfinished] == sorted([failing, late])
     order = store.cluster.order(late)
     assert order is not None
     assert order.is_late
@@ -217,7 +217,7 @@ def test_orders_take_the_devices_that_they_name(store: Store) -> None:
     one = agent(store, devices=2)
     held = store.cluster.claim(one, SOC, ["h1-0", "h1-1"], ttl_s=TTL_S)
     assert [(each.run_id, each.lease.device, each.others) for each in held] == [(named, "h1-1", ())]
-    assert store.cluster.shards(other_kind)[0].state == "waiting"
+    assert shards_of(store, other_kind)[0].state == "waiting"
 
 
 def test_a_reserved_device_is_its_users(store: Store) -> None:
@@ -254,4 +254,4 @@ def test_an_agent_of_another_protocol_is_told_what_to_do(store: Store) -> None:
 
 def test_a_shared_farm_needs_postgresql(tmp_path: Path) -> None:
     with open_store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="PostgreSQL"):
-        store.cluster.orders()
+        store.cluster.queue()

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 from postgresql_server import running_cluster
-from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
 
 from farm.cluster.ending import finish
 from farm.devices.device import AdbAddress
@@ -164,7 +164,7 @@ def test_developers_share_bundles_that_both_wait_for_and_change_none_that_is_the
     wanted = [NewBuild(key(0), "tools", job(0), {})]
     of_ada, of_bob = (submit(store, shards(1, 1), name, builds=wanted) for store, name in ((ada, "ada"), (bob, "bob")))
     assert bob.cluster.add_built(Build(key(0), "built", "b" * 64, 5))
-    assert [host.cluster.shards(run)[0].lacking for run in (of_ada, of_bob)] == [0, 0]
+    assert [shards_of(host, run)[0].lacking for run in (of_ada, of_bob)] == [0, 0]
     ada.cluster.add_built(Build(key(0), "built", "c" * 64, 6))
     assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
     for change in ("state = 'failed'", 'put_back = \'{"h1": "no"}\'', "priority = 7"):
@@ -197,7 +197,7 @@ def test_a_developer_fails_no_build_that_others_wait_for(lab: Lab, stores: dict[
     assert made is not None
     assert made.task == wanted[0]
     host.cluster.built(made, Build(key(0), "built", "a" * 64, 5))
-    assert host.cluster.shards(of_ada)[0].lacking == 0
+    assert shards_of(host, of_ada)[0].lacking == 0
 
 
 def test_a_developer_changes_no_shard_and_no_job_of_another_user(lab: Lab, stores: dict[str, Store]) -> None:
@@ -216,14 +216,14 @@ def test_a_developer_changes_no_shard_and_no_job_of_another_user(lab: Lab, store
     ):
         with refused():
             lab.sql("bob", attack, of_ada)
-    [shard] = host.cluster.shards(of_ada)
+    [shard] = shards_of(host, of_ada)
     assert shard.lacking == 2
     # A bundle that both wait for is recorded with both runs, as its manifest has it.
     of_bob = submit(bob, shards(1, 1), "bob", builds=wanted[:1])
     facts = {"seconds": 2.5, "fallback_ops": {"aten.relu": 1}, "operators": {"aten.conv2d": 3}, "program": "p"}
     lab.sql("bob", "UPDATE build SET state = 'built', archive = 'a', manifest = %s WHERE key = %s",
             json.dumps(facts), key(0))  # fmt: skip
-    assert [host.cluster.shards(run)[0].lacking for run in (of_ada, of_bob)] == [1, 0]
+    assert [shards_of(host, run)[0].lacking for run in (of_ada, of_bob)] == [1, 0]
     query = "SELECT bundle_key, build_seconds, cached, fallback_ops, operators, program_hash FROM run_job"
     recorded = (key(0), 2.5, False, facts["fallback_ops"], facts["operators"], "p")
     for run in (of_ada, of_bob):

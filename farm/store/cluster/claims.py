@@ -84,16 +84,15 @@ class Claims(ClusterPart):
         devices: Sequence[str],
         *,
         ttl_s: float,
-        most: int | None = None,
         keep: Mapping[str, Lease] | None = None,
         is_settled: Callable[[], bool] = lease_rows.always_settled,
     ) -> list[HeldShard]:
         """Return what idle devices of an agent are to run now, each with the lease of its device for `ttl_s`.
 
         `keep` are devices that are about to end a shard: they count as free, and where they get another shard they go
-        on under the fence that they have, whichever user it is of. Of all these at most `most` get something. What
-        nobody may have now, and what others have a better right to, is left; devices that others wait for are marked,
-        and who holds them learns it with the next heartbeat. Leases that expired are left as well where the database
+        on under the fence that they have, whichever user it is of. What nobody may have now, and what others have a
+        better right to, is left; devices that others wait for are marked, and who holds them learns it with the next
+        heartbeat. Leases that expired are left as well where the database
         has not been up for `ttl_s`, or the caller knows that it did not answer all the while, as `is_settled` says.
         """
         kept = dict(keep or {})
@@ -111,7 +110,7 @@ class Claims(ClusterPart):
             shares = share_out(known.situation)
             place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
             taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_settled=is_settled)
-            held = taking.take(shares, asking, kept, most)
+            held = taking.take(shares, asking, kept)
             if len(held) < len(asking) or not asking:
                 look_for_wanted(connection, known, shares)
             return held
@@ -158,13 +157,11 @@ class _Taking:
         self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
         self._ttl_ms, self._expires_ms = ttl_ms, us["now_ms"] + ttl_ms
 
-    def take(
-        self, shares: Mapping[str, Share], asking: Sequence[str], keep: Mapping[str, Lease], most: int | None
-    ) -> list[HeldShard]:
+    def take(self, shares: Mapping[str, Share], asking: Sequence[str], keep: Mapping[str, Lease]) -> list[HeldShard]:
         """Take the devices and shards of an agent's part in the decision."""
         mine = {device: shares[device] for device in asking if device in shares and shares[device].run_id}
         free = self._free(mine, keep) if mine else set()
-        shards = self._choose({device: mine[device] for device in [one for one in mine if one in free][:most]})
+        shards = self._choose({device: share for device, share in mine.items() if device in free})
         held = [self._hold(device, shard, keep.get(device)) for device, shard in shards.items()]
         return self._complete([one for one in held if one is not None])
 

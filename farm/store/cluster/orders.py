@@ -38,7 +38,6 @@ ORDER = text(f"{_COUNTED} WHERE run_order.run_id = :run")
 """One order with the counts of its shards; parameter: run."""
 OPEN_ORDERS = text(f"{_COUNTED} WHERE run_order.state <> 'ended' ORDER BY priority DESC, submitted_ms, run_id")
 """Those that have not ended."""
-_ALL_ORDERS = text(f"{_COUNTED} ORDER BY priority DESC, submitted_ms, run_id")
 _WANTED = text("""
     INSERT INTO build_wanted (shard, job, key, run_id)
     SELECT shard, job, key, :run
@@ -56,12 +55,6 @@ _END = text("""
     WHERE run_id = :run AND state <> 'ended'
       AND NOT EXISTS (SELECT 1 FROM shard WHERE run_id = :run AND state IN ('waiting', 'held'))
     RETURNING run_id
-""")
-_UNFINISHED = text("""
-    SELECT run_id FROM run_order JOIN run ON run.id = run_order.run_id
-    WHERE finished_ms IS NULL AND state <> 'open'
-      AND NOT EXISTS (SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held'))
-    ORDER BY run_id
 """)
 
 
@@ -137,12 +130,6 @@ class Orders(ClusterPart):
             row = connection.execute(ORDER, {"run": run_id}).first()
             return None if row is None else order_of(row, self._clock(connection))
 
-    def orders(self, *, open_only: bool = True) -> list[Order]:
-        """Return the submitted runs that have not ended, the most urgent first, then the oldest; or all."""
-        with self._database.reading() as connection:
-            now_ms = self._clock(connection)
-            return [order_of(row, now_ms) for row in connection.execute(OPEN_ORDERS if open_only else _ALL_ORDERS)]
-
     def cancel(self, run_id: str, user: str, *, may_others: bool = False) -> bool:
         """Let nothing more of a run begin, and what runs end at once; tell whether that was anything new.
 
@@ -164,11 +151,6 @@ class Orders(ClusterPart):
         Of one that was cancelled nothing waits any more.
         """
         return self._database.write(lambda connection: end_order(connection, run_id, self._clock(connection)))
-
-    def unfinished(self) -> list[str]:
-        """Return the submitted runs of which nothing waits or runs any more, and that have no end in the store yet."""
-        with self._database.reading() as connection:
-            return list(connection.scalars(_UNFINISHED))
 
     def _plan(
         self,

@@ -14,7 +14,6 @@ from farm.store.records import ArtifactRecord
 from farm.suites.suite import Job
 
 OrderState = Literal["open", "cancelled", "ended"]
-ShardState = Literal["waiting", "held", "ended"]
 BuildState = Literal["waiting", "built", "failed"]
 NightState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 

@@ -70,29 +70,6 @@ _GIVE_BACK = text("""
     UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''
     WHERE device = :device AND fence = :fence AND token = :token
 """)
-_SHARDS_OF = text("""
-    SELECT id, soc, position, expected_s, lacking, state, device, agent, held_ms, why, remaining, retry
-    FROM shard WHERE run_id = :run ORDER BY position, id
-""")
-
-
-class ShardState(msgspec.Struct, frozen=True):
-    """A shard as it is now."""
-
-    id: int
-    soc: str
-    position: int
-    expected_s: float
-    lacking: int
-    state: str
-    device: str
-    agent: str
-    held_ms: int
-    why: str
-    remaining: int
-    """Jobs without a result."""
-    retry: bool
-    """It is tried again, on another device."""
 
 
 class ShardResults(ClusterPart):
@@ -165,11 +142,6 @@ class ShardResults(ClusterPart):
         ]
         if ours:
             self._database.write(lambda connection: connection.execute(_GIVE_BACK, ours))
-
-    def shards(self, run_id: str) -> list[ShardState]:
-        """Return the shards of a submitted run, in the order in which they go."""
-        with self._database.reading() as connection:
-            return [ShardState(**row._mapping) for row in connection.execute(_SHARDS_OF, {"run": run_id})]  # noqa: SLF001 - public in SQLAlchemy
 
     def _settle(self, connection: Connection, shards: Sequence[_OpenShard]) -> None:
         """Note which jobs are done, make shards of those that another device is to try, and count the failures."""
