@@ -206,6 +206,16 @@ def test_a_developer_changes_no_shard_and_no_job_of_another_user(lab: Lab, store
     of_ada = submit(ada, shards(1), "ada", builds=wanted)
     # Bob's own bundle, which is built, gives him no right to jobs of Ada.
     bob.cluster.add_built(Build(key(7), "built", "d" * 64, 5))
+    # An outcome that agents cannot read would end them.
+    for outcome in (
+        "reply = '{}'",
+        "reply = '{'",
+        """reply = '{"key": "k", "ok": true, "seconds": "long"}'""",
+        "manifest = '[]'",
+        """manifest = '{"seconds": 1, "fallback_ops": {}, "operators": {"aten.relu": "many"}}'""",
+    ):
+        with pytest.raises(psycopg.Error, match="cannot be read|invalid input syntax for type json"):
+            lab.sql("bob", f"UPDATE build SET {outcome} WHERE key = %s", key(7))
     for attack in (
         "UPDATE shard SET lacking = 0 WHERE run_id = %s",
         "UPDATE shard SET lacking = lacking - 1, why = '' WHERE run_id = %s",
@@ -519,6 +529,8 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
     [(number,)] = lab.sql("lab", "SELECT id FROM procrastinate_jobs WHERE task_name = 'farm.build'")
     record = "SELECT farm_record_build(%s, 0, 'built', 'e', 1, NULL, '', NULL)"
     assert lab.sql("hostc", record, number) == [(False,)]
+    with pytest.raises(psycopg.Error, match="cannot be read"):
+        lab.sql("hostc", record.replace("'', NULL", "'', '{}'"), number)
     assert lab.sql("hostc", "SELECT farm_refuse_build(%s, 0, '', 'farm: no')", number) == [(False,)]
     with refused("another login"):
         maker.cluster.register("h1", facts("h1", devices=0), TTL_S, user="hostc", replaces=_token_of(lab, "h1"))
@@ -733,6 +745,7 @@ def test_roles_are_of_postgresql(tmp_path: Path) -> None:
 
 def farm(lab: Lab, user: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "FARM_STORE": lab.address(user), "FARM_STATE_DIR": str(tmp_path / "state"),
+           "FARM_ARTIFACTS": f"file://{tmp_path}/artifacts",
            "FARM_CACHE_DIR": str(tmp_path / "cache"), "LOGNAME": "somebody"}  # fmt: skip
     argv = [sys.executable, "-m", "farm.cli.main", *arguments]
     return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
@@ -757,3 +770,5 @@ def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], tmp_path
     refusal = farm(lab, "ada", tmp_path, "store", "roles", "--apply")
     assert refusal.returncode == 4, refusal.stderr
     assert "Roles" in refusal.stderr or "permission" in refusal.stderr
+    only_builds = farm(lab, "hostc", tmp_path, "agent", "--build")
+    assert (only_builds.returncode, "hostc may only build" in only_builds.stderr) == (2, True), only_builds.stderr

@@ -159,6 +159,19 @@ BEGIN
 END;
 $$;
 
+-- Whether agents can read what a client or a build host writes of a bundle; raises an error for text that is no JSON.
+CREATE OR REPLACE FUNCTION farm_is_readable(answer json, facts json) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = {schema}, pg_temp AS $$
+    SELECT (answer IS NULL OR (json_typeof(answer -> 'key'), json_typeof(answer -> 'ok'), json_typeof(answer -> 'seconds'),
+            coalesce(json_typeof(answer -> 'reason'), 'string'), coalesce(json_typeof(answer -> 'infra'), 'boolean'))
+            IS NOT DISTINCT FROM ('string', 'boolean', 'number', 'string', 'boolean'))
+        AND (facts IS NULL OR json_typeof(facts -> 'seconds') IS NOT DISTINCT FROM 'number' AND (
+            SELECT count(*) = 2 FROM unnest(ARRAY[facts -> 'fallback_ops', facts -> 'operators']) AS counts
+            WHERE json_typeof(counts) = 'object' AND NOT EXISTS (
+                SELECT 1 FROM json_each(CASE json_typeof(counts) WHEN 'object' THEN counts END)
+                WHERE json_typeof(value) <> 'number')))
+$$;
+
 -- Record how the bundle of a job came to be, also one that no run wants, and end the job; false as `farm_end_build`.
 CREATE OR REPLACE FUNCTION farm_record_build(
     job bigint, attempt integer, outcome text, content text, size bigint, answer text, printed text, facts json
@@ -166,7 +179,9 @@ CREATE OR REPLACE FUNCTION farm_record_build(
 DECLARE
     made text := (SELECT args ->> 'key' FROM procrastinate_jobs WHERE id = job);
 BEGIN
-    IF NOT farm_end_build(job, attempt, false) THEN
+    IF farm_is_readable(CAST(answer AS json), facts) IS NOT TRUE THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'farm: the outcome of a bundle cannot be read';
+    ELSIF NOT farm_end_build(job, attempt, false) THEN
         RETURN false;
     END IF;
     UPDATE build SET state = CASE outcome WHEN 'built' THEN outcome ELSE 'failed' END, archive = content,

@@ -141,9 +141,8 @@ BEGIN
         AND (TG_OP = 'INSERT' OR NEW.put_back::text <> OLD.put_back::text) THEN
         PERFORM farm_refuse('bundles are made by agents');
     END IF;
-    IF NEW.manifest IS NOT NULL AND (json_typeof(NEW.manifest -> 'seconds'), json_typeof(NEW.manifest -> 'fallback_ops'),
-        json_typeof(NEW.manifest -> 'operators')) IS DISTINCT FROM ('number', 'object', 'object') THEN
-        PERFORM farm_refuse('the manifest of a bundle has seconds, fallback_ops and operators');
+    IF farm_is_readable(CAST(NEW.reply AS json), NEW.manifest) IS NOT TRUE THEN
+        PERFORM farm_refuse('the outcome of a bundle cannot be read');
     END IF;
     IF TG_OP = 'INSERT' THEN
         RETURN NEW;
