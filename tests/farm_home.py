@@ -34,6 +34,12 @@ class FarmHome:
     """No other home uses the cache."""
     interpreter: str = sys.executable
 
+    @classmethod
+    def make(cls, cache: Path, folder: Path) -> FarmHome:
+        """Return a home in a new folder, with a cache that it may share."""
+        (folder / "cwd").mkdir()
+        return cls(cache, folder / "state", folder / "cwd")
+
     @property
     def start(self) -> dict[str, Any]:
         """What else processes are started with: nothing, they are of the user who runs the tests."""

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_path: Path) -> None:
-    (tmp_path / "cwd").mkdir()
-    home = FarmHome(tmp_path / "cache", tmp_path / "state", tmp_path / "cwd")
+    home = FarmHome.make(tmp_path / "cache", tmp_path)
     assert home.farm("cache").stdout == f"0 bundles, 0 B in {home.cache}\n"
     partial = home.cache / "bundles" / "aa" / f"{'a' * 64}.xyz.partial"
     builder = home.cache / "builders" / "killed"

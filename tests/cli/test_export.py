@@ -29,9 +29,7 @@ DAY = 86_400_000
 @pytest.fixture(scope="module")
 def source(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FarmHome, list[str]]:
     """A home with two finished runs and, between them, one that was killed; nobody changes it."""
-    folder = tmp_path_factory.mktemp("source")
-    (folder / "cwd").mkdir()
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("source"))
     home.state.mkdir()
     ids = []
     with open_store(home.state / "farm.db") as store:

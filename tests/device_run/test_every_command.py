@@ -36,8 +36,7 @@ JOB = "exec/conv[SM8650-htp-ready]"
 def bench(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
     """One virtual device that is attached as a phone is."""
     folder = tmp_path_factory.mktemp("attached")
-    (folder / "cwd").mkdir()
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    home = FarmHome.make(farm_cache, folder)
     with attach(home, folder / "bench", ["SM8650"]) as attached:
         yield attached
 

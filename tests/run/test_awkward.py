@@ -45,9 +45,7 @@ def run(home: FarmHome, suite: str, backend: str, *more: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shared_home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    folder = tmp_path_factory.mktemp("awkward")
-    (folder / "cwd").mkdir()
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    return FarmHome.make(farm_cache, tmp_path_factory.mktemp("awkward"))
 
 
 @pytest.fixture(scope="module")

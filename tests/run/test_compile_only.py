@@ -102,8 +102,7 @@ class Compiled:
 @pytest.fixture(scope="module")
 def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     folder = tmp_path_factory.mktemp("compile-only")
-    (folder / "cwd").mkdir()
-    home, scale = FarmHome(farm_cache, folder / "state", folder / "cwd"), folder / "scale.txt"
+    home, scale = FarmHome.make(farm_cache, folder), folder / "scale.txt"
     scale.write_text("2.0")
     _write_suite(home.cwd / "mine", scale)
     code, jobs, _ = _asked(home, "--compile-only")

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def planted(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Planted:
     """The first run, by the good release."""
     folder = tmp_path_factory.mktemp("planted")
-    (folder / "cwd").mkdir()
-    return Planted(FarmHome(farm_cache, folder / "state", folder / "cwd"), folder, write_suite(folder / "planted"))
+    return Planted(FarmHome.make(farm_cache, folder), folder, write_suite(folder / "planted"))
 
 
 @pytest.fixture(scope="module")

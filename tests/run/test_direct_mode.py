@@ -44,9 +44,7 @@ SUITE = ("--soc", "SM8650", "--suite", "smoke", "-k", "linear")
 
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    folder = tmp_path_factory.mktemp("direct")
-    (folder / "cwd").mkdir()
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    return FarmHome.make(farm_cache, tmp_path_factory.mktemp("direct"))
 
 
 @pytest.fixture(scope="module")

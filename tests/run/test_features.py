@@ -21,9 +21,7 @@ CHEAP = (
 
 @pytest.fixture(scope="module")
 def ran(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("features")
-    (folder / "cwd").mkdir()
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("features"))
     done = home.farm(*MAIN, "-k", CHEAP, timeout_s=500, code=0)
     view: dict[str, Any] = json.loads(done.stdout)
     return {job["case"]: job["attempts"][-1] for job in view["jobs"]}

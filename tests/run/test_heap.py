@@ -22,12 +22,6 @@ CASES = ("run", "--soc", "SM8650", "--suite", str(Path(__file__).parent / "heap_
 PAGE = 4096
 
 
-@pytest.fixture
-def home(farm_cache: Path, tmp_path: Path) -> FarmHome:
-    (tmp_path / "cwd").mkdir()
-    return FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd")
-
-
 def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
         done = run_program(
@@ -48,11 +42,10 @@ def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(
 
 @pytest.fixture(scope="module")
 def stub_home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    folder = tmp_path_factory.mktemp("heap")
-    (folder / "cwd").mkdir()
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("heap"))
     # A builder of the stub imports torch itself.
-    (folder / "cwd" / "farm.toml").write_text("[build]\nbuilders = 1\n")
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    (home.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+    return home
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +105,7 @@ def test_the_numbers_go_from_the_file_to_history_and_report_as_those_of_a_stub(
 
 
 @pytest.mark.whole
-def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(farm_cache: Path, tmp_path: Path) -> None:
-    home = FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd")
-    home.cwd.mkdir()
+def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(home: FarmHome, farm_cache: Path, tmp_path: Path) -> None:
     sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, f"keep={PAGE}")
     (home.cwd / "farm.toml").write_text(f"[qnn]\nsdk_root = {json.dumps(str(sdk))}\n")
     planted = Planted(home, tmp_path, write_suite(tmp_path / "planted"))

@@ -17,11 +17,10 @@ RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d and 8a8w", "-
 
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    folder = tmp_path_factory.mktemp("measurements")
-    (folder / "cwd").mkdir()
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("measurements"))
     # A builder of another SDK imports torch itself.
-    (folder / "cwd" / "farm.toml").write_text("[build]\nbuilders = 1\n")
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    (home.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+    return home
 
 
 def view_of(home: FarmHome, *arguments: str) -> dict[str, Any]:

@@ -51,9 +51,7 @@ def ran(
     request: pytest.FixtureRequest, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FarmHome, dict[str, Any]]:
     """Every operator at least once; before a release the main job, with all that it has."""
-    folder = tmp_path_factory.mktemp("operators")
-    (folder / "cwd").mkdir()
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("operators"))
     done = home.farm("run", "--soc", "SM8650", *request.param(), "--virtual", "2", "--json", timeout_s=3000)
     view = json.loads(done.stdout) if done.stdout else {"jobs": []}
     assert done.returncode == 0, (done.returncode, _red(view), done.stderr[-2000:])

@@ -47,9 +47,7 @@ RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d")
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
     """One home for all tests here."""
-    folder = tmp_path_factory.mktemp("repro")
-    (folder / "cwd").mkdir()
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    return FarmHome.make(farm_cache, tmp_path_factory.mktemp("repro"))
 
 
 @pytest.fixture(scope="module")

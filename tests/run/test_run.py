@@ -80,9 +80,7 @@ def tables(home: FarmHome) -> sqlite3.Connection:
 @pytest.fixture(scope="module")
 def shared(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
     """One home for the tests that look at the same run."""
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "cwd").mkdir()
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    return FarmHome.make(farm_cache, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
