@@ -102,7 +102,6 @@ def made_shard(
     return HeldShard(
         id=1,
         run_id=run_id,
-        user="ada",
         jobs=tuple(ShardJob(job, made_key(job)) for job in jobs),
         lease=lease,
         terms=terms,

@@ -223,7 +223,7 @@ class LocalJobs:
             one if one.device not in self._serial else _named(one, self._serial[one.device]) for one in job.history
         )
         shard_job = ShardJob(planned.job, planned.key, failed_before=planned.failed_before, history=history)
-        held = HeldShard(next(self._shard_numbers), self._plan.run_id, "", (shard_job,), lease, b"")
+        held = HeldShard(next(self._shard_numbers), self._plan.run_id, (shard_job,), lease, b"")
         self._until_s[device.id] = until_s = self._pool.leases.until_s(self._number[device.id])
         runner.claimed(held, until_s)
 

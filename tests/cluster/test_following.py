@@ -37,7 +37,6 @@ ORDER = Order(
     devices=(),
     labels=(),
     most_devices=None,
-    until_ms=None,
     waiting=12,
     held=0,
     ended=3,
@@ -150,9 +149,8 @@ def view(**more: Any) -> QueueView:
         now_ms=1_060_000,
         orders=(ORDER,),
         situations={"SM8650": situation},
-        sums=(ShardSum(ORDER.run_id, "SM8650", 12, 720.0, 0, 0.0, 0),),
+        sums=(ShardSum(ORDER.run_id, "SM8650", 12, 720.0, 0, 0.0),),
         quotas={},
-        builds_waiting={},
         agents=(),
     )
 

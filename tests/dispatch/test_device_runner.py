@@ -54,7 +54,7 @@ def lease(fence: int, user: str = "ada") -> Lease:
 
 def shard(number: int, names: str, *, run: str = "run", fence: int = 1, others: tuple[str, ...] = ()) -> HeldShard:
     jobs = tuple(ShardJob(job(name), f"key-{name}") for name in names.split())
-    return HeldShard(number, run, "ada", jobs, lease(fence), b"", others=others)
+    return HeldShard(number, run, jobs, lease(fence), b"", others=others)
 
 
 class StubProcess:

@@ -351,7 +351,7 @@ def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> No
     store.cluster.mend(ttl_s=0)
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {"h1-0": "ada"}
     two = agent(store, "h2")
-    assert store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)[0].user == "ada"
+    assert store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)[0].lease.user == "ada"
     store.cluster.mend(ttl_s=0)
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
 
@@ -595,7 +595,7 @@ def test_a_build_that_failed_fails_for_who_asked_and_is_tried_again_for_who_asks
     submit(store, shards(1, jobs=1), "bob", builds=builds)
     [held] = store.cluster.claim(device, SOC, ["h1-0"], ttl_s=TTL_S)
 
-    assert held.user == "ada"
+    assert held.lease.user == "ada"
     assert (held.builds[key(0)].state, held.builds[key(0)].log) == ("failed", "no such operator")
     again = store.cluster.take_build(worker, "b1", ["tool"])
     assert again is not None

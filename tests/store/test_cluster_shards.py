@@ -39,7 +39,7 @@ def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:
     one = agent(store)
     for _ in range(2):
         [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-        assert (held.run_id, held.user, len(held.jobs)) == (run_id, "ada", 2)
+        assert (held.run_id, held.lease.user, len(held.jobs)) == (run_id, "ada", 2)
         assert store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
         store.cluster.release(one, [held.lease])
         assert not store.cluster.end_if_over(run_id) or held.jobs[0].job == job(2)

@@ -18,7 +18,7 @@ from farm.store.cluster.records import HeldShard
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.unreadable import reading
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import lease_of_row, read_free, read_living
+from farm.store.leases.situations import read_free, read_living
 from farm.store.leases.wanted import look_for_wanted
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _HOLD = text("""
     FROM run_order, shard_jobs
     WHERE shard.id = :shard AND shard.state = 'waiting' AND run_order.run_id = shard.run_id
       AND run_order.state = 'open' AND shard_jobs.shard = shard.id
-    RETURNING shard.id, shard.run_id, shard.avoid, run_order.user_name, run_order.purpose, run_order.priority,
+    RETURNING shard.id, shard.run_id, run_order.user_name, run_order.purpose, run_order.priority,
               run_order.terms, shard_jobs.jobs, shard_jobs.done
 """)
 _TAKE = text("""
@@ -213,7 +213,7 @@ class _Taking:
                 "expires_ms": self._expires_ms,
             },
         ).one()
-        return row, lease_of_row(taken)
+        return row, lease_rows.lease_of(taken)
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
         """Return what devices run with all that they need to know."""
@@ -227,11 +227,9 @@ class _Taking:
             HeldShard(
                 id=row.id,
                 run_id=row.run_id,
-                user=row.user_name,
                 jobs=jobs[row.id],
                 lease=lease,
                 terms=row.terms.encode(),
-                avoid=tuple(row.avoid),
                 others=tuple(one for one in others[row.run_id] if one != lease.device),
                 builds={
                     one.key: found

@@ -56,6 +56,8 @@ _END = text("""
       AND NOT EXISTS (SELECT 1 FROM shard WHERE run_id = :run AND state IN ('waiting', 'held'))
     RETURNING run_id
 """)
+_PLAIN = ("run_id", "purpose", "state", "submitted_ms", "cancelled_by", "most_devices", "waiting", "held", "ended")
+"""Columns that an order has as they are."""
 
 
 class Orders(ClusterPart):
@@ -236,25 +238,15 @@ def _priority(number: int) -> Priority:
 
 def order_of(row: Row[Any], now_ms: int) -> Order:
     """Return an order with the counts of its shards."""
+    facts = {name: row._mapping[name] for name in _PLAIN}  # noqa: SLF001 - public in SQLAlchemy
     return Order(
-        run_id=row.run_id,
+        **facts,
         user=row.user_name,
         priority=_priority(row.priority),
-        purpose=row.purpose,
-        state=row.state,
-        submitted_ms=row.submitted_ms,
-        cancelled_by=row.cancelled_by,
         terms=row.terms.encode(),
         devices=tuple(row.devices),
         labels=tuple(row.labels),
-        most_devices=row.most_devices,
-        until_ms=row.until_ms,
-        waiting=row.waiting,
-        held=row.held,
-        ended=row.ended,
-        lacking=int(row.lacking),
         classes=tuple(row.classes),
-        most_failures=row.most_failures,
-        failures=row.failures,
+        lacking=int(row.lacking),
         is_late=row.until_ms is not None and row.until_ms <= (row.ended_ms or now_ms),
     )

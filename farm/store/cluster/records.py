@@ -102,7 +102,6 @@ class Order(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     labels: tuple[str, ...]
     most_devices: int | None
-    until_ms: int | None
     waiting: int
     """Shards that wait."""
     held: int
@@ -111,8 +110,6 @@ class Order(msgspec.Struct, frozen=True):
     lacking: int
     """Bundles that are not made yet."""
     classes: tuple[str, ...] = ()
-    most_failures: int | None = None
-    failures: int = 0
     is_late: bool = False
     """Its time was over before it ended, or is now."""
 
@@ -193,13 +190,11 @@ class HeldShard(msgspec.Struct, frozen=True):
 
     id: int
     run_id: str
-    user: str
     jobs: tuple[ShardJob, ...]
     """Those that are left."""
     lease: Lease
     """Of the device, in the name of the run's user. Its fence is that of the shard."""
     terms: bytes
-    avoid: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     """Ids of other living devices that the run may use: they could try what fails here."""
     builds: dict[str, Build] = {}
@@ -333,8 +328,6 @@ class ShardSum(msgspec.Struct, frozen=True):
     held: int
     held_s: float
     """What they still take, as expected."""
-    lacking: int
-    """Bundles that they wait for."""
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -347,6 +340,4 @@ class QueueView(msgspec.Struct, frozen=True):
     """By SoC, where something waits or is held."""
     sums: tuple[ShardSum, ...]
     quotas: dict[str, int]
-    builds_waiting: dict[str, int]
-    """By the id of the toolchain."""
     agents: tuple[Agent, ...]

@@ -49,12 +49,10 @@ _SUMS = text("""
            coalesce(sum(expected_s) FILTER (WHERE shard.state = 'waiting'), 0) AS waiting_s,
            count(*) FILTER (WHERE shard.state = 'held') AS held,
            coalesce(sum(greatest(expected_s - (:now_ms - held_ms) / 1000.0, 0)) FILTER (WHERE shard.state = 'held'), 0)
-               AS held_s,
-           coalesce(sum(lacking), 0) AS lacking
+               AS held_s
     FROM shard JOIN run_order USING (run_id)
     WHERE shard.state IN ('waiting', 'held') AND run_order.state <> 'ended' GROUP BY run_id, soc ORDER BY run_id, soc
 """)
-_BUILDS_WAITING = text("SELECT toolchain, count(*) AS n FROM build WHERE state = 'waiting' GROUP BY toolchain")
 
 
 class Views(ClusterPart):
@@ -95,7 +93,7 @@ class Views(ClusterPart):
         """Return who waits for what."""
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
-            sums = tuple(_sum(row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
+            sums = tuple(ShardSum(*row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
             requests = requests_now(connection, now_ms)
             return QueueView(
                 now_ms=now_ms,
@@ -106,7 +104,6 @@ class Views(ClusterPart):
                 },
                 sums=sums,
                 quotas=read_quotas(connection),
-                builds_waiting={row.toolchain: int(row.n) for row in connection.execute(_BUILDS_WAITING)},
                 agents=tuple(agent_of(row, now_ms) for row in connection.execute(AGENTS)),
             )
 
@@ -122,9 +119,3 @@ def _shown(row: Row[Any]) -> dict[str, Any]:
         "seconds": row.seconds,
         "known_issue": row.known_issue,
     }
-
-
-def _sum(row: Row[Any]) -> ShardSum:
-    return ShardSum(
-        row.run_id, row.soc, row.waiting, float(row.waiting_s), row.held, float(row.held_s), int(row.lacking)
-    )

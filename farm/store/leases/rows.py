@@ -167,10 +167,21 @@ def decode_devices(devices: str) -> tuple[str, ...]:
 
 
 def lease_of(row: Row[Any]) -> Lease:
-    """Return a row as it is."""
-    facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
-    facts.pop("wanted_by")
-    return Lease(user=facts.pop("user_name"), priority=Priority(facts.pop("priority")), **facts)
+    """Return the lease of a row that has its columns, perhaps beside others."""
+    return Lease(
+        row.device,
+        row.fence,
+        row.token,
+        row.user_name,
+        row.host,
+        row.pid,
+        row.purpose,
+        Priority(row.priority),
+        row.acquired_ms,
+        row.expires_ms,
+        row.reserved_for,
+        row.reserved_until_ms,
+    )
 
 
 def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import func, select, text
 
 from farm.errors import UnreadableRowError
-from farm.policy.situation import LABEL, USER, Lease, LivingDevice, OpenOrder, Priority, Retry, Situation
+from farm.policy.situation import LABEL, USER, LivingDevice, OpenOrder, Priority, Retry, Situation
 from farm.store import schema
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.quotas import read_quotas
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row, TextClause
 
-    from farm.policy.situation import Request
+    from farm.policy.situation import Lease, Request
 
 _DEVICE = """
     SELECT agent_device.device, agent_device.soc, agent_device.kind, agent_device.os, agent_device.serial,
@@ -114,7 +114,7 @@ def read_situation(
     """
     of_soc = {"soc": soc, "now_ms": now_ms}
     rows = _of_agents(connection, _DEVICES, of_soc)
-    leases = {row.device: lease_of_row(row) for row in rows}
+    leases = {row.device: lease_rows.lease_of(row) for row in rows}
     quotas = read_quotas(connection)
     fit = [living_device(row) for row in rows if row.is_fit]
     beside = _Beside(connection, soc, now_ms, requests, {device.id for device in fit})
@@ -158,7 +158,7 @@ def read_free(
     """
     of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
     rows = _of_agents(connection, _FREE_DEVICES, of_soc)
-    leases = {row.device: lease_of_row(row) for row in rows}
+    leases = {row.device: lease_rows.lease_of(row) for row in rows}
     held: Counter[tuple[Priority, str]] = Counter()
     here: Counter[str] = Counter()
     for row in _of_agents(connection, _HERE, of_soc):
@@ -274,24 +274,6 @@ def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDev
 def living_device(row: Row[Any]) -> LivingDevice:
     """Return a device of an agent as decisions see it."""
     return LivingDevice(row.device, _texts(row.labels), (row.name, row.serial), kind=f"{row.soc}/{row.kind}/{row.os}")
-
-
-def lease_of_row(row: Row[Any]) -> Lease:
-    """Return the lease of a row that has its columns, perhaps beside others."""
-    return Lease(
-        row.device,
-        row.fence,
-        row.token,
-        row.user_name,
-        row.host,
-        row.pid,
-        row.purpose,
-        Priority(row.priority),
-        row.acquired_ms,
-        row.expires_ms,
-        row.reserved_for,
-        row.reserved_until_ms,
-    )
 
 
 def _orders(
