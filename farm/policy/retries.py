@@ -163,7 +163,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
 
 
 def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
-    """Return the ids of the devices that do not try a job again: those of its history, and the last, `device`."""
+    """Return the ids of the devices that do not get a job again: every device of its history, and `device`."""
     return tuple(dict.fromkeys((*(one.device for one in history if one.device), device)))
 
 

@@ -134,9 +134,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     devices: Sequence[LivingDevice]
     leases: Sequence[Lease]
-    """Of these devices, as far as they are held or reserved, or expired without being given back.
+    """Leases of these devices that are held or reserved, or that expired before a release.
 
-    Those of other devices only count for their users.
+    Leases of other devices only count for their users.
     """
     orders: Sequence[OpenOrder]
     requests: Sequence[Request] = ()
