@@ -19,7 +19,7 @@ from waiting import until
 from farm.dispatch.fork_server import PROCESS_NAME
 from farm.store.store import open_store
 from farm.system.processes import Supervisor
-from farm.virtual.faults import Fault, clear, inject
+from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,9 +49,9 @@ class AgentHosts(ThreeHosts):
         self.attach(name, socs or ("SM8650",))
         self.start_agent(name)
 
-    def you(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def you(self, *arguments: str, timeout_s: float = 120, code: int | None = None) -> subprocess.CompletedProcess[str]:
         """Run `farm` on the person's machine."""
-        return self.farm("you", *arguments, timeout_s=timeout_s)
+        return self.farm("you", *arguments, timeout_s=timeout_s, code=code)
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -77,8 +77,7 @@ class AgentHosts(ThreeHosts):
 
     def detached(self, *arguments: str) -> str:
         """Submit a run, and return its id."""
-        done = self.you(*SMOKE, "--detach", "--json", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = self.you(*SMOKE, "--detach", "--json", *arguments, code=0)
         return str(json.loads(done.stdout)["run"])
 
     def finished(self, run_id: str, timeout_s: float = 90) -> RunView:
@@ -122,10 +121,7 @@ class AgentHosts(ThreeHosts):
         self.until(are_there, f"{names} are registered")
 
     def break_device(self, name: str, fault: Fault) -> None:
-        inject(self.folder / name / "devices" / f"virtual-{name}-0", fault)
-
-    def mend_device(self, name: str) -> None:
-        clear(self.folder / name / "devices" / f"virtual-{name}-0")
+        inject(self.folder_on_device(name), fault)
 
     def device_processes(self, name: str) -> list[int]:
         """Return the ids of the device processes of an agent."""
@@ -153,7 +149,4 @@ def agent_hosts(folder: Path, url: str, toolchain: Path, cache: Path) -> Iterato
             yield hosts
         finally:
             hosts.close()
-            for process in hosts.agents.values():
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            hosts.kill_agents()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forked_command import command, start
+from programs import require_code
 from waiting import until
 
 from farm.devices.adb.server import start_adb_server
@@ -123,10 +124,21 @@ class ThreeHosts:
             f"\n--- {name}\n{(self.folder / name / 'agent.log').read_text()[-4000:]}" for name in self.agents
         )
 
-    def farm(self, name: str, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
-        """Run `farm` on a machine."""
+    def kill_agents(self) -> None:
+        """End all agents at once."""
+        for process in self.agents.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def farm(
+        self, name: str, *arguments: str, timeout_s: float = 600, code: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `farm` on a machine. Raises AssertionError for an exit code other than `code`; None allows any."""
         folder = self.home(name, shared=name != "alone")
-        return command(arguments, env=self.env(name), cwd=folder, timeout_s=timeout_s)
+        done = command(arguments, env=self.env(name), cwd=folder, timeout_s=timeout_s)
+        require_code(done, code)
+        return done
 
     def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
         """Return what each job of a run came to, from the store: verdict, stage, cause, known issue and figures."""
@@ -157,10 +169,7 @@ def three_hosts(
             hosts.await_agents()
             yield hosts
         finally:
-            for process in hosts.agents.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            hosts.kill_agents()
 
 
 def run_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -88,8 +88,7 @@ def once_each(hosts: AgentHosts, run_id: str, count: int) -> None:
 def test_an_agent_runs_what_is_submitted_and_ends_when_it_is_told_to(hosts: AgentHosts) -> None:
     hosts.host("left")
     hosts.registered("left")
-    done = hosts.you(*SMOKE, "-k", "add or gelu")
-    assert done.returncode == 0, done.stdout + done.stderr + hosts.logs()
+    done = hosts.you(*SMOKE, "-k", "add or gelu", code=0)
     assert "2 passed, 0 failed" in done.stdout
     listed = hosts.you("agent", "list").stdout
     assert "virtual-left-0" in listed
@@ -212,12 +211,10 @@ def test_a_device_that_went_away_is_brought_back(left: AgentHosts) -> None:
 @pytest.mark.whole
 def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(left: AgentHosts) -> None:
     # On the same host, then on another.
-    again = left.farm("left", "agent", "--name", "left")
-    assert again.returncode == 2
+    again = left.farm("left", "agent", "--name", "left", code=2)
     assert "runs on this host already" in again.stderr
     left.attach("right", ["SM8650"])
-    elsewhere = left.farm("right", "agent", "--name", "left")
-    assert elsewhere.returncode == 2
+    elsewhere = left.farm("right", "agent", "--name", "left", code=2)
     assert "--name" in elsewhere.stderr
     ours, theirs = f'"protocol":{PROTOCOL}', f'"protocol":{PROTOCOL + 1}'
     changed = "update agent set facts = replace(facts, %s, %s) where position(%s in facts) > 0 returning name"

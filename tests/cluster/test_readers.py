@@ -55,27 +55,23 @@ def use_bucket(file: Path, server: S3Server) -> None:
 def test_files_and_bundles_of_a_run_are_found_on_any_machine(hosts: AgentHosts, tmp_path: Path) -> None:
     hosts.host("attic")
     hosts.registered("attic")
-    done = hosts.you(*SMOKE, "--profile", "detailed", "--json", timeout_s=150)
-    assert done.returncode == 0, done.stdout + done.stderr + hosts.logs()
+    done = hosts.you(*SMOKE, "--profile", "detailed", "--json", timeout_s=150, code=0)
     jobs = json.loads(done.stdout)["jobs"]
     job = jobs[0]["id"]
     # Nothing of it stays on the host that ran it.
     assert not [path for path in (hosts.folder / "attic/state/artifacts").rglob("*") if path.is_file()]
-    shown = hosts.farm("desk", "show", job, "--json")
-    assert shown.returncode == 0, shown.stderr
+    shown = hosts.farm("desk", "show", job, "--json", code=0)
     [etdump] = [one for one in json.loads(shown.stdout)["files"] if one["kind"] == "etdump"]
     assert Path(etdump["path"]).stat().st_size == etdump["size"]
     assert Path(etdump["path"]).is_relative_to(hosts.folder / "desk")
-    profiled = hosts.farm("desk", "profile", job, "--artifacts", str(tmp_path / "out"))
-    assert profiled.returncode == 0, profiled.stderr
+    hosts.farm("desk", "profile", job, "--artifacts", str(tmp_path / "out"), code=0)
     assert [path.stat().st_size for path in (tmp_path / "out").iterdir()] == [etdump["size"]]
     page = tmp_path / "report.html"
     assert hosts.farm("desk", "report", "--html", str(page)).returncode == 0
     # What its links lead to is on this machine: a file for each job.
     assert len({path.parent.name for path in (hosts.folder / "desk/cache/objects").glob("*/*/content")}) >= len(jobs)
     # The bundle that was executed comes from where the farm keeps it: nothing is compiled for it.
-    repro = hosts.farm("desk", "repro", job, "--virtual", "1", timeout_s=300)
-    assert repro.returncode == 0, repro.stdout + repro.stderr
+    repro = hosts.farm("desk", "repro", job, "--virtual", "1", timeout_s=300, code=0)
     assert "building it again" not in repro.stdout + repro.stderr
     assert len(list((hosts.folder / "desk/cache/bundles").glob("*/*/manifest.json"))) >= 1
     for text in (done.stdout + done.stderr, hosts.logs(), page.read_text()):

@@ -84,8 +84,7 @@ def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
         hosts.host("left")
         hosts.registered("left")
 
-        done = hosts.you(*SMOKE, "-k", "add or gelu")
-        assert done.returncode == 0, done.stdout + done.stderr + hosts.logs()
+        done = hosts.you(*SMOKE, "-k", "add or gelu", code=0)
         assert "2 passed, 0 failed" in done.stdout
         assert lab.sql("SELECT DISTINCT user_name FROM run") == [("ada",)]
 
@@ -101,8 +100,7 @@ def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
             assert PASSWORD not in place
 
         # Long enough for others to try and end it.
-        submitted = hosts.you(*_WARM, "--iterations", "3000", "--detach", "--json")
-        assert submitted.returncode == 0, submitted.stdout + submitted.stderr + hosts.logs()
+        submitted = hosts.you(*_WARM, "--iterations", "3000", "--detach", "--json", code=0)
         run_id = str(json.loads(submitted.stdout)["run"])
         for name in ("bob", "vic"):
             hosts.url = lab.url(name)
@@ -114,8 +112,7 @@ def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
             forced = hosts.farm(name, "cancel", run_id, "--force")
             assert forced.returncode in (2, 4), forced.stdout + forced.stderr
         hosts.url = lab.url("vic")
-        refused = hosts.farm("vic", *_WARM)
-        assert refused.returncode == 4, refused.stdout + refused.stderr
+        refused = hosts.farm("vic", *_WARM, code=4)
         assert "Roles" in refused.stderr
         assert hosts.finished(run_id).exit_code == 0
         assert hosts.stop_agents() == {"left": 0}
