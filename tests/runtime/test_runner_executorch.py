@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -96,8 +97,10 @@ def test_an_older_runner_is_had_as_long_as_its_libraries_are_there(
     built = build_native(farm_cache).folder
     folder = cache / "native" / ("feed" * 8)
     shutil.copytree(built, folder)
-    noted = (folder / "executorch.json").read_text().replace(str(default_executorch().root), str(package))
-    (folder / "executorch.json").write_text(noted)
+    # The cache has the root of the environment that built the runner first.
+    record = json.loads((folder / "executorch.json").read_bytes())
+    record["executorch"] |= {"root": str(package), "package": str(package / "share" / "cmake")}
+    (folder / "executorch.json").write_text(json.dumps(record))
     bare = tmp_path / "other"
     (bare / "lib").mkdir(parents=True)
     elsewhere = msgspec.structs.replace(default_executorch(), root=bare)
