@@ -42,6 +42,9 @@ LOGINS = {
     "vic": "viewer",
 }  # fmt: skip
 
+LONG_S = 600.0
+"""Lease duration that no slow machine outlasts."""
+
 
 class Lab(NamedTuple):
     """A server, where `lab` owns the database of that name and the others are members of groups."""
@@ -462,8 +465,8 @@ def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, S
     wanted = [NewBuild(key(n), "tools", job(n), {}, position=n) for n in range(6)]
     run_id = submit(ada, shards(3), "ada", builds=wanted)
     build_only = facts("c1", devices=0, toolchains=("tools",))
-    me = maker.cluster.register("c1", build_only, TTL_S, user="hostc")
-    them = other.cluster.register("d1", replace(build_only, host="d1"), TTL_S, user="hostd")
+    me = maker.cluster.register("c1", build_only, LONG_S, user="hostc")
+    them = other.cluster.register("d1", replace(build_only, host="d1"), LONG_S, user="hostd")
     maker.cluster.begun(me)
     assert not maker.cluster.may_lease()
     worker = maker.cluster.begin_worker()
@@ -489,7 +492,7 @@ def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, S
     states = {one.key: (one.state, one.reply.reason if one.reply else "") for one in ada.cluster.build_of(
         [first.task.key, second.task.key, third.task.key]).values()}  # fmt: skip
     assert sorted(states.values()) == [("built", ""), ("failed", ""), ("failed", "c1: no room; d1: no room there")]
-    assert maker.cluster.heartbeat(me, build_only, TTL_S).lost == ()
+    assert maker.cluster.heartbeat(me, build_only, LONG_S).lost == ()
     # A task that cannot be read ends the runs that want it, and no other build.
     lab.sql("lab", "UPDATE build SET task = '{' WHERE state = 'waiting'")
     assert maker.cluster.take_build(worker, "c1", ["tools"]) is None
@@ -548,12 +551,12 @@ def _token_of(lab: Lab, name: str) -> str:
 def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict[str, Store]) -> None:
     ada, host = stores["ada"], stores["host1"]
     run_id = submit(ada, shards(1), "ada")
-    one = agent(host)
-    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    one = agent(host, ttl_s=LONG_S)
+    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
     for change in ("user_name = 'bob'", "terms = 'x'", "priority = 0"):
         with refused("not this agent's", "permission denied"):
             lab.sql("host1", f"UPDATE run_order SET {change} WHERE run_id = %s", run_id)
-    host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=TTL_S)
+    host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=LONG_S)
     host.cluster.release(one, [held.lease])
     assert finish(host, run_id) == 0
     assert finish(host, run_id) == 0
@@ -583,8 +586,8 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
                 " AFTER INSERT ON attack FOR EACH ROW EXECUTE FUNCTION attempt_decides()")  # fmt: skip
     # The run of the user goes on, and that of the agent's own login as well.
     ada.cluster.add(run_id, shards(1, first=5), jobs=[job(5), job(6)])
-    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    assert host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=TTL_S) == {}
+    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
+    assert host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=LONG_S) == {}
     assert finish(host, run_id) == 0
     own = submit(host, shards(1, first=7), "host1")
     assert host.cluster.cancel(own, "host1")
