@@ -76,7 +76,11 @@ def require_listening(child: Child, port: int, timeout_s: float) -> None:
 
 def is_idle(pid: int) -> bool:
     """Return whether every thread of a process waits."""
-    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    try:
+        stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        # A thread ended between the listing and the reading.
+        return False
     return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
 
 
