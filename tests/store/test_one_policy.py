@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from click.testing import CliRunner
-from shared_rows import SOC, TTL_S, agent, shards, submit
+from shared_rows import SOC, agent, shards, submit
 from sqlalchemy import event
 from waiting import until
 
@@ -26,6 +26,9 @@ from farm.store.store import Store, open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+# Longer than a test takes on the slowest machine.
+TTL_S = 600.0
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_a_look_at_several_socs_reads_the_requests_once(store: Store) -> None:
 
 def test_a_process_takes_no_device_that_an_older_run_should_get(shared: Store) -> None:
     run_id = submit(shared, shards(1), "ada")
-    one = agent(shared)
+    one = agent(shared, ttl_s=TTL_S)
     token = ask(shared, "h1-0", user="bob")
     assert shared.leases.poll(token, ttl_s=TTL_S) == ()
     assert why(shared) == ["ada first"]
@@ -122,7 +125,7 @@ def test_a_process_takes_no_device_that_an_older_run_should_get(shared: Store) -
 
 
 def test_a_younger_run_leaves_a_device_to_the_process_that_waits(shared: Store) -> None:
-    one = agent(shared)
+    one = agent(shared, ttl_s=TTL_S)
     token = ask(shared, "h1-0", user="bob")
     submit(shared, shards(1), "ada")
     assert shared.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
@@ -130,7 +133,7 @@ def test_a_younger_run_leaves_a_device_to_the_process_that_waits(shared: Store) 
 
 
 def test_a_process_may_use_a_device_of_a_host_whose_agent_takes_no_more(shared: Store) -> None:
-    one = agent(shared)
+    one = agent(shared, ttl_s=TTL_S)
     submit(shared, shards(1), "ada")
     assert shared.cluster.drain(one.name)
     token = ask(shared, "h1-0", user="bob")
@@ -171,7 +174,7 @@ def test_the_queue_lists_processes_that_wait_with_the_reason_of_the_devices(
         return CliRunner().invoke(queue_command, ["--config", str(file), *options], catch_exceptions=False).output
 
     assert show() == "nothing waits and nothing runs\n"
-    agent(shared)
+    agent(shared, ttl_s=TTL_S)
     shared.quotas.set("user:ada", 0, "root")
     ask(shared, "h1-0")
     run_id = submit(shared, shards(1), "bob")
@@ -186,7 +189,7 @@ def test_the_queue_lists_processes_that_wait_with_the_reason_of_the_devices(
 
 def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(shared: Store) -> None:
     submit(shared, shards(1), "ada")
-    agent(shared)
+    agent(shared, ttl_s=TTL_S)
     ask(shared, "h1-0")
     shared.quotas.set("user:ada", 0, "root")
     [run] = queued(shared.cluster.queue())

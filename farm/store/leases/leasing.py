@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# Processes that wait poll every 0.25 s, less often on a busy machine. One that died is not waited for as long as one
-# that has a device.
-_WAITER_PART, _LEAST_WAITER_S = 0.2, 2.0
+# A dead process that waited counts for a shorter time than a dead holder. A process polls every 0.25 s, but a busy
+# machine may keep it from that for seconds.
+_WAITER_PART, _LEAST_WAITER_S = 0.2, 6.0
 # A process that was stopped for less finds its request where it was.
 _FORGOTTEN_MS = 24 * 3600 * 1000
 
@@ -100,8 +100,8 @@ class Leases:
         """Return the new leases that a waiting process gets now, each for `ttl_s`, and keep its place.
 
         `devices` and `count` replace what it waits for; each lease that it gets makes the count one less. Call it
-        every 0.25 s or so: a request without a poll for a fifth of `ttl_s` does not count until the next poll.
-        Raises LeaseLostError when the request was withdrawn.
+        every 0.25 s or so: a request without a poll for a fifth of `ttl_s`, at least 6 s, does not count until the next
+        poll. Raises LeaseLostError when the request was withdrawn.
         """
         wishes: dict[str, Any] = {}
         if devices is not None:
