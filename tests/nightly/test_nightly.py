@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -224,14 +225,18 @@ def test_secrets_are_nowhere(night: Night) -> None:
     assert [path.name for path in files for secret in secrets if secret.encode() in path.read_bytes()] == ["broken-url"]
 
 
-def test_the_same_night_again_is_no_news_and_the_one_before_is_on_its_page(night: Night) -> None:
+def test_the_same_night_again_is_no_news_and_the_one_before_is_on_its_page(night: Night, tmp_path: Path) -> None:
+    # A copy: other tests read the pages of the first night.
+    home = replace(night.home, state=tmp_path / "state", cwd=tmp_path / "cwd")
+    shutil.copytree(night.home.state, home.state)
+    shutil.copytree(night.home.cwd, home.cwd)
     before = len(night.hook.requests)
     env = {**SECRETS, "HOOK_URL": night.hook.url(), "MAIL_USER": "farm", "no_proxy": "*"}
-    done = night.home.farm("nightly", "nightly.toml", env=env, timeout_s=300, code=1)
+    done = home.farm("nightly", "nightly.toml", env=env, timeout_s=300, code=1)
     assert len(night.hook.requests) == before
     assert "STILL FAILING: 1" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("report: ")), done.stdout
-    assert f"{night.told['id']}/index.html" in (night.home.cwd / "reports" / "index.html").read_text()
+    assert f"{night.told['id']}/index.html" in (home.cwd / "reports" / "index.html").read_text()
     assert "ok mine/good" not in done.stderr, "without a terminal, what passes is not worth a line"
 
 
