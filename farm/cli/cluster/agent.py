@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,6 @@ from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, opened, show, width
 from farm.config.settings import load_config
 from farm.errors import UnknownNameError, UsageError
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
 
+_log = logging.getLogger(__name__)
+
 _INDENT = "    "
+_STDERR = 2
+"""File descriptor."""
 _NIGHTS = 5
 
 
@@ -29,10 +33,18 @@ _NIGHTS = 5
 @click.option("--name", default="", metavar="NAME", help="What the farm knows this host by; otherwise its own name.")
 @click.option("--build/--no-build", "builds", default=None, help="Compile for others; otherwise as farm.toml says.")
 @click.option("--no-devices", is_flag=True, help="Run nothing on devices: a host that only compiles.")
+@click.option(
+    "--log",
+    "log_form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of log lines on standard error.",
+)
 @config_option
 @click.pass_context
 def command(
-    context: click.Context, name: str, config_file: Path | None, *, builds: bool | None, no_devices: bool
+    context: click.Context, name: str, config_file: Path | None, *, builds: bool | None, no_devices: bool, log_form: str
 ) -> None:
     """Let this host's devices, and its compilers, work for a shared farm.
 
@@ -57,9 +69,29 @@ def command(
         raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
     from farm.cluster.agent.host_agent import HostAgent, stop_by_signal
 
-    agent = HostAgent(config, name, note=_note, builds=builds, has_devices=not no_devices)
+    agent = HostAgent(config, name, note=_log.info, builds=builds, has_devices=not no_devices)
+    _begin_log(agent.name, log_form)
     stop_by_signal(agent)
     agent.run()
+
+
+def _begin_log(name: str, form: str) -> None:
+    """Log on standard error: as JSON, as the journal reads it, or with the time in front."""
+    from farm.system.log_setup import (
+        JournalFormatter,
+        JsonFormatter,
+        LineFormatter,
+        RecordHandler,
+        begin_logging,
+        is_journal,
+    )
+
+    formatter: logging.Formatter
+    if form == "json":
+        formatter = JsonFormatter(agent=name)
+    else:
+        formatter = JournalFormatter() if is_journal(_STDERR) else LineFormatter("%H:%M:%S")
+    begin_logging(RecordHandler(partial(echo, err=True), formatter))
 
 
 @command.command("list")
@@ -133,7 +165,3 @@ def _require_shared(config: Config) -> None:
     from farm.cluster.client.devices import require_shared
 
     require_shared(config.is_shared)
-
-
-def _note(line: str) -> None:
-    echo(f"{time.strftime('%H:%M:%S')} {one_line(line)}", err=True)

@@ -37,6 +37,7 @@ from farm.errors import AgentRefusedError, FarmError, InfraError
 from farm.pool.announce import Announcer, hide_secrets
 from farm.store.cluster.records import AgentFacts
 from farm.store.protocol import PROTOCOL
+from farm.system.log_setup import JsonFormatter, logged_to
 from farm.system.private import hide_environment
 from farm.system.threads import noticing_deaths
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId, HeldShard, Minded
     from farm.store.store import Store
 
+LOG_NAME = "agent.log"
+"""Log file of an agent, in its folder."""
 _TICK_SECONDS = 1.0
 _LAST_SECONDS = 15.0
 """Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
@@ -127,6 +130,8 @@ class HostAgent:
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
+            log = self._life.folder / LOG_NAME
+            self._stack.enter_context(logged_to(log, JsonFormatter(agent=self.name)))
             self._open_parts()
             self._look_at_devices(is_first=True)
             self._agent = self._register()

@@ -1,0 +1,124 @@
+"""Log records of farm: their forms and places."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from farm.cli.cluster.agent import command as agent_command
+from farm.system.log_setup import (
+    JournalFormatter,
+    JsonFormatter,
+    LineFormatter,
+    is_journal,
+    logged_to,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+LOG = logging.getLogger("farm.cluster.test")
+HOSTILE = "\x1b[2J\x1b]0;x\x07\r\n::error::not from farm \u202e"
+
+
+@pytest.fixture(autouse=True)
+def _log_of_farm() -> Iterator[None]:
+    """Take back the handlers and the level that a test gives to the log of farm."""
+    log = logging.getLogger("farm")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
+
+
+def record(level: int, message: str, **fields: str) -> logging.LogRecord:
+    return LOG.makeRecord(LOG.name, level, __file__, 1, message, (), None, extra=dict(fields))
+
+
+def test_each_form_keeps_a_record_on_one_visible_line() -> None:
+    hostile = record(logging.WARNING, f"device {HOSTILE}", device=HOSTILE)
+    lines = [one.format(hostile) for one in (LineFormatter("%H:%M:%S"), JournalFormatter(), JsonFormatter(agent="h1"))]
+    assert all(line.isprintable() for line in lines)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d device ::error::not from farm \\u202e", lines[0])
+    assert lines[1] == "<4>device ::error::not from farm \\u202e"
+    assert json.loads(lines[2])["message"].startswith("device")
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"), [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3)]
+)
+def test_the_journal_gets_the_priority(level: int, priority: int) -> None:
+    assert JournalFormatter().format(record(level, "the store is away")) == f"<{priority}>the store is away"
+
+
+def test_json_has_the_fields() -> None:
+    form = JsonFormatter(agent="h1")
+    told = json.loads(form.format(record(logging.INFO, "it ended", run="r1", job="s/add[SM8650]", device="phone")))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told.pop("time"))
+    assert told == {
+        "level": "info", "logger": "farm.cluster.test", "agent": "h1", "run": "r1", "job": "s/add[SM8650]",
+        "device": "phone", "message": "it ended",
+    }  # fmt: skip
+    assert "run" not in json.loads(form.format(record(logging.INFO, "it ended")))
+
+
+def test_the_journal_is_known_by_its_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as stream, (tmp_path / "file").open("w") as other:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        assert is_journal(stream.fileno())
+        assert not is_journal(other.fileno())
+
+
+def test_a_log_file_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("farm.system.log_setup.FILE_BYTES", 1000)
+    logging.getLogger("farm").setLevel(logging.INFO)
+    with logged_to(tmp_path / "agent.log", JsonFormatter(agent="h1")):
+        for number in range(100):
+            LOG.info("line %s", number)
+    LOG.info("not in the file")
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["agent.log", "agent.log.1", "agent.log.2"]
+    assert all(file.stat().st_size <= 1000 for file in files)
+    lines = [json.loads(line) for file in reversed(files) for line in file.read_text().splitlines()]
+    assert [line["message"] for line in lines][-2:] == ["line 98", "line 99"]
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "agent.log").symlink_to("/dev/full")
+    logging.getLogger("farm").setLevel(logging.INFO)
+    with logged_to(tmp_path / "agent.log", LineFormatter()):
+        LOG.info("lost")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_an_agent_logs_in_the_form_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "farm.toml").write_text(
+        f'store = "postgresql://farm@db.invalid/farm"\nartifacts = "file://{tmp_path}"\n'
+        f'[paths]\nstate = "{tmp_path}/state"\ncache = "{tmp_path}/cache"\n'
+    )
+    monkeypatch.setattr(
+        "farm.cluster.agent.host_agent.HostAgent.run",
+        lambda _: LOG.warning("phone is not used for a while", extra={"device": "phone"}),
+    )
+    monkeypatch.setattr("farm.cluster.agent.host_agent.stop_by_signal", lambda _: None)
+    done = CliRunner().invoke(
+        agent_command, ["--name", "h1", "--log", form, "--config", str(tmp_path / "farm.toml")], catch_exceptions=False
+    )
+    assert (done.exit_code, done.stdout) == (0, "")
+    if form == "json":
+        told = json.loads(done.stderr)
+        assert (told["agent"], told["device"], told["level"]) == ("h1", "phone", "warning")
+    else:
+        assert re.fullmatch(r"\d\d:\d\d:\d\d phone is not used for a while\n", done.stderr)
