@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,8 +21,8 @@ from farm.suites.socs import check_backend, find_soc, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from farm.config.settings import Config
     from farm.devices.adb.host import AdbHost
     from farm.runtime.doctor import Ability, Availability, MissingItem, Tool
 
@@ -35,9 +36,23 @@ _NAMES = {"here": "yes"}
 @click.command("doctor")
 @soc_option("Only this SoC.")
 @click.option("--backend", help="Only this backend.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    metavar="FILE.zip",
+    help="Write versions, configuration without secrets and recent logs, for a report of a problem.",
+)
 @toolchain_option
 @json_option()
-def command(config_file: Path | None, soc: str | None, backend: str | None, toolchain: str, *, as_json: bool) -> int:
+def command(
+    config_file: Path | None,
+    soc: str | None,
+    backend: str | None,
+    bundle: Path | None,
+    toolchain: str,
+    *,
+    as_json: bool,
+) -> int:
     """Say what can be compiled, staged and run here, and how to repair the rest.
 
     Nothing is built or fetched. Exit code 0, unless --soc and --backend ask for
@@ -46,12 +61,17 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, tool
     from farm.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
     from farm.toolchains.select import look_into, use_toolchain
 
+    if bundle is not None and (soc or backend):
+        raise UsageError("--bundle is about this machine: leave out --soc and --backend")
     if backend is not None:
         find_backend(backend)
     chosen = find_soc(soc) if soc else None
     if chosen is not None and backend is not None:
         check_backend(chosen, backend)
     config = use_toolchain(load_config(config_file), toolchain, notice)
+    if bundle is not None:
+        _write_bundle(bundle, config, as_json=as_json)
+        return 0
     attached, note = _attached()
     compiler = compiler_versions() if config.toolchain.python is None else look_into(config, config.toolchain).versions
     doctor = Doctor(config, attached, compiler)
@@ -69,6 +89,16 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, tool
     show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)], as_json=as_json)
     asked = chosen is not None and backend is not None
     return 2 if asked and not runnable(abilities[0]) else 0
+
+
+def _write_bundle(path: Path, config: Config, *, as_json: bool) -> None:
+    from farm.cli.setup.doctor_bundle import write_bundle
+    from farm.runtime.doctor import list_tools
+
+    names = write_bundle(path, config, list_tools(config))
+    logs = f"{len(names) - 2} logs"
+    line = f"{path}: versions, configuration without secrets, {logs}: look through it before you send it"
+    show({"bundle": str(path), "files": names}, [line], as_json=as_json)
 
 
 def _attached() -> tuple[dict[str, list[str]] | None, str]:

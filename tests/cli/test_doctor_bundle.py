@@ -1,0 +1,159 @@
+"""`farm doctor --bundle`: what the archive has, and that no secret is in it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import stat
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.cli.setup.doctor_bundle import write_bundle
+from farm.config.settings import load_config
+from farm.errors import UsageError
+from farm.runtime.doctor import Tool
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+    from farm.config.settings import Config
+
+IN_ADDRESS, IN_QUERY = "w0rd in @ddress", "of-the-tls-key"
+SECRETS = {
+    "PGPASSWORD": "pgp4ss",
+    "AWS_SECRET_ACCESS_KEY": "s3cret+of/S3",
+    "AWS_SESSION_TOKEN": "session-of-S3",
+    "FARM_SERVE_TOKEN": "token-of-the-page",
+    "HOOK": "https://hooks.example.com/T0/of-the-variable",
+    "HOOK_AUTH": "bearer-of-the-hook",
+}
+OF_FILES = ["mail-p4ss", "of-pgpass", "of-aws-credentials"]
+OF_TABLES = ["address-in-the-file", "power-argument", "relay-key"]
+FILE = """
+store = "postgresql://farm:w0rd%20in%20%40ddress@db.example.com/farm?sslpassword=of-the-tls-key"
+[paths]
+state = "state"
+cache = "cache"
+[[notify.webhook]]
+url_env = "HOOK"
+token_env = "HOOK_AUTH"
+[[notify.webhook]]
+url = "https://hooks.example.com/address-in-the-file"
+[notify.mail]
+host = "mail.example.com"
+from = "farm@example.com"
+to = ["team@example.com"]
+user_env = "MAIL_USER"
+password_file = "mail-password"
+[[device]]
+serial = "R5CT1"
+name = "left"
+power = ["curl", "--user", "power-argument", "http://plug.example.com"]
+[[device]]
+address = {type = "stub", key = "relay-key"}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Configuration with every kind of secret, and logs in its state folder that have them all."""
+    (tmp_path / "farm.toml").write_text(FILE)
+    (tmp_path / "mail-password").write_text("mail-p4ss\n")
+    (tmp_path / "pgpass").write_text("db.example.com:5432:*:farm:of-pgpass\n")
+    (tmp_path / "aws").write_text("[default]\naws_secret_access_key = of-aws-credentials\n")
+    for name, value in {**SECRETS, "MAIL_USER": "farm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
+    monkeypatch.delenv("FARM_STORE", raising=False)
+    monkeypatch.delenv("FARM_STATE_DIR", raising=False)
+    known = [*SECRETS.values(), *OF_FILES, IN_ADDRESS, "w0rd%20in%20%40ddress", IN_QUERY]
+    known += ["postgresql://other:another-password@db/farm", "https://hooks.example.com/address-in-the-file"]
+    for name in ("agent/h1/agent.log", "agent/h1/agent.log.1", "agent/h1/logs/R5CT1.log", "runs/r1/logs/builder.log"):
+        log = tmp_path / "state" / name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("\n".join(f"the store refuses {secret}" for secret in known) + "\nlast line \x1b[2J\n")
+    for name in ("farm.db", "agent/h1/token", "runs/r1/report.html", "artifacts/00/00ff"):
+        other = tmp_path / "state" / name
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_text("no log")
+    (tmp_path / "state/runs/r1/logs/elsewhere.log").symlink_to(tmp_path / "farm.toml")
+    return load_config(tmp_path / "farm.toml")
+
+
+def bundle(config: Config, path: Path) -> dict[str, str]:
+    write_bundle(path, config, [Tool("executorch", "1.2.0", "/home/ada/venv")])
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name).decode() for name in file.namelist()}
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_it_has_versions_configuration_and_logs_and_no_secret(config: Config, tmp_path: Path) -> None:
+    files = bundle(config, tmp_path / "farm.zip")
+    assert set(files) == {
+        "versions.json", "configuration.json", "logs/agent/h1/agent.log", "logs/agent/h1/agent.log.1",
+        "logs/agent/h1/logs/R5CT1.log", "logs/runs/r1/logs/builder.log",
+    }  # fmt: skip
+    everything = "\n".join(files.values())
+    for secret in (
+        *SECRETS.values(),
+        *OF_FILES,
+        *OF_TABLES,
+        IN_ADDRESS,
+        "w0rd%20in%20%40ddress",
+        IN_QUERY,
+        "another-password",
+    ):
+        assert secret not in everything, secret
+    shown = json.loads(files["configuration.json"])
+    assert shown["store_url"] == "postgresql://farm:***@db.example.com/farm?sslpassword=***"
+    assert (shown["devices"][0]["name"], shown["devices"][0]["power"][0]) == ("left", "curl")
+    assert shown["notify"]["webhook"][0]["url_env"] == "HOOK"
+    assert json.loads(files["versions.json"])["tools"] == [{"name": "executorch", "version": "1.2.0", "problem": ""}]
+    assert files["logs/agent/h1/agent.log"].endswith("last line \n")
+    assert stat.S_IMODE((tmp_path / "farm.zip").stat().st_mode) == 0o600
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_secret_is_not_cut_in_two(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.cli.setup.doctor_bundle._LOG_BYTES", 20)
+    monkeypatch.setenv("PGPASSWORD", 'pa"ss\\word')
+    (tmp_path / "state/agent/h1/agent.log").write_text("a session-of-S3\nlast line\n")
+    (tmp_path / "state/agent/h1/agent.log.1").write_text(json.dumps('pa"ss\\word'))
+    files = bundle(config, tmp_path / "farm.zip")
+    assert files["logs/agent/h1/agent.log"] == "last line\n"
+    assert files["logs/agent/h1/agent.log.1"] == '"***"'
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_file_that_is_there_stays(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "farm.zip").write_text("mine")
+    with pytest.raises(UsageError, match=r"farm\.zip is there already: name another file"):
+        write_bundle(tmp_path / "farm.zip", config, [])
+    assert (tmp_path / "farm.zip").read_text() == "mine"
+    with pytest.raises(UsageError, match="cannot write .*gone/farm.zip: No such file or directory"):
+        write_bundle(tmp_path / "gone" / "farm.zip", config, [])
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_full_disk_leaves_no_half_of_it(config: Config, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UsageError, match=r"cannot write .*farm\.zip: File too large: name a file on another disk"):
+            write_bundle(tmp_path / "farm.zip", config, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "farm.zip").exists()
+
+
+def test_the_command_writes_it(home: FarmHome, tmp_path: Path) -> None:
+    done = home.farm("doctor", "--bundle", str(tmp_path / "farm.zip"), env={"ANDROID_ADB_SERVER_PORT": "9"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{tmp_path}/farm.zip: versions, configuration without secrets, ")
+    with zipfile.ZipFile(tmp_path / "farm.zip") as file:
+        assert {"versions.json", "configuration.json"} <= set(file.namelist())
