@@ -76,7 +76,7 @@ def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
     assert "all compiled already" in text
 
 
-# Of a checkout, tests/compare/test_compare.py plants and mends the same.
+# tests/compare/test_compare.py plants and mends the same error in a checkout.
 @pytest.mark.parametrize(
     "way",
     [
