@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from dataclasses import dataclass
@@ -49,15 +48,14 @@ class Attached:
         """The folder that holds the files of a device."""
         return self.folder / "devices" / self.devices[number].serial
 
-    def farm(self, *arguments: str, timeout_s: float = 120, user: str = "") -> subprocess.CompletedProcess[str]:
-        """Run `farm`, as another user where one is named."""
-        return self.home.farm(*arguments, timeout_s=timeout_s, env=self._env(user))
+    def farm(
+        self, *arguments: str, timeout_s: float = 120, user: str = "", code: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `farm` as `FarmHome.farm` does, as another user where one is named."""
+        return self.home.farm(*arguments, timeout_s=timeout_s, env=self._env(user), code=code)
 
-    def json(self, *arguments: str, user: str = "") -> dict[str, Any]:
-        done = self.farm(*arguments, "--json", user=user)
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+    def json(self, *arguments: str, user: str = "") -> Any:
+        return self.home.json(*arguments, env=self._env(user))
 
     @contextlib.contextmanager
     def running(self, *arguments: str, user: str = "") -> Iterator[subprocess.Popen[str]]:
