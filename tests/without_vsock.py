@@ -12,7 +12,7 @@ import sys
 
 # linux/prctl.h and linux/seccomp.h.
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-# By processor: AUDIT_ARCH_* of linux/audit.h, and the number of socket(2).
+# AUDIT_ARCH_* of linux/audit.h and the number of socket(2), by processor.
 _SOCKET_CALL = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 _AF_VSOCK, _EAFNOSUPPORT = 40, 97
 

@@ -82,7 +82,7 @@ class GitBisect:
         self._git("bisect", "start", "--no-checkout", "--first-parent", bad, good)
 
     def range(self) -> tuple[Commit, list[Commit], list[Commit]]:
-        """Return the last good commit, those after it up to the first bad one, and those of them to be tested."""
+        """Return the last good commit, its successors up to the first bad commit, and the successors left to test."""
         marks: dict[str, str] = {}
         for line in self._git("for-each-ref", "--format=%(objectname) %(refname:lstrip=2)", "refs/bisect").splitlines():
             sha, _, mark = line.partition(" ")
@@ -134,7 +134,7 @@ def bisect_commits(
     note: Callable[[str], None],
     metric: str = "",
 ) -> BisectOutcome:
-    """Return the first bad one of `commits`, of which the first is good; a search with its state in `folder` goes on.
+    """Return the first bad commit of `commits`, which begin with a good one; continue a search kept in `folder`.
 
     Raises UsageError where the good commit does not pass or the toolchain changed meanwhile, UnknownNameError for
     `metric`, InfraError where a commit could not be compared: the same call goes on from there, as after Ctrl-C.
@@ -253,7 +253,7 @@ def bisected_toolchain(
 ) -> tuple[Config, Checkout]:
     """Return the checkout, and `config` with the toolchain that compiles its commits.
 
-    That is the toolchain `ref`, else the table of farm.toml with this checkout; `build` replaces its build command.
+    The toolchain is `ref`, else the table of farm.toml with this checkout; `build` replaces its build command.
     Raises UsageError for a release, and for a toolchain of another checkout.
     """
     named = toolchain_of(config, ref) if ref else None

@@ -33,7 +33,7 @@ class Symptom(msgspec.Struct, frozen=True, kw_only=True):
     """Difference between the good and the bad commit that a search follows."""
 
     text: str
-    """One line."""
+    """Line for a reader."""
     stage: str = ""
     """Stage at which the job fails newly; empty for a metric."""
     error: str = ""
@@ -134,7 +134,7 @@ def _by_pairs(job: ComparedJob, symptom: Symptom) -> tuple[CommitAnswer, str]:
     if measured is None:
         same = CommitAnswer.GOOD, "the program of the good commit"
         return same if job.same else (CommitAnswer.SKIP, f"{symptom.metric} was not measured")
-    # A change nearer to that of the bad end is bad; a change from or to infinity has no half.
+    # A change nearer to the bad end than to the good end is bad; a change from or to infinity has no half.
     finite = math.isfinite(symptom.change)
     least = abs(symptom.change) / 2.0 if finite else GATES[measured.scale].confirmed
     sign = math.copysign(1.0, symptom.change)

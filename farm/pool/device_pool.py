@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 LOOK_SECONDS = 0.25
-"""Interval between two looks at what a command holds and waits for; heartbeats are those of `[leases]`."""
+"""Interval between two looks at leases and requests of a command; `[leases]` has the interval of heartbeats."""
 _SHORT_SECONDS = 1.0
 """Shorter waits are not noted."""
 

@@ -30,6 +30,7 @@ from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_cont
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity, require_local
 from farm.system.interrupts import postponed
+from farm.system.text import redacted
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -154,9 +155,7 @@ class Database:
 
     def without_secrets(self, text: str) -> str:
         """Return a text, of an error, without the passwords of the address."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        return redacted(text, self._secrets)
 
     @contextmanager
     def psycopg_engine(self) -> Iterator[Engine]:

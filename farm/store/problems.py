@@ -10,6 +10,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from farm.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError
 from farm.store.postgresql import POOLED
+from farm.system.text import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,8 +108,7 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
 
 def _words(text: str, secrets: Sequence[str]) -> str:
     """Return what a database says on one line, each of its lines once and no password in it."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
+    text = redacted(text, secrets)
     # Which statement or function it was is nothing that a user knows.
     text = text.partition("\nLINE ")[0].partition("\nCONTEXT: ")[0]
     lines = [line.strip().removeprefix("connection failed: ") for line in text.splitlines()]

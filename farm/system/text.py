@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)")
@@ -22,6 +25,8 @@ _UNSEEN = (
 )
 # As much as 64 bits hold.
 _MOST_DIGITS = 18
+HIDDEN = "***"
+"""Text in the place of a secret."""
 REASON_LIMIT = 400
 """Characters that are kept of a reason or a note."""
 LOG_LIMIT = 64 * 1024
@@ -47,6 +52,13 @@ def spelled(text: str) -> str:
 def without_colours(text: str) -> str:
     """Return `text` without what a terminal takes as commands."""
     return _ANSI.sub("", text)
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` with each of `secrets` hidden."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
 def one_line(text: str, limit: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""`farm doctor --bundle`: what the archive has, and that no secret is in it."""
+"""`farm doctor --bundle`: content of the archive, and no secret in it."""
 
 from __future__ import annotations
 

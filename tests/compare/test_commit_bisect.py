@@ -144,7 +144,7 @@ def test_after_a_kill_the_same_call_goes_on(checkout: Checkout, tmp_path: Path, 
         assert len(first.compared) == killed_after
         assert subjects(search(checkout, tmp_path, second).first_bad) == [8]
         assert not set(first.compared) & set(second.compared)
-    # What is found already takes the evidence alone.
+    # A finished search repeats only the comparison of both commits.
     third = StubComparison(truth)
     assert subjects(search(checkout, tmp_path, third).first_bad) == [8]
     assert third.compared == [(7, 8)]
@@ -223,7 +223,7 @@ def test_a_search_in_a_shallow_clone_and_across_a_merge(checkout: Checkout, tmp_
     compare = StubComparison(since(13, FAILS, at_100=job(broken(), broken())))
     outcome = search(shallow, tmp_path / "one", compare, span="main~5..main")
     assert subjects(outcome.last_good, outcome.first_bad) == [12, 13]
-    # Of a merged branch: the commit before the first one after it is older than it.
+    # A merged branch: the commit before its merge is older than the commit of the branch.
     outcome = search(shallow, tmp_path / "two", StubComparison(since(11, FAILS)), span="side..main")
     assert subjects(outcome.last_good, outcome.first_bad) == [100, 11]
 

@@ -54,7 +54,7 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
 
 
 def queue_lines(runs: Sequence[QueuedRun], now_ms: int, at_most: int) -> Iterator[str]:
-    """Yield what is shown of submitted runs, no line longer than `at_most`."""
+    """Yield the lines about submitted runs, none longer than `at_most`."""
     from farm.report.terminal.layout import columns, wrapped
 
     if not runs:

@@ -100,7 +100,7 @@ def _facts(outcome: BisectOutcome) -> Iterator[str]:
 
 
 def _program(outcome: BisectOutcome) -> Iterator[str]:
-    """Yield the differences of the program of the first bad commit from that of the last good one."""
+    """Yield the differences between the programs of the last good and the first bad commit."""
     from farm.compare.symptom import compiled_values
 
     job = outcome.job

@@ -21,7 +21,7 @@ from farm.config.store_address import secrets_of, shown_address
 from farm.errors import FarmError, UsageError
 from farm.notify.credentials import Credentials
 from farm.system.logs import end_of_log
-from farm.system.text import json_document, visible
+from farm.system.text import HIDDEN, json_document, redacted, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.runtime.doctor import Tool
 
-_HIDDEN = "***"
 _LOG_BYTES = 256 << 10
 """Kept of the end of one log."""
 _NEWEST_LOGS = 40
@@ -37,7 +36,7 @@ _LOGS = ("agent/*/agent.log*", "agent/*/logs/*.log", "runs/*/logs/*.log")
 """In the state folder: of agents, of their device processes, of the builders and device processes of runs."""
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|ACCESS_KEY|API_?KEY", re.IGNORECASE)
 _LEAST_SECRET_CHARS = 6
-"""Of a variable that is taken for a secret by its name."""
+"""Least length of a variable whose name makes it a secret."""
 _LOGIN = re.compile(r"(://[^\s/:@]*):[^\s@]*@")
 _COMMANDS = ("power", "build")
 """Commands of users in farm.toml, whose arguments may be secrets."""
@@ -75,13 +74,13 @@ def shown_config(config: Config) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     shown["store_url"] = shown_address(config.store_url)
     for hook in shown["notify"]["webhook"]:
-        hook["url"] = hook["url"] and f"{urlsplit(hook['url']).scheme}://{_HIDDEN}"
+        hook["url"] = hook["url"] and f"{urlsplit(hook['url']).scheme}://{HIDDEN}"
     for device in shown["devices"]:
-        device["address"] = {key: value if key == "type" else _HIDDEN for key, value in device["address"].items()}
+        device["address"] = {key: value if key == "type" else HIDDEN for key, value in device["address"].items()}
     for table in (*shown["devices"], *shown["toolchains"].values(), shown["toolchain"]):
         for key in _COMMANDS:
             if table.get(key):
-                table[key] = [table[key][0], *[_HIDDEN] * (len(table[key]) - 1)]
+                table[key] = [table[key][0], *[HIDDEN] * (len(table[key]) - 1)]
     return shown
 
 
@@ -159,9 +158,7 @@ class _Redaction:
 
     def text(self, text: str) -> str:
         """Return `text` with each secret, and each password of an address, hidden."""
-        for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
-        return _LOGIN.sub(rf"\1:{_HIDDEN}@", text)
+        return _LOGIN.sub(rf"\1:{HIDDEN}@", redacted(text, self._secrets))
 
     def value(self, value: Any) -> Any:
         """Return a value of JSON with the same hidden in its texts."""

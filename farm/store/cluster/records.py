@@ -121,7 +121,7 @@ class AgentId(msgspec.Struct, frozen=True):
     token: str
     """Of its leases; new with every life."""
     may_lease: bool = True
-    """Whether the login may hold devices and shards: that of a build host may not."""
+    """True unless the login belongs to a build host, which holds no devices and shards."""
 
 
 class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):

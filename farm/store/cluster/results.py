@@ -111,7 +111,7 @@ class ShardResults(ClusterPart):
         """Let another device have what is left of a shard; `jobs` are what the agent has left, as it knows them by now.
 
         The shard of a run that is cancelled ends. A job that it counts as done and of which no result was taken, as its
-        lease was lost, is left as well. Raises LeaseLostError where the shard is not the agent's any more.
+        lease was lost, is left as well. Raises LeaseLostError where another agent has the shard.
         """
         ours = {"shard": shard, "token": agent.token, "fence": fence}
 
