@@ -177,7 +177,7 @@ class UntrustedError(MissingToolError):
         self.folder, self.problem = folder, problem
         super().__init__(
             f"{folder} is not used, as somebody else could have written what is in it: {problem}: set FARM_CACHE_DIR "
-            "to a folder that only you can write, or make this one so (docs/configuration.md has the rule)"
+            "to a folder that only you can write, or make this one so (docs/reference/configuration.md has the rule)"
         )
 
 

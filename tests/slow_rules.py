@@ -1,4 +1,4 @@
-"""Slow reference of the policy for processes that wait: each rule of docs/leases.md in the plainest code."""
+"""Slow reference of the policy for processes that wait: the rules of docs/explanation/leases.md in plain code."""
 
 from __future__ import annotations
 

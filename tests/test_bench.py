@@ -1,4 +1,4 @@
-"""Every program of `bench/` runs, and its last line has the keys that docs/performance.md lists."""
+"""Every program of `bench/` runs, and its last line has the keys that docs/evidence/performance.md lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ BENCH = Path(__file__).parents[1] / "bench"
 DOCUMENTED = {
     name: set(re.findall(r"`(\w+)`", keys))
     for name, keys in re.findall(
-        r"^\| `(\w+\.py)` \|[^|]*\| ([^|]*) \|$", (BENCH.parent / "docs/performance.md").read_text(), re.MULTILINE
+        r"^\| `(\w+\.py)` \|[^|]*\| ([^|]*) \|$",
+        (BENCH.parent / "docs/evidence/performance.md").read_text(),
+        re.MULTILINE,
     )
 }
 """Keys of the last line, by program."""

@@ -43,7 +43,7 @@ def test_the_operators_of_executorchs_tests_are_named_as_aten_names_them() -> No
 
 
 def test_the_page_of_the_documentation_has_a_row_for_each() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "operators.md").read_text()
+    page = (Path(__file__).parent.parent / "docs/reference/operators.md").read_text()
     rows = page.partition("## Builders")[2].partition("\n#")[0].splitlines()
     names = [line.split("|")[1].strip() for line in rows if line.startswith("| ")]
     assert names[1:] == list(installed_builders()), f"make it anew: {page.splitlines()[0]}"

@@ -88,7 +88,7 @@ def test_the_suite_that_ships_has_every_decoder_with_its_rates_and_sizes() -> No
 
 
 def test_the_table_in_the_documentation_has_them() -> None:
-    text = (ROOT / "docs/generate.md").read_text()
+    text = (ROOT / "docs/guides/language_models.md").read_text()
     for name, one in UPSTREAM_LIMITS.items():
         size = f"{one.pte_bytes / 1e9:g} GB" if one.pte_bytes >= 10**9 else f"{one.pte_bytes // 10**6} MB"
         cells = [f"`{name}`", *(f"{rate:g}" for rate in one.rates.values()), size]

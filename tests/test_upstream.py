@@ -1,4 +1,4 @@
-"""What the installed ExecuTorch has for Qualcomm has a row in docs/upstream.md: news of the next wheel fail here.
+"""What the installed ExecuTorch has for Qualcomm has a row in docs/evidence/upstream.md: additions fail here.
 
 Everything is read from the wheel's files. Nothing of it is imported.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/upstream.md"
+PAGE = ROOT / "docs/evidence/upstream.md"
 WHEEL = Path((importlib.util.find_spec("executorch").submodule_search_locations or [])[0])  # type: ignore[union-attr]
 QUALCOMM = WHEEL / "backends/qualcomm"
 
@@ -148,7 +148,7 @@ SECTIONS: dict[str, Callable[[], set[str]]] = {
 
 def section(title: str) -> str:
     found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert found, f"docs/upstream.md has no section '{title}'"
+    assert found, f"docs/evidence/upstream.md has no section '{title}'"
     return found[1]
 
 
@@ -162,8 +162,8 @@ def rows(text: str) -> list[str]:
 def test_everything_the_wheel_has_is_a_row(title: str) -> None:
     told, has = rows(section(title)), SECTIONS[title]()
     assert len(told) == len(set(told)), f"{title}: a name has two rows"
-    assert not has - set(told), f"ExecuTorch has news, docs/upstream.md '{title}' has no row for them"
-    assert not set(told) - has, f"docs/upstream.md '{title}' has rows that ExecuTorch has not any more"
+    assert not has - set(told), f"ExecuTorch has news, docs/evidence/upstream.md '{title}' has no row for them"
+    assert not set(told) - has, f"docs/evidence/upstream.md '{title}' has rows that ExecuTorch has not any more"
 
 
 def test_every_operator_builder_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Mutations of what docs/upstream.md describes, each with a test of that page that was seen failing on it.
+"""Mutations of what docs/evidence/upstream.md describes, each with a test of that page that was seen failing on it.
 
     python tests/upstream_mutations.py            apply each in a copy of this checkout and run its test there
     python tests/upstream_mutations.py 3 7        only these
@@ -20,7 +20,7 @@ _LIMIT_S = 900.0
 
 
 class Mutation(NamedTuple):
-    """A wrong change, and the test of docs/upstream.md that fails on it."""
+    """A wrong change, and the test of docs/evidence/upstream.md that fails on it."""
 
     row: str
     """Subject: what the page has in its first column, shortened."""

@@ -1,4 +1,4 @@
-"""Runs upstream's own tests on devices, both of its frameworks, and prints the two tables of docs/conformance.md.
+"""Runs upstream's own tests on devices, both of its frameworks, and prints the tables of docs/evidence/conformance.md.
 
     tools/conformance.py                                on two virtual SM8650
     tools/conformance.py --only newer -- -k "8a or utils"

@@ -1,4 +1,4 @@
-"""Step 1: is a run's number a candidate against the runs before it? Pure: docs/regressions.md."""
+"""Step 1: is a run's number a candidate against the runs before it? Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

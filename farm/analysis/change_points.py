@@ -1,4 +1,4 @@
-"""Step 3: where in a history does a level begin? Pure: docs/regressions.md."""
+"""Step 3: where in a history does a level begin? Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Step 2: is the new bundle itself different? From interleaved pairs on one warm device. Pure: docs/regressions.md."""
+"""Step 2: is the new bundle itself different? From interleaved pairs on one warm device.
+
+Pure. Reasons: docs/explanation/statistics.md.
+"""
 
 from __future__ import annotations
 

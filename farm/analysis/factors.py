@@ -1,4 +1,7 @@
-"""Step 3: what is a change attributed to? From comparisons that swap one factor each. Pure: docs/regressions.md."""
+"""Step 3: what is a change attributed to? From comparisons that swap one factor each.
+
+Pure. Reasons: docs/explanation/statistics.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of one night that step together, of which few are measured in full. Pure: docs/regressions.md."""
+"""Candidates of one night that step together: few are measured in full. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

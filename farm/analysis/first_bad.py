@@ -1,4 +1,4 @@
-"""Step 3: which run was the first bad one? Few old bundles are run again. Pure: docs/regressions.md."""
+"""Step 3: which run was the first bad one? Few old bundles are run again. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

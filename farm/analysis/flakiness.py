@@ -1,4 +1,4 @@
-"""How reliable a job is: its pass rate, whether it is flaky, newly so, or healed. Pure: docs/history.md."""
+"""How reliable a job is: its pass rate, whether it is flaky, newly so, or healed. Pure: docs/guides/history.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs of a series can be compared, and what happened between them. Pure: docs/regressions.md."""
+"""Which runs of a series can be compared, and what happened between them. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All series of one night: candidates, and devices that are off as a whole. Pure: docs/regressions.md."""
+"""All series of one night: candidates, and devices that are off as a whole. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ GATES = {
     Scale.SHARE: Gates(0.01, 1.5, 0.005),
     Scale.BYTES: Gates(4096.0, 1.5, 2048.0),
 }
-"""Their reasons are in docs/regressions.md."""
+"""Their reasons are in docs/explanation/statistics.md."""
 
 
 class Series(msgspec.Struct, frozen=True):

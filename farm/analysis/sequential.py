@@ -1,4 +1,4 @@
-"""How many pairs are measured, and in which processes, until a claim is decided. Pure: docs/regressions.md."""
+"""Number of pairs, and their processes, until a claim is decided. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def suggest_limits(
 
 
 def _usual(reference: str, seen: Sequence[MeasuredOutput]) -> set[str]:
-    """Return which figures decide where nobody has said so: as in quantized_ops (docs/suites.md)."""
+    """Return which figures decide where nobody has said so: as in quantized_ops (docs/reference/suites.md)."""
     has_steps = any(one.figures.get("steps") for one in seen if one.reference == "quantized")
     if reference == "quantized":
         return {"steps", "mismatch"} if has_steps else {"sqnr_db", "worst_position_db", "mismatch"}

@@ -1,4 +1,4 @@
-"""Which runs of the store are kept, and why. Pure; `docs/store.md` says what each rule is for."""
+"""Which runs of the store are kept, and why. Pure; `docs/reference/store.md` says what each rule is for."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:
         raise UsageError(f"is no place that farm keeps files in: expected {EXPECTED}")
     if parts.password is not None or (parts.scheme != "sftp" and "@" in parts.netloc):
         how = "use a key" if parts.scheme == "sftp" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws"
-        raise UsageError(f"holds a password, which does not belong into a file: {how} (docs/configuration.md)")
+        raise UsageError(f"holds a password, which no file may hold: {how} (docs/reference/configuration.md)")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name not in _OPTIONS[parts.scheme]:

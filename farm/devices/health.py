@@ -1,4 +1,4 @@
-"""What happened to a device -> whether it is fit to be given jobs. Pure: docs/health.md."""
+"""What happened to a device -> whether it is fit to be given jobs. Pure: docs/explanation/health.md."""
 
 from __future__ import annotations
 

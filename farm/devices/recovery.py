@@ -1,4 +1,4 @@
-"""Brings a device back that does not answer, step by step: docs/health.md."""
+"""Brings a device back that does not answer, step by step: docs/explanation/health.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 It takes one prompt and ends. Its times are those of a process that writes nothing else; its tokens are read from the
 logits of another one, as it does not say them; and a third takes the sequence that is scored as its prompt, so that
-its logits are of that very text. It writes logits of `kv_forward` alone (ExecuTorch 1.5). docs/generate.md.
+its logits are of that very text. It writes logits of `kv_forward` alone (ExecuTorch 1.5).
+More: docs/guides/language_models.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They know no sessions, and direct mode's neither warm-up nor iterations. So every execution is a line of the input list:
 the lines of a sample are the same, and their outputs are compared on the device. What farm's own runner would have
-written into RESULT_FILE is made of what these leave: outputs, a log, an exit code. docs/runtime.md has the table.
+written into RESULT_FILE is made of what these leave: outputs, a log, an exit code. Table: docs/guides/runtime.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host's end of a runner that stays up: `farm_runner --serve`, docs/native_runner.md."""
+"""The host's end of a runner that stays up: `farm_runner --serve`, docs/reference/native_runner.md."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farm.request.request import RunOutcome, RunRequest
 
 CANDIDATES_SHARE = 0.2
-"""Part of a cell's time that is kept for confirming candidates: docs/regressions.md has what they cost."""
+"""Part of a cell's time that is kept for confirming candidates: docs/explanation/statistics.md has what they cost."""
 
 
 DEBUG_SHARE = 0.5

@@ -1,6 +1,6 @@
 """Retries: who is to blame for the attempts of a job on several devices, and which other devices try it again. Pure.
 
-docs/blame.md has the rules with their reasons.
+docs/guides/infra_or_failed.md has the rules with their reasons.
 """
 
 from __future__ import annotations

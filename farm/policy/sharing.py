@@ -1,6 +1,6 @@
 """Assignment of the devices of a SoC to submitted runs and to processes that wait. Pure.
 
-docs/leases.md has the rules with their reasons. A run may use nearly every device and has hundreds of shards, so sets
+Rules and reasons: docs/explanation/leases.md. A run may use nearly every device and has hundreds of shards, so sets
 of devices are integers here, one bit for each device, and a path that makes room for one more request goes from request
 to request, never through single devices.
 """

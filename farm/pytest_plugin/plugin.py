@@ -195,5 +195,5 @@ def bundle(pytestconfig: pytest.Config) -> Bundles:
 def _worker(config: pytest.Config) -> SuiteWorker:
     worker = config.stash.get(_WORKER, None)
     if worker is None:
-        raise pytest.UsageError("devices are there for tests that 'farm pytest' runs: docs/pytest.md")
+        raise pytest.UsageError("devices are there for tests that 'farm pytest' runs: docs/guides/pytest.md")
     return worker

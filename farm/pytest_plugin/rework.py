@@ -30,7 +30,7 @@ _TREE = (
     "import importlib.util as u; s = u.find_spec('executorch'); "
     "print(*(s and s.submodule_search_locations or ()), sep='\\n')"
 )
-# What farm fills in, for each worker: docs/pytest.md.
+# What farm fills in, for each worker: docs/guides/pytest.md.
 _FILLED_IN = ("--device", "--host", "--soc_model", "--backend", "--build_folder", "--target", "--config_file")
 _UTILITIES = "executorch.backends.qualcomm.export_utils"
 # executorch 1.5.1, tests/rework/conftest.py: the key in pytest's stash of reports by node id.

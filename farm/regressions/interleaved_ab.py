@@ -1,4 +1,4 @@
-"""Programs in turns on one warm device: the pairs that docs/regressions.md asks for. Nothing of it is recorded."""
+"""Programs in turns on one warm device: the pairs of docs/explanation/statistics.md. Nothing of it is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of old bundles and new ones, measured until a claim is decided: docs/regressions.md."""
+"""Pairs of old bundles and new ones, measured until a claim is decided: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 #
 # usage: repro.sh [SERIAL]        ADB=path/to/adb, where it is not on the PATH
 #
-# Exit code: the runner's (docs/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
+# Exit code: the runner's (docs/reference/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
 # size; 125 where adb or the device is the trouble. A difference from the past result is told, and is no failure.
 
 set -u

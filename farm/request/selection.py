@@ -1,4 +1,4 @@
-"""Which jobs of a suite a run is for, and in which order: pure functions. docs/selection.md has the rules."""
+"""Which jobs of a suite a run is for, and in which order: pure. Rules: docs/guides/selecting_jobs.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A raw result, its bundle and its job -> Attempt: who is at fault, if anyone, and what was measured.
 
-Nothing is written and no device is asked. docs/results.md has the table of verdicts.
+Nothing is written and no device is asked. docs/explanation/verdicts.md has the table of verdicts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lines that QNN, FastRPC and the loaders print for known troubles: party at fault, next step, retry. Data only.
 
-`docs/troubles.md` shows this table, and a test holds the two together. Lines come from QNN 2.51's libraries and from
+`docs/reference/troubles.md` shows this table, and a test holds the two together. Lines come from QNN 2.51 and from
 public issues of ExecuTorch, ONNX Runtime and FastRPC.
 """
 
@@ -161,21 +161,21 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         Party.DEVICE,
         "direct mode cannot open the DSP domain",
         "check that the device has this DSP, that its user may use FastRPC, and that the skels are signed where "
-        "the domain asks for it (docs/signing.md)",
+        "the domain asks for it (docs/guides/lpai_and_signing.md)",
     ),
     _row(
         "adsprpc: dynamic loading failed (dlerror signature verify start failed for libQnnLpaiSkel.so)",
         r"signature verify start failed",
         Party.RUNTIME,
         "the DSP does not accept the signature of the skel",
-        "have it signed for this device (farm sign; docs/signing.md), or use a device that accepts it",
+        "have it signed for this device (farm sign; docs/guides/lpai_and_signing.md), or use a device that accepts it",
     ),
     _row(
         "adsprpc: untrusted app trying to offload to signed remote process",
         r"[Uu]ntrusted app trying to offload to signed remote process",
         Party.DEVICE,
         "this user may not open a signed process domain of the DSP",
-        "run as root (adb root; docs/signing.md)",
+        "run as root (adb root; docs/guides/lpai_and_signing.md)",
     ),
     _row(
         (
@@ -187,7 +187,8 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         Party.RUNTIME,
         "the skel is not visible to the DSP ({code}), or has no signature that the DSP accepts",
         "put the skel of this Hexagon into a folder of ADSP_LIBRARY_PATH (';' between folders) that the DSP may read; "
-        "for a signed process domain, have it signed for this device (docs/signing.md; executorch #2788)",
+        "for a signed process domain, have it signed for this device (docs/guides/lpai_and_signing.md; "
+        "executorch #2788)",
     ),
     _row(
         ("No Snapdragon SOC detected", "<E> Failed to create transport for device, error: 4000"),

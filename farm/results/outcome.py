@@ -27,7 +27,7 @@ _FARM_STAGES = {
 # Refusals of what farm asked for: another device with the same runtime refuses it as well.
 _REQUEST_STAGES = ("flags", "options")
 _CODE_STAGES = {"load": Stage.LOAD, "execute": Stage.EXECUTE}
-# The runner's own watchdog ended it: docs/native_runner.md.
+# The runner's own watchdog ended it: docs/reference/native_runner.md.
 _TIMEOUT_EXIT = 9
 # A signal that asks for the end: nothing that the program did.
 _SIGNALLED_EXIT = 11

@@ -122,7 +122,7 @@ def _linux_places(config: Config) -> Places:
 
 def _android_runner(config: Config) -> RuntimePart:
     if (named := config.android_runner) is not None:
-        return library(named.name, named, f"set android_runner {_TABLE} (docs/runtime.md)")
+        return library(named.name, named, f"set android_runner {_TABLE} (docs/guides/runtime.md)")
     try:
         planned = planned_native(config.cache_dir, ANDROID, android=android_kit(config))
     except MissingToolError as error:
@@ -139,7 +139,7 @@ def _android_runner(config: Config) -> RuntimePart:
 
 def _android_backend_library(config: Config) -> RuntimePart:
     if (named := config.android_backend_library) is not None:
-        return library(named.name, named, f"set android_backend_library {_TABLE} (docs/runtime.md)")
+        return library(named.name, named, f"set android_backend_library {_TABLE} (docs/guides/runtime.md)")
     candidates = [config.executorch_build / BACKEND_IN_BUILD] if config.executorch_build else []
     candidates += [root / _BACKEND_IN_PREFIX for root in (config.android_executorch, config.executorch_build) if root]
     found = next((path for path in candidates if path.is_file()), None)

@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class Database:
-    """A database with the schema of this program; read `docs/store.md` for what it promises."""
+    """A database with the schema of this program; read `docs/reference/store.md` for what it promises."""
 
     def __init__(
         self, address: str | Path, *, readonly: bool = False, existing: bool = False, connections: int | None = None

@@ -47,11 +47,11 @@ _NO_SUCH_DATABASE = re.compile(r'database "[^"]*" does not exist')
 _REMEDIES = (
     (
         re.compile("password authentication failed|no password supplied"),
-        "its password belongs into ~/.pgpass, or the file that $PGPASSFILE names (docs/leases.md)",
+        "its password belongs into ~/.pgpass, or the file that $PGPASSFILE names (docs/explanation/leases.md)",
     ),
     (
         re.compile("permission denied for (table|sequence|function|relation|view|type)|must be owner of"),
-        "the role that you signed in with may not do that: docs/shared_farm.md, 'Roles', says who may",
+        "the role that you signed in with may not do that: docs/guides/three_hosts.md, 'Roles', says who may",
     ),
     (
         re.compile("permission denied for schema"),

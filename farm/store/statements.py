@@ -1,4 +1,4 @@
-"""The named statements of `farm/store/sql`, which psql and sqlite3 take as they are (docs/store.md)."""
+"""The named statements of `farm/store/sql`, which psql and sqlite3 take as they are (docs/reference/store.md)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def require_local(path: Path) -> None:
     if kind := network_kind(mountinfo, os.path.realpath(path)):
         raise NoStoreError(
             f"{path}: is on a network file system ({kind}), where SQLite loses what several processes write: put it on "
-            "a disk of this machine, or share a PostgreSQL: store = 'postgresql://user@host/database' (docs/leases.md)"
+            "a disk of this machine, or share a PostgreSQL: store = 'postgresql://user@host/database' "
+            "(docs/explanation/leases.md)"
         )
 
 

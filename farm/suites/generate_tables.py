@@ -188,7 +188,7 @@ def _check_params(manifest: Path, key: str, params: Mapping[str, Any], architect
         if not _is_of(value, PARAM_TYPES[name]):
             raise ConfigError(manifest, f"{key}.{name}", f"is {value!r}, expected {PARAM_TYPES[name].__name__}")
     if missing := [name for name in _SIZES if name not in params]:
-        hint = "or name a published architecture: docs/generate.md lists them"
+        hint = "or name a published architecture: docs/guides/language_models.md lists them"
         raise ConfigError(manifest, key, f"{missing[0]} is missing: give {', '.join(_SIZES)}, {hint}")
     whole = {name: value for name, value in params.items() if PARAM_TYPES[name] is int and not name.endswith("_idx")}
     if below := [name for name, value in whole.items() if value < 1]:

@@ -25,9 +25,9 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantized: Limits = Limits()
 
 
-# Two ways of computing in float32 differ by its rounding: docs/suites.md.
+# Two ways of computing in float32 differ by its rounding: docs/reference/suites.md.
 _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
-# Of cases that generate text: docs/generate.md has what was measured. The least of 16a8w were 59.0 dB, and 45.9 at
+# Of cases that generate text, measured: docs/guides/language_models.md. The least of 16a8w were 59.0 dB, and 45.9 at
 # the worst position; of 16a4w, where the first of these decoders was not measured, 57.4 and 45.9. A wrong element of
 # a cache leaves 37 and 23.
 _GENERATE_DEFAULTS = {

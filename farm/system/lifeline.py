@@ -17,7 +17,7 @@ class Lifeline:
 
     Any program can be the child: it inherits `child_end` and needs no code. When the last copy of our end is closed, as
     at every death of this process, the kernel signals the owner of the child's end: O_ASYNC, F_SETOWN and F_SETSIG of
-    fcntl(2). Its share beside the reaper: docs/architecture.md, "Processes, and who ends them".
+    fcntl(2). Its share beside the reaper: docs/developers/architecture.md, "Processes".
     """
 
     def __init__(self) -> None:

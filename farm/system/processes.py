@@ -1,7 +1,6 @@
 """Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
 
-Reaper (farm.system.reaper) and pipe (farm.system.lifeline) share that: docs/architecture.md, "Processes, and who ends
-them".
+Reaper (farm.system.reaper) and pipe (farm.system.lifeline) share that: docs/developers/architecture.md, "Processes".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who could have written a file. What the user did not name counts, and is executed, only where nobody else could.
 
-The rule, docs/configuration.md#whose-files-count: a file, every folder above it and every link on the way belong to the
+The rule (docs/reference/configuration.md): a file, every folder above it and every link on the way belong to the
 user or to root, and nobody else may write them. Two exceptions. A folder with the sticky bit may be writable, as others
 cannot replace what it holds: `/tmp`. The user's private group may write, as it has no other member: umask 002.
 """

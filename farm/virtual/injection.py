@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SOC_PROPERTY = "ro.soc.model"
 
-# Bytes a second of a slow link that does not say, and what a hot or empty device shows: docs/virtual_devices.md.
+# Bytes per second of a slow link without a number; values of a hot or empty device: docs/reference/virtual_devices.md.
 _SLOW = 100_000
 _HOT_CELSIUS = 60
 _LOW_PERCENT = 5

@@ -26,7 +26,7 @@ _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
 # `adb exec-in` hangs up when it has sent everything: how long the command may take to read it.
 _DRAIN_SECONDS = 5.0
 
-# How a runner that takes jobs is called, and what is in its answer to one: docs/native_runner.md.
+# How a runner that takes jobs is called, and what is in its answer to one: docs/reference/native_runner.md.
 _SESSION = re.compile(r"(?<![\w-])--serve(?![\w-])")
 _ANSWER = b'"job"'
 

@@ -38,7 +38,7 @@ _PEACEFUL_PARTS = 4
 """As many of the last ones nothing happens to."""
 _PLACES = ("own", "attached", "tunnel")
 _LEFT_S = 30.0
-"""How long processes of a run may take to end after their controller: docs/architecture.md."""
+"""How long processes of a run may take to end after their controller: docs/developers/architecture.md."""
 _PERSON_AFTER_S = 1.5
 _DEVICE_CAUSES = frozenset({"connection", "gone", "space", "damage", "crash", "hang"})
 _GIVEN_UP = re.compile(r"\S+ is not used any more: .*")

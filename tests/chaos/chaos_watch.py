@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SLACK_S = 15.0
 LONGEST_WAIT_S = sum(STEP_SECONDS.values()) + _SLACK_S
 """How long a run may be without an attempt, an event or a new word while nothing happens to it. Of the waits that
-docs/health.md lists the one for a device that is brought back is the longest that is met here: whatever was stopped,
+docs/explanation/health.md lists the one for a device that is brought back is the longest here: whatever was stopped,
 filled or killed is there again by then, jobs take two seconds (chaos_home.py), and nothing stops a worker."""
 _POLL_S = 0.25
 _COUNT_EVERY_S = 1.0

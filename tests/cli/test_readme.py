@@ -51,7 +51,7 @@ def test_the_list_has_every_command_of_the_help() -> None:
     assert in_help == {words[1] for words in listed()}
 
 
-def test_every_page_of_the_documentation_is_linked_and_there() -> None:
-    linked = set(re.findall(r"\]\((docs/[\w.]+)\)", README.read_text(encoding="utf-8")))
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+def test_every_linked_page_of_the_documentation_is_there() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w./]+)", README.read_text(encoding="utf-8")))
+    assert linked
     assert all((ROOT / page).is_file() for page in linked)

@@ -1,4 +1,4 @@
-"""The files of docs/shared_farm.md are right: farm reads them, systemd does, and a real PostgreSQL runs as they say."""
+"""Files of docs/guides/three_hosts.md: farm, systemd and a real PostgreSQL take them as they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FILES = _ROOT / "examples" / "shared_farm"
-_PAGE = _ROOT / "docs" / "shared_farm.md"
+_PAGE = _ROOT / "docs/guides/three_hosts.md"
 _TESTS_OF_FAULTS = (
     "test_faults.py", "test_build_hosts.py", "test_client.py", "test_following.py", "test_lost_answers.py",
     "test_nights.py", "../store/test_cluster_races.py",

@@ -1,4 +1,4 @@
-"""What happens when X dies: docs/shared_farm.md has a row for each of these.
+"""What happens when X dies: docs/guides/three_hosts.md has a row for each of these.
 
 Three agents or more, each a process, with stub devices; a real PostgreSQL. After each fault every job has exactly one
 verdict that was accepted, and no device ran two jobs at once (`require_right`).

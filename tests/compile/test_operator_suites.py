@@ -59,7 +59,7 @@ def test_floating_point_runs_what_quantized_runs_or_says_why_not() -> None:
 
 
 def test_the_page_of_the_suites_has_each_with_its_cases_and_jobs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "suites.md"
+    page = Path(__file__).parents[2] / "docs/reference/suites.md"
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     suites = {name: load_suite(path) for name, path in find_suites().items()}
     # SM8850 has all backends.

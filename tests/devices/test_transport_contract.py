@@ -95,8 +95,8 @@ def newer_dropbear_server(tmp_path_factory: pytest.TempPathFactory, farm_cache: 
 
 
 def container(storage: str) -> Device:
-    """Follow the recipe of docs/devices.md and return a device of the kind that it makes, entered by `env`."""
-    text = (Path(__file__).parents[2] / "docs/devices.md").read_text()
+    """Follow the recipe of docs/guides/devices.md and return a device of the kind that it makes, entered by `env`."""
+    text = (Path(__file__).parents[2] / "docs/guides/devices.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text[text.index("## Adding a transport") :], re.DOTALL)
     module = sys.modules["adding_a_transport"] = ModuleType("adding_a_transport")
     exec(code, vars(module))  # noqa: S102

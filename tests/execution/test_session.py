@@ -211,7 +211,7 @@ def test_a_refused_job_costs_the_session_and_no_other_job(
     assert [raw.exit_code for raw in raws] == [0, 4, 0]
     assert [raw.refused for raw in raws] == [False, True, False]
     assert not raws[1].process_ended
-    # The DSP session behind the runner may be dead: docs/blame.md.
+    # The DSP session behind the runner may be dead: docs/guides/infra_or_failed.md.
     assert process_of(raws[2].stderr)
     assert {path.name for path in (tmp_path / "1").iterdir()} == {"result.json"}
 

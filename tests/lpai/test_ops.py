@@ -67,7 +67,7 @@ def test_the_suite_has_every_case_whose_operators_have_a_rule_and_no_other() -> 
     ruled = ruled_operators() | {"<built-in function getitem>"}
     assert len(ruled) > 100
     expected = {
-        # Activations of 16 bits do not reach LPAI's delegate whole: docs/backends.md, and the next test.
+        # Activations of 16 bits do not reach LPAI's delegate whole: docs/reference/backends.md, and the next test.
         name: tuple(precision for precision in written[name] if not precision.startswith("16a"))
         for name, one in found.items()
         if ruled.issuperset(one["operators"])
@@ -82,7 +82,7 @@ def test_the_suite_has_every_case_whose_operators_have_a_rule_and_no_other() -> 
 
 
 def test_no_rule_refuses_a_precision_and_sixteen_bits_are_four_bytes_on_the_cpu() -> None:
-    # What docs/backends.md says of LPAI's precisions, as far as the installed sources say it.
+    # What docs/reference/backends.md says of LPAI's precisions, as far as the installed sources say it.
     assert [node.name for node in rules() for one in node.body if getattr(one, "name", "") == "validate"] == []
     [constraints] = [
         node

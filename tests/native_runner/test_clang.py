@@ -1,7 +1,7 @@
 """The runner's sources under the compiler of Android's NDK: clang takes each of them without a warning.
 
 For Android itself where bionic's and libc++'s headers are: FARM_ANDROID_SYSROOT names the folder that has them below
-`usr/include`, as an NDK does in toolchains/llvm/prebuilt/*/sysroot. Linking wants the whole NDK: docs/runtime.md.
+`usr/include`, as an NDK does in toolchains/llvm/prebuilt/*/sysroot. Linking takes the NDK: docs/guides/runtime.md.
 """
 
 from __future__ import annotations

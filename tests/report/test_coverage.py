@@ -179,7 +179,7 @@ def test_it_fits_a_terminal_and_every_sign_is_explained(width: int) -> None:
 
 
 def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> None:
-    command = "farm coverage --soc SM8650 --markdown docs/operators.md"
+    command = "farm coverage --soc SM8650 --markdown docs/reference/operators.md"
     page = coverage_markdown(example(), ["3 results"], command)
     lines = page.splitlines()
     assert command in lines[0]

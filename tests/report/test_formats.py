@@ -16,7 +16,7 @@ from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 ROOT = Path(__file__).parents[2]
-EXPORTS = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
+EXPORTS = (ROOT / "docs/reference/exports.md").read_text(encoding="utf-8")
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 
 

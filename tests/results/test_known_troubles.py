@@ -1,4 +1,4 @@
-"""The table of known lines: each is found by what a user sees, blames one party, and stands in docs/troubles.md."""
+"""The table of known lines: each is found by its line, blames one party, and stands in docs/reference/troubles.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farm.system.text import REASON_LIMIT
 
 REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REFUSED)
 ROWS = [(row, line) for row in TROUBLES for line in row.lines]
-PAGE = Path(__file__).parents[2] / "docs/troubles.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/troubles.md"
 
 # Logs as they stand in public issues: the line that matters among those that follow from it.
 NO_STUB = """\
@@ -146,7 +146,7 @@ def test_docs_troubles_has_every_line_with_party_next_step_and_retry() -> None:
 
 
 def shown_row(row: object) -> str:
-    """Return the row of docs/troubles.md; the page is written from this by hand or by WRITE_TROUBLES."""
+    """Return the row of docs/reference/troubles.md; the page is written from this by hand or by WRITE_TROUBLES."""
     own = next(one for one in TROUBLES if one is row)
     lines = "<br>".join(f"`{line}`".replace("|", "\\|") for line in own.lines)
     text = re.sub(r"\{(\w+)(?::,)?\}", r"*\1*", f"{own.text} | {own.next_step}")

@@ -212,7 +212,7 @@ def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Ma
         ["phone-1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
     )
     assert sqlite_store.leases.poll(token, ttl_s=60)
-    document = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+    document = (Path(__file__).parents[2] / "docs/reference/store.md").read_text()
     queries = re.findall(r"```sql\n(.*?)```", document, re.DOTALL)
     connection = sqlite3.connect(tmp_path / "farm.db")
     wrong, lacking, latency, held, cycles = (

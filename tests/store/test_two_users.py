@@ -1,4 +1,4 @@
-"""What two users of one store can and cannot do to each other: each line of docs/leases.md, with real users.
+"""What two users of one store can and cannot do to each other: docs/explanation/leases.md, with real users.
 
 Ada calls `farm` in her own home; Bob writes to the store whatever he likes.
 """
@@ -105,7 +105,7 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
         for part in toolchain.iterdir():
             (user.cache / part.name).symlink_to(part)
     if getattr(request, "param", "sqlite") == "sqlite":
-        # As docs/leases.md says.
+        # As docs/explanation/leases.md says.
         url = f"sqlite:///{common / 'farm.db'}"
         assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
         ada.run("chmod", "g+w", str(common / "farm.db"))

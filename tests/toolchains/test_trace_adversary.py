@@ -255,7 +255,7 @@ CASES = {
 }
 # fmt: on
 
-# What is known and accepted: nothing of ExecuTorch's compile path does it (docs/toolchains.md).
+# What is known and accepted: nothing of ExecuTorch's compile path does it (docs/guides/toolchains.md).
 UNSEEN = {
     "constants of code that nobody runs": "who reads __code__ runs no line of it",
     "a thread that threading knows nothing of": "Python 3.11 has no audit event for it",

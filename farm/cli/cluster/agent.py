@@ -58,7 +58,7 @@ def command(
     It stays until SIGTERM or Ctrl-C, upon which what runs is finished and the
     rest given to others; a second one breaks off what runs. What the store
     has not heard of yet is kept on this host's disk until it has.
-    See docs/shared_farm.md for systemd units.
+    See docs/guides/three_hosts.md for systemd units.
     """
     if context.invoked_subcommand is not None:
         return

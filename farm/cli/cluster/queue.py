@@ -34,7 +34,7 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     Commands that wait for devices without a submitted run are listed last.
 
     A person comes before a night; among users of the same urgency who has
-    the fewest devices is next: see docs/leases.md. farm quota bounds users.
+    the fewest devices is next: see docs/explanation/leases.md. farm quota bounds users.
     """
     from farm.cli.devices.compact import waiting_lines
     from farm.cluster.client.devices import require_shared

@@ -34,7 +34,7 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
     \b
     farm sql "SELECT verdict, count(*) FROM attempt GROUP BY verdict"
 
-    QUERY is one SELECT, with or without WITH, or VALUES. docs/store.md has the tables. It is the SQL of the database
+    QUERY is one SELECT, with or without WITH, or VALUES. Tables: docs/reference/store.md. It is the SQL of the database
     that the store is in, SQLite or PostgreSQL. Samples are shown as hexadecimal digits, and characters that a terminal
     would obey or not show are spelled out.
     """

@@ -30,7 +30,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
     Each [[run]] on each of its backends is a run as of farm run, one after
     the other; what goes wrong with one is no matter to the next. Then come
-    the pages, the exports and notifications: see docs/nightly.md.
+    the pages, the exports and notifications: see docs/guides/nightly.md.
     Ctrl-C and SIGTERM finish the running jobs and report; --resume goes on.
 
     \b

@@ -26,7 +26,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
     """Show who hears of a device that is quarantined, or try it.
 
     Receivers are [[notify.webhook]] and [notify.mail] of farm.toml. With
-    --test: exit code 4 where one of them did not get it. See docs/health.md.
+    --test: exit code 4 where one of them did not get it. See docs/explanation/health.md.
     """
     from farm.notify.credentials import Credentials
 
@@ -34,7 +34,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
     if not config.notify.is_set:
         raise UsageError(
             f"{config.file or 'farm.toml'}: notify: nobody is named: add [[notify.webhook]] or [notify.mail], "
-            "as docs/configuration.md has them"
+            "as docs/reference/configuration.md has them"
         )
     credentials = Credentials(config.notify.webhook, config.notify.mail)
     if not test:

@@ -43,7 +43,7 @@ def published_command(folder: Path, checkpoints: Path, text: Path | None, task: 
     found = find_checkpoints(checkpoints, told)
     if not found.checkpoints:
         why = "; ".join(found.left_out) or "no folder in it has a config.json"
-        raise UsageError(f"{checkpoints}: no published decoder is there: {why}. docs/generate.md lists those there are")
+        raise UsageError(f"{checkpoints}: no published decoder: {why}. docs/guides/language_models.md lists them")
 
     def fill(place: Path) -> None:
         write_published(place, name, found.checkpoints, told)

@@ -126,7 +126,7 @@ class HostAgent:
             if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease():
                 raise AgentRefusedError(
                     f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
-                    "or let the login be a member of the group of agents (docs/shared_farm.md, 'Roles')"
+                    "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))

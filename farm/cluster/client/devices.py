@@ -193,5 +193,5 @@ def require_shared(shared: bool) -> None:
     if not shared:
         raise UsageError(
             'this is of a shared farm, and farm.toml names none: it has store = "postgresql://..." and artifacts = '
-            '"s3://...", "sftp://..." or "file:///..." (docs/shared_farm.md)'
+            '"s3://...", "sftp://..." or "file:///..." (docs/guides/three_hosts.md)'
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 from unittest.mock import patch
 
 import torch
@@ -14,16 +14,10 @@ from executorch.backends.qualcomm.serialization.qc_schema import (
     QcomChipset,
     QnnExecuTorchBackendOptions,
     QnnExecuTorchBackendType,
-    QnnExecuTorchGpuPrecision,
-    QnnExecuTorchLpaiClientPerf,
-    QnnExecuTorchLpaiCoreAffinity,
-    QnnExecuTorchLpaiTargetEnv,
     QnnExecuTorchOpPackageOptions,
 )
+from executorch.backends.qualcomm.utils import utils
 from executorch.backends.qualcomm.utils.utils import (
-    generate_gpu_compiler_spec,
-    generate_htp_compiler_spec,
-    generate_lpai_compiler_spec,
     generate_qnn_executorch_compiler_spec,
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
@@ -31,9 +25,9 @@ from executorch.backends.qualcomm.utils.utils import (
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from farm.backends.descriptor import QUANTIZED_PRECISIONS
+from farm.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS
-from farm.bundles.key import LPAI_TARGET
+from farm.bundles.key import HOST_CPU
 from farm.compile.flows import qnn_features
 from farm.compile.flows.calls import copies, state_kept
 from farm.compile.flows.control_flow import refuse_control_flow
@@ -66,11 +60,8 @@ _RULES: dict[str, Any] = {
 # ExecuTorch 1.5, LpaiPartitionFallbackSupport.
 _WITH_WEIGHTS = "Fallback nodes with weights"
 _DECODE = "_convert_to_object"
-_LPAI_TARGETS = {
-    "x86": QnnExecuTorchLpaiTargetEnv.kX86,
-    "arm": QnnExecuTorchLpaiTargetEnv.kArm,
-    "adsp": QnnExecuTorchLpaiTargetEnv.kAdsp,
-}
+# Options that are no parameters of a backend's own function.
+_OF_ALL_BACKENDS = ("profile_level", DIRECT_MODE)
 
 
 def _lower(lowering: Lowering) -> Lowered:
@@ -137,7 +128,7 @@ def calibrate(
 
 def quantizer_of(target: Target) -> QnnQuantizer:
     """Return what quantizes for the backend of `target` at its precision, by the backend's rules."""
-    quantizer = _Quantizer(backend=_backend_type(target), soc_model=QcomChipset[target.soc])
+    quantizer = _Quantizer(backend=backend_type(target), soc_model=QcomChipset[target.soc])
     quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
     return quantizer
 
@@ -207,30 +198,20 @@ def compiler_specs(
 def _backend_options(
     target: Target, options: Mapping[str, int], versions: Mapping[str, str], features: Features
 ) -> QnnExecuTorchBackendOptions:
-    kind = _backend_type(target)
-    if kind is QnnExecuTorchBackendType.kLpaiBackend:
-        given: dict[str, Any] = {
-            name: options[name] for name in ("fps", "ftrt_ratio", "core_selection") & options.keys()
-        }
-        if "client_perf_type" in options:
-            given["client_perf_type"] = QnnExecuTorchLpaiClientPerf(options["client_perf_type"])
-        if "affinity" in options:
-            given["affinity"] = QnnExecuTorchLpaiCoreAffinity(options["affinity"])
-        place = versions[LPAI_TARGET]
-        return generate_lpai_compiler_spec(
-            **given, target_env=_LPAI_TARGETS["adsp" if target.direct and place == "arm" else place]
-        )
-    switches = {name: bool(value) for name, value in options.items() if name.startswith("use_")}
-    switches |= qnn_features.switches_of(features)
-    if kind is QnnExecuTorchBackendType.kGpuBackend:
-        precision = QnnExecuTorchGpuPrecision[f"kGpuPrecision{target.precision.title()}"]
-        if "precision" in options:
-            precision = QnnExecuTorchGpuPrecision(options["precision"])
-        return generate_gpu_compiler_spec(precision=precision, **switches)
-    return generate_htp_compiler_spec(use_fp16=target.precision not in QUANTIZED_PRECISIONS, **switches)
+    backend = BACKENDS[target.backend]
+    numbers: dict[str, int] = {name: of[target.precision] for name, of in backend.by_precision.items()}
+    if backend.host_cpus:
+        place = versions[HOST_CPU]
+        numbers["target_env"] = backend.host_cpus["adsp" if target.direct and place == "arm" else place]
+    numbers |= {name: number for name, number in options.items() if name not in _OF_ALL_BACKENDS}
+    numbers |= qnn_features.switches_of(features)
+    generate = getattr(utils, backend.compiler_spec)
+    kinds = get_type_hints(generate)
+    return generate(**{name: kinds[name](number) for name, number in numbers.items()})
 
 
-def _backend_type(target: Target) -> QnnExecuTorchBackendType:
+def backend_type(target: Target) -> QnnExecuTorchBackendType:
+    """Return ExecuTorch's number for the backend of `target`."""
     return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 

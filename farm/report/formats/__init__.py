@@ -1,4 +1,4 @@
-"""The formats that `farm export` and `farm nightly` write: each module here that registers one (`docs/exports.md`)."""
+"""Formats of `farm export` and `farm nightly`: one is registered by a module here (`docs/reference/exports.md`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ExportFormat(msgspec.Struct, frozen=True):
     suffix: str
     """What the name of a file in this format ends with."""
     about: str
-    """What `farm export --help` and docs/exports.md say it is."""
+    """What `farm export --help` and docs/reference/exports.md say it is."""
     render: Callable[..., Any]
     several_runs: bool
     """`render` takes the store and ids of runs and yields bytes; otherwise it takes a RunView and returns text."""

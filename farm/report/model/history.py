@@ -23,7 +23,7 @@ USUAL = (
 )  # fmt: skip
 """What most people look for first."""
 _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}
-"""Metrics that runners measure no more, and what they measure in their place: docs/results.md."""
+"""Metrics that runners measure no more, and what they measure in their place: docs/explanation/verdicts.md."""
 # Facts of a fingerprint that are what was asked for, and no tool.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch", "executorch_content", "native_runner"})
 _MOST_WORDS = 3

@@ -1,4 +1,4 @@
-"""The profile of an execution: cycles per inference, and what each node of a program took. docs/profiles.md."""
+"""The profile of an execution: cycles per inference, and what each node of a program took. docs/guides/profiles.md."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _ndk_root(target: BuildTarget, root: Path | None) -> Path:
 
 
 def _prefix_package(target: BuildTarget, prefix: Path | None) -> Path:
-    hint = "build ExecuTorch for Android and install it (docs/runtime.md has the commands), then set "
+    hint = "build ExecuTorch for Android and install it (docs/guides/runtime.md has the commands), then set "
     hint += "FARM_ANDROID_EXECUTORCH to its prefix, or android_executorch in the [qnn] table of farm.toml"
     if prefix is None:
         raise MissingToolError(

@@ -29,7 +29,7 @@ class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Views):
 
     def __init__(self, database: Database, clock: Clock) -> None:
         if database.is_sqlite:
-            raise UsageError(f"{database.name}: several hosts share a store on PostgreSQL (docs/shared_farm.md)")
+            raise UsageError(f"{database.name}: several hosts share a store on PostgreSQL (docs/guides/three_hosts.md)")
         super().__init__(database, clock)
 
     @cached_property

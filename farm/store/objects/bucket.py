@@ -106,7 +106,7 @@ class Bucket:
         return True
 
     def sweep(self) -> int:
-        """Return 0: what was never finished is a lifecycle rule's (docs/configuration.md)."""
+        """Return 0: what was never finished is a lifecycle rule's (docs/reference/configuration.md)."""
         return 0
 
     def _path(self, name: str) -> str:

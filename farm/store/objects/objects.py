@@ -238,7 +238,7 @@ def open_objects(
     """
     address = config.artifacts
     if address is None:
-        raise UsageError("this farm is of one machine: its files are in its state folder (docs/shared_farm.md)")
+        raise UsageError("this farm is of one machine: its files are in its state folder (docs/guides/three_hosts.md)")
     where = str(address)
     seconds = config.health.store_wait_s if patience_s is None else patience_s
     return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop, note))

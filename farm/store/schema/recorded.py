@@ -1,4 +1,4 @@
-"""The tables of what is recorded: runs, jobs, attempts, and every number. docs/store.md says what each means."""
+"""The tables of what is recorded: runs, jobs, attempts, and every number. Meanings: docs/reference/store.md."""
 
 from __future__ import annotations
 

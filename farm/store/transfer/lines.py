@@ -1,4 +1,4 @@
-"""The layout of runs as lines of JSON (docs/exports.md): bytes <-> what a line says. Pure."""
+"""The layout of runs as lines of JSON (docs/reference/exports.md): bytes <-> what a line says. Pure."""
 
 from __future__ import annotations
 
