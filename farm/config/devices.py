@@ -107,13 +107,15 @@ class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a device is fit to be measured on, and how long a run waits for what it needs, in seconds."""
 
     max_temperature_c: float = 45.0
+    """Highest temperature at which a job begins."""
     min_battery_percent: int = 20
+    """Lowest charge at which a job begins."""
     gate_wait_s: float = 300.0
-    """For a device, until it is fit."""
+    """Longest wait for a device until it is fit."""
     disk_wait_s: float = 60.0
-    """For room on this machine's disk: something else may fill it and give it back."""
+    """Longest wait for room on this machine's disk."""
     store_wait_s: float = 300.0
-    """For a store that does not answer: what a person, or a service manager, needs to bring it back."""
+    """Longest wait for a store that does not answer."""
 
 
 class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,45 +124,68 @@ class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: float = 30.0
     """Lifetime of a lease, and of an agent, without a heartbeat."""
     heartbeat_s: float = 3.0
-    """Interval between two heartbeats: renewals in the store."""
+    """Interval between two heartbeats, at most a third of `ttl_s`."""
 
 
 class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[[host]]`."""
 
     name: str
+    """Name of the host."""
     adb: str | None = None
+    """Address of its adb server, `HOST:PORT`; with `ssh` as that machine reaches it."""
     ssh: str | None = None
+    """Login for a tunnel to its adb server: host, user@host, user@host:port or a Host of ~/.ssh/config."""
     key_file: str = ""
+    """Private key; default: as ~/.ssh/config has it, then the agent's keys and the usual files."""
     known_hosts: str = ""
+    """File of host keys; default: as ~/.ssh/config has it, else ~/.ssh/known_hosts."""
     ssh_config: str = ""
+    """File in place of ~/.ssh/config; `none` for none."""
 
 
 class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[[device]]`."""
 
     serial: str | None = None
+    """Serial of an attached device."""
     ssh: str | None = None
+    """Login of a Linux device with an SSH server."""
     connect: str | None = None
+    """Address of an adb daemon on the network, `HOST:PORT`."""
     local: bool = False
+    """Whether this machine is the device."""
     address: dict[str, Any] = {}
+    """Address for another kind of transport, with its `type`."""
     key_file: str = ""
+    """As for `[[host]]`."""
     known_hosts: str = ""
+    """As for `[[host]]`."""
     ssh_config: str = ""
+    """As for `[[host]]`."""
     storage: str = ""
+    """Folder of farm on the device, for `ssh` and `local`; default: `/var/tmp/farm-USER`."""
     name: str = ""
+    """Name of the device."""
     labels: tuple[str, ...] = ()
+    """Labels for `--label`."""
     in_service: bool = True
+    """Whether runs use the device."""
     note: str = ""
+    """Note that every refusal of the device shows."""
     soc: str = ""
+    """Expected SoC; a device with another SoC is refused."""
     power: tuple[str, ...] = ()
+    """Command that switches the power off and on again; `{serial}` stands for the device."""
     power_timeout_s: float = 60.0
+    """Longest time of that command, 1 to 600."""
 
 
 class SocTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[soc.NAME]`: an SoC that devices report and no profile has."""
 
     like: str
+    """Profile for an SoC name that devices report, one of `farm socs`."""
 
 
 class DeviceTables:

@@ -24,30 +24,43 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     """Where a message goes as JSON; the address is a secret, as is the token."""
 
     url_env: str = ""
+    """Environment variable with the address."""
     url_file: str = ""
+    """File with the address."""
     token_env: str = ""
+    """Environment variable with a bearer token."""
     token_file: str = ""
+    """File with a bearer token."""
 
 
 class Mail(msgspec.Struct, frozen=True, kw_only=True):
     """Where a message goes as mail."""
 
     host: str
+    """Mail server."""
     sender: str = msgspec.field(name="from")
+    """Address of the sender."""
     to: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Addresses of the recipients."""
     port: Annotated[int, Meta(ge=1, le=65535)] = 587
+    """Port of the mail server."""
     starttls: bool = True
+    """Whether to encrypt; `false` only without a password."""
     user_env: str = ""
+    """Environment variable with the user."""
     password_env: str = ""
+    """Environment variable with the password."""
     password_file: str = ""
+    """File with the password."""
 
 
 class QuarantineWebhook(Webhook, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[notify.webhook]]` of farm.toml."""
 
     url: str = ""
-    """In place of the others: an address that is no secret."""
+    """Address in place of `url_env` and `url_file`, where it is no secret."""
     template: Literal["json", "slack"] = "json"
+    """Form of the message."""
 
 
 class QuarantineMail(Mail, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +71,9 @@ class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[notify]` of farm.toml: who hears of a device that is quarantined."""
 
     webhook: tuple[QuarantineWebhook, ...] = ()
+    """Webhooks that receive each quarantine."""
     mail: QuarantineMail | None = None
+    """Mail for each quarantine."""
 
     @property
     def is_set(self) -> bool:

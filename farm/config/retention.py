@@ -21,13 +21,13 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[retention]` of farm.toml: what a run has to be to stay. None is no rule."""
 
     keep: str | None = None
-    """Not older: `90d`, `12w`, `36h`."""
+    """Age up to which runs stay: `90d`, `12w`, `36h`."""
     keep_nightly: str | None = None
-    """The same for nightly runs, where it is another."""
+    """Age up to which nightly runs stay; default: as `keep`."""
     keep_runs: int | None = None
-    """Among so many newest of its line; private runs are counted by themselves."""
+    """Newest runs of a branch that stay; local runs are counted apart."""
     keep_results: int = RESULTS
-    """With one of so many newest results of any job."""
+    """Newest results of each job whose runs stay, at least 1."""
 
 
 class FailuresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

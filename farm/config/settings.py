@@ -54,15 +54,22 @@ __all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig"
 
 class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: str | None = None
+    """Folder of bundles and native builds; safe to delete at any time."""
     state: str | None = None
+    """Folder of store, reports and logs; keep it."""
 
 
 class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     builders: int | None = None
+    """Compiler processes at once; default: one for each usable core."""
     timeout_s: float = 1800.0
+    """Longest time to compile one job, at least 1."""
     memory_mb: int | None = None
+    """Memory limit of a compiler process in MiB, at least 1024; default: half of the machine, 80 % with one builder."""
     recycle_mb: int | None = None
+    """Memory in MiB beyond which a compiler process is replaced before its next job, at least 1024."""
     trace: bool | None = None
+    """Whether to record the sources that take part in a bundle; default: for source trees and edited wheels."""
 
 
 _QnnFields: Any = msgspec.defstruct(
@@ -76,8 +83,11 @@ class _QnnTable(_QnnFields):  # type: ignore[misc]
 
 class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suites: tuple[str, ...] = ()
+    """Folders that are suites or hold suites."""
     store: str | None = None
+    """Address of the store: `sqlite:///FILE` or `postgresql://user@host/database`."""
     artifacts: str | None = None
+    """Place for the files of a shared farm: `file:///FOLDER`, `sftp://user@host/FOLDER` or `s3://BUCKET/PREFIX`."""
     agent: AgentTable | None = None
     paths: _PathsTable = _PathsTable()
     build: _BuildTable = _BuildTable()
@@ -111,23 +121,25 @@ class Config(msgspec.Struct, frozen=True):
     build_recycle_mb: int
     """Resident memory, in MiB, beyond which a builder is replaced before the next job."""
     sdk_root: Path | None
-    """A QNN SDK; None means the libraries from PyPI."""
+    """QNN SDK; default: the libraries from PyPI."""
     android_runner: Path | None
-    """A runner built for Android, and ExecuTorch's QNN backend library for it."""
+    """Runner built for Android."""
     android_backend_library: Path | None
+    """ExecuTorch's QNN backend library for that runner."""
     android_ndk_root: Path | None
+    """Android NDK that builds the runner."""
     android_executorch: Path | None
-    """An Android NDK, and the install prefix of an ExecuTorch build for Android: to build a runner with."""
+    """Install prefix of ExecuTorch for Android, to build the runner against."""
     executorch_build: Path | None
-    """Build folder of ExecuTorch for Android, as its script calls it `build-android`; it may be the prefix as well."""
+    """Build folder of ExecuTorch for Android (`build-android` of its script); it may be the prefix as well."""
     executorch_linux_build: Path | None
-    """The same for an Arm Linux device."""
+    """Build folder of ExecuTorch for Arm Linux."""
     executorch_direct_build: Path | None
-    """The same for the Hexagon: what direct mode runs there."""
+    """Build folder of ExecuTorch for the Hexagon, for direct mode."""
     hexagon_sdk_root: Path | None
-    """The Hexagon SDK, whose elfsigner signs skels."""
+    """Hexagon SDK, whose elfsigner signs skels."""
     hexagon_tools_root: Path | None
-    """The Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
+    """Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
     file: Path | None
     """The farm.toml that was read."""
     hosts: tuple[HostConfig, ...] = ()

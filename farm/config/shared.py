@@ -40,18 +40,26 @@ class NightTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of `[agent] nights`, as it is written."""
 
     file: str
+    """Path of the nightly.toml."""
     at: str
+    """Time of day, `HH:MM`."""
     timezone: str = "UTC"
+    """IANA name of the time zone."""
     days: tuple[str, ...] = ()
+    """Days of the week, `mon` to `sun`; default: every day."""
     late: str = "1h"
+    """Longest delay after which the nightly run still begins."""
 
 
 class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[agent]`, as it is written."""
 
     name: str = ""
+    """Name of the host in the farm; default: the host's own name."""
     build: bool = False
+    """Whether the host compiles for others, by the toolchains of this file."""
     nights: tuple[NightTable, ...] = ()
+    """Nightly runs that the agent starts."""
 
 
 class NightConfig(msgspec.Struct, frozen=True):

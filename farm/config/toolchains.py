@@ -29,12 +29,19 @@ class ToolchainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table, as it is written."""
 
     checkout: str | None = None
+    """Source tree of ExecuTorch, built."""
     python: str | None = None
+    """Interpreter with torch and, without `checkout`, ExecuTorch."""
     version: str | None = None
+    """Release of ExecuTorch that farm installs, such as `1.5.0`."""
     qnn: str | None = None
+    """Version of QNN, such as `2.49`, or a path; default: as `[qnn]` has it."""
     native: dict[str, str] = {}
+    """Build folders of ExecuTorch by target, in place of those of `[qnn]`."""
     build: tuple[str, ...] = ()
+    """Command that builds the native parts of a commit."""
     commit_url: str = ""
+    """Address of a commit for reports, with `{commit}` in it."""
 
 
 class ToolchainConfig(msgspec.Struct, frozen=True):

@@ -25,23 +25,25 @@ QNN_PATHS = {
 }
 """Paths of the [qnn] table, and the variable that overrides each; empty where there is none."""
 
-_OTHERS = (
-    "FARM_CONFIG",
-    "FARM_STORE",
-    "FARM_ARTIFACTS",
-    "FARM_CACHE_DIR",
-    "FARM_STATE_DIR",
-    "FARM_SERVE_TOKEN",
-    "FARM_VENV",
-    "FARM_EXTRAS",
-)
+VARIABLES = {
+    "FARM_CONFIG": "configuration file, in place of the nearest farm.toml",
+    "FARM_STORE": "`store` of farm.toml, or the path of an SQLite file",
+    "FARM_ARTIFACTS": "`artifacts` of farm.toml",
+    "FARM_CACHE_DIR": "`paths.cache` of farm.toml",
+    "FARM_STATE_DIR": "`paths.state` of farm.toml",
+    "FARM_SERVE_TOKEN": "token that `farm serve` requires beyond this machine",
+    "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
+    "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
+}
+"""Variables of farm beside those of `QNN_PATHS`, and their meaning."""
+
 # As near as a slip of the finger, and not as another program's variable could be.
 _NEAR = 0.85
 
 
 def require_known_variables() -> None:
     """Raise UsageError for a variable that is called nearly as one of farm's: it would be ignored in silence."""
-    known = [*_OTHERS, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
+    known = [*VARIABLES, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
     for name in os.environ:
         if not name.startswith("FARM_") or name.startswith(tuple(known)):
             continue
