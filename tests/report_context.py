@@ -30,7 +30,7 @@ def with_stale(view: RunView) -> RunView:
     """Return a run whose seventh job was left out."""
     stale = Stale("no time left of the budget of 2 min", view.started_ms - 5 * DAY_MS, "passed", "r20")
     jobs = list(view.jobs)
-    jobs[6] = msgspec.structs.replace(jobs[6], attempts=(), stale=stale)
+    jobs[6] = msgspec.structs.replace(jobs[6], attempts=(), decisive_attempt=0, stale=stale)
     return msgspec.structs.replace(view, jobs=tuple(jobs))
 
 

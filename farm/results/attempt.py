@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.program.layers import LayerStep
 from farm.suites.figures import Direction as Direction  # noqa: PLC0414 - one imports it with Measurement
 from farm.suites.figures import series_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Verdict(StrEnum):
@@ -230,15 +226,3 @@ def infra(stage: Stage, reason: str, cause: Cause = Cause.NONE) -> Ending:
 def failed(stage: Stage, reason: str, cause: Cause) -> Ending:
     """Return an ending that the thing under test is to blame for, as far as one device shows."""
     return Ending(Verdict.FAILED, stage, reason, cause=cause)
-
-
-def final_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
-    """Return the attempt that decides: the last that judged the thing under test, else the last of all.
-
-    A verdict about the code is not taken back by trouble with the farm that came after it.
-    """
-    last = None
-    for attempt in attempts:
-        if last is None or attempt.verdict is not Verdict.INFRA or last.verdict is Verdict.INFRA:
-            last = attempt
-    return last

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from farm.results.attempt import Attempt, final_attempt
+from farm.results.attempt import Attempt
 
 
 class Purpose(StrEnum):
@@ -135,11 +135,13 @@ class JobView(msgspec.Struct, frozen=True):
     """Left out, while the run had no time for it; means something only without an attempt."""
     program: str | msgspec.UnsetType = msgspec.UNSET
     """Hash of what the program is, without what QNN writes by time; not there where it is not known."""
+    decisive_attempt: int = 0
+    """Number of the attempt that decides, from 1, as `run_job.decisive_attempt_id` of the store; 0 without attempts."""
 
     @property
     def decisive(self) -> Attempt | None:
         """The attempt that decides, None without attempts."""
-        return final_attempt(self.attempts)
+        return self.attempts[self.decisive_attempt - 1] if self.decisive_attempt else None
 
 
 class RunView(msgspec.Struct, frozen=True):

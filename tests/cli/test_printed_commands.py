@@ -305,7 +305,7 @@ def failed(**changes: Any) -> JobView:
         cause=Cause.NUMERICS,
     )  # fmt: skip
     names = {"id": JOB.id, "suite": "s", "case": "conv", "soc": "SM8650", "backend": "htp", "precision": "8a8w"}
-    view = JobView(**names, attempts=(attempt,))
+    view = JobView(**names, attempts=(attempt,), decisive_attempt=1)
     return msgspec.structs.replace(view, **changes)
 
 

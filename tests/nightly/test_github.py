@@ -51,7 +51,7 @@ def test_the_summary_is_appended_and_cut_below_a_mebibyte(tmp_path: Path, monkey
 
 def test_a_single_run_is_summed_up_as_well() -> None:
     attempt = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong | <b>`x`")
-    job = JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w", (attempt,))
+    job = JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w", (attempt,), decisive_attempt=1)
     view = RunView(id="r", command="farm run", started_ms=1, finished_ms=2, exit_code=1, user="u", host="h",
                    fingerprint={}, devices=(), jobs=(job,))  # fmt: skip
     text = run_markdown(view)

@@ -79,7 +79,7 @@ def passed(rng: random.Random, job_id: str, device: str, started_ms: int = START
 def make_job(suite: str, case: str, soc: str, precision: str, *attempts: Attempt, **more: Any) -> JobView:
     return JobView(
         f"{suite}/{case}[{soc}-htp-{precision}]", suite, case, soc, "htp", precision, attempts,
-        case_module=f".ops:{case.title().replace('_', '')}", **more,
+        case_module=f".ops:{case.title().replace('_', '')}", decisive_attempt=len(attempts), **more,
     )  # fmt: skip
 
 
@@ -294,7 +294,7 @@ def hostile() -> RunView:
     jobs = tuple(
         JobView(
             f"suite{evil}/case{i}{evil}[x]", f"suite{evil}", f"case{i}{evil}", f"soc{evil}", f"be{evil}", f"p{evil}",
-            attempts, fallback_ops={evil: 3}, case_module=evil, elsewhere=elsewhere,
+            attempts, fallback_ops={evil: 3}, case_module=evil, elsewhere=elsewhere, decisive_attempt=len(attempts),
         )
         for i, attempts in enumerate([(attempt,), (known,), (lost, lost), (fine,), ()])
     )  # fmt: skip

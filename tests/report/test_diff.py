@@ -34,6 +34,7 @@ def attempt(verdict: Verdict = Verdict.PASSED, *measured: Measurement, **more: A
 
 
 def job(case: str, *attempts: Attempt, **more: Any) -> JobView:
+    more = {"decisive_attempt": len(attempts), **more}
     return JobView(f"ops/{case}[SM8650-htp-8a8w]", "ops", case, "SM8650", "htp", "8a8w", attempts, **more)
 
 

@@ -64,7 +64,7 @@ def story(name: str, device: str, *, rounds: int = 1, hot: bool = False) -> JobV
         measured += (Measurement("temperature", "C", Direction.NONE, (*warm, warm[-1] - 0.4)),)
     job = f"llm_tiny/{name}[SM8650-htp-16a8w]"
     attempt = Attempt(job, Verdict.PASSED, Stage.DONE, "", device, 1_764_000_000_000, 71.2, measurements=measured)
-    return JobView(job, "llm_tiny", name, "SM8650", "htp", "16a8w", (attempt,))
+    return JobView(job, "llm_tiny", name, "SM8650", "htp", "16a8w", (attempt,), decisive_attempt=1)
 
 
 def run_of(*jobs: JobView, kind: str = "hardware", seconds: int | None = None) -> RunView:
@@ -93,7 +93,7 @@ def simulated() -> RunView:
     """An ordinary run on a virtual device, of a job that generates and one that does not."""
     latency = Measurement("latency", "ns", Direction.LOWER, (5e6,))
     attempt = Attempt(PLAIN, Verdict.PASSED, Stage.DONE, "", "R5CT-1", measurements=(latency,))
-    plain = JobView(PLAIN, "smoke", "conv2d", "SM8650", "htp", "8a8w", (attempt,))
+    plain = JobView(PLAIN, "smoke", "conv2d", "SM8650", "htp", "8a8w", (attempt,), decisive_attempt=1)
     return run_of(story("llama_kv", "R5CT-1"), plain, kind="virtual")
 
 

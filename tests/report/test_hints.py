@@ -25,7 +25,7 @@ def wrong() -> JobView:
         JOB, Verdict.FAILED, Stage.NUMERICS, "sqnr 3 dB < 20 dB", device="virtual-SM8650-0", bundle_key="a" * 64,
         cause=Cause.NUMERICS,
     )  # fmt: skip
-    return JobView(id=JOB, suite="s", case="c", soc="SM8650", backend="htp", precision="8a8w", attempts=(attempt,))
+    return JobView(JOB, "s", "c", "SM8650", "htp", "8a8w", (attempt,), decisive_attempt=1)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_it_says_how_old_what_is_known_is(stale: Stale, words: str) -> None:
 
 def with_stale(view: RunView, stale: Stale) -> RunView:
     """Return the run with its last job left out."""
-    left_out = msgspec.structs.replace(view.jobs[-1], attempts=(), stale=stale)
+    left_out = msgspec.structs.replace(view.jobs[-1], attempts=(), decisive_attempt=0, stale=stale)
     return msgspec.structs.replace(view, jobs=(*view.jobs[:-1], left_out))
 
 
@@ -64,7 +64,8 @@ def test_a_run_with_stale_jobs_is_not_green(
 
 
 def test_a_job_that_was_run_after_all_is_not_stale(view: RunView, make_attempts: Attempts) -> None:
-    jobs = tuple(msgspec.structs.replace(job, attempts=make_attempts(Verdict.PASSED)) for job in view.jobs)
+    attempts = make_attempts(Verdict.PASSED)
+    jobs = tuple(msgspec.structs.replace(job, attempts=attempts, decisive_attempt=1) for job in view.jobs)
     summary = summarize(msgspec.structs.replace(view, jobs=jobs))
     assert summary.counts[Outcome.STALE] == 0
     assert summary.tone is Tone.PASSED

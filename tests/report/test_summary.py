@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import shlex
@@ -23,7 +22,7 @@ from farm.report.model.summary import (
     spread_of,
     summarize,
 )
-from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict, final_attempt
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunToolchain, RunView
 
 Attempts = Callable[..., tuple[Attempt, ...]]
@@ -39,15 +38,7 @@ def job(**more: object) -> JobView:
 
 
 def test_no_attempt_is_not_run() -> None:
-    assert final_attempt(()) is None
     assert outcome_of(None) is Outcome.NOT_RUN
-
-
-@pytest.mark.parametrize("order", list(itertools.product([P, F, I], repeat=3)))
-def test_the_last_verdict_about_the_code_decides(make_attempts: Attempts, order: tuple[Verdict, ...]) -> None:
-    attempts = make_attempts(*order)
-    judged = [attempt for attempt in attempts if attempt.verdict is not I]
-    assert final_attempt(attempts) is (judged or attempts)[-1]
 
 
 def test_a_known_issue_needs_a_failure(make_attempts: Attempts) -> None:

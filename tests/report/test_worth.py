@@ -50,7 +50,7 @@ def run(*others: CaseResult, soc: str = "SM8450", known: str = "", jobs: Sequenc
     name = job_id(soc)
     red = JobView(
         name, "ops", "conv2d", soc, "htp", "8a8w", (attempt(name, FAILED, known=known),), case_version="1",
-        elsewhere=others,
+        elsewhere=others, decisive_attempt=1,
     )  # fmt: skip
     device = DeviceView("v1", soc, "virtual", "simulator")
     return RunView("r1", "farm run", NOW, NOW + 1000, 1, "ada", "bench", {}, (device,), (red, *jobs))
@@ -130,7 +130,7 @@ def test_known_issues_that_differ_say_nothing_together() -> None:
 def test_the_page_has_a_row_for_every_place_and_links_to_those_of_the_run() -> None:
     green = JobView(
         job_id("SM8550"), "ops", "conv2d", "SM8550", "htp", "8a8w", (attempt(job_id("SM8550"), PASSED, sqnr=41.25),),
-        case_version="1",
+        case_version="1", decisive_attempt=1,
     )  # fmt: skip
     page = render_html(
         run(

@@ -108,7 +108,7 @@ def past(
             Measurement("pte_size", "bytes", Direction.LOWER, (1.0,), exact=True),
         ),
     )  # fmt: skip
-    view = JobView(JOB, "suite", "case", "SM8650", "htp", "8a8w", (attempt,), case_version=version)
+    view = JobView(JOB, "suite", "case", "SM8650", "htp", "8a8w", (attempt,), case_version=version, decisive_attempt=1)
     run = RunView(f"run-{number:02}", "farm run", number, None, None, "", "", facts or {}, (), (view,))
     return StoredResult(run, view, attempt, 1, kind, {})
 

@@ -23,7 +23,10 @@ def view(*jobs: tuple[Attempt, ...] | Stale) -> RunView:
         jobs=tuple(
             JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", (), stale=found)
             if isinstance(found, Stale)
-            else JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", found)
+            else JobView(
+                f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", found,
+                decisive_attempt=1 if found == (FAILED, INFRA) else len(found),
+            )
             for n, found in enumerate(jobs)
         ),
     )  # fmt: skip

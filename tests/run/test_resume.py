@@ -17,19 +17,21 @@ JOB = Job(Case("s", "c0", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650",
 
 
 @pytest.mark.parametrize(
-    ("attempts", "missing"),
+    ("attempts", "decisive", "missing"),
     [
-        ((), True),
-        ((INFRA,), True),
-        ((INFRA, INFRA), True),
-        ((PASSED,), False),
-        ((INFRA, FAILED), False),
+        ((), 0, True),
+        ((INFRA,), 1, True),
+        ((INFRA, INFRA), 2, True),
+        ((PASSED,), 1, False),
+        ((INFRA, FAILED), 2, False),
         # Trouble with the farm takes no verdict back.
-        ((FAILED, INFRA), False),
-        ((KNOWN, INFRA, INFRA), False),
+        ((FAILED, INFRA), 1, False),
+        ((KNOWN, INFRA, INFRA), 1, False),
     ],
 )
-def test_a_job_is_missing_until_an_attempt_has_judged_it(attempts: tuple[Attempt, ...], missing: bool) -> None:
-    job = JobView(JOB.id, "s", "c0", "SM8650", "htp", "8a8w", attempts)
+def test_a_job_is_missing_until_an_attempt_has_judged_it(
+    attempts: tuple[Attempt, ...], decisive: int, missing: bool
+) -> None:
+    job = JobView(JOB.id, "s", "c0", "SM8650", "htp", "8a8w", attempts, decisive_attempt=decisive)
     view = RunView("r", "farm run", 1, None, None, "u", "h", {}, (), (job,))
     assert missing_jobs(view, [JOB]) == ((JOB,) if missing else ())

@@ -88,7 +88,7 @@ def test_runs_of_another_length_are_no_history_of_it() -> None:
 @pytest.mark.parametrize(("fact", "seconds"), [("60", 60), ("", None), ("-1", None), ("9" * 400, None), ("x", None)])
 def test_it_is_measured_again_for_as_long(fact: str, seconds: int | None) -> None:
     attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "")
-    view = JobView("j", "suite", "case", "SM8650", "htp", "16a8w", (attempt,))
+    view = JobView("j", "suite", "case", "SM8650", "htp", "16a8w", (attempt,), decisive_attempt=1)
     facts = {"seconds": fact} if fact else {}
     run = RunView("run", "farm run", 0, None, None, "", "", facts, (), (view,))
     assert StoredResult(run, view, attempt, 1, "hardware", {}).seconds == seconds

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from old_store import make_old_store
+from sqlalchemy import select
 from store_template import place_store
 
-from farm.results.attempt import Verdict, final_attempt
+from farm.results.attempt import Verdict
+from farm.store import schema
 from farm.store.records import RunRecord
+from farm.store.rows import insert_attempt_row
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from conftest import Make
+    from sqlalchemy import Connection
 
 _DECIDED = """
     SELECT job.name, run_job.decisive_verdict, attempt.started_ms
@@ -28,18 +34,51 @@ def rows(address: str, query: str) -> list[tuple[Any, ...]]:
         return reader.ask(query, 1000)[1]
 
 
-def test_the_attempt_that_decides_is_the_one_that_a_report_shows(address: str, make: type[Make]) -> None:
+def judged(order: Sequence[Verdict]) -> int:
+    """Return the number of the attempt that decides: the last without trouble of the farm, else the last."""
+    numbers = [number for number, verdict in enumerate(order, 1) if verdict is not Verdict.INFRA]
+    return numbers[-1] if numbers else len(order)
+
+
+def test_the_last_verdict_about_the_code_decides_in_the_store_and_in_reports(address: str, make: type[Make]) -> None:
     orders = [order for count in range(4) for order in itertools.product(Verdict, repeat=count)]
-    jobs = {make.job(f"case_{number}").id: order for number, order in enumerate(orders)}
+    jobs = [make.job(f"case_{number}") for number in range(len(orders))]
+    expected = {job.id: (judged(order), order) for job, order in zip(jobs, orders, strict=True)}
     with open_store(address) as store:
-        run_id = make.begin(store, *(make.job(f"case_{number}") for number in range(len(orders))))
-        for number, order in enumerate(orders):
+        run_id = make.begin(store, *jobs)
+        for job, order in zip(jobs, orders, strict=True):
             for when, verdict in enumerate(order, start=1):
-                store.record_attempt(run_id, make.attempt(make.job(f"case_{number}"), verdict=verdict, started_ms=when))
-        shown = {job.id: final_attempt(job.attempts) for job in store.runs.view(run_id).jobs}
+                store.record_attempt(run_id, make.attempt(job, verdict=verdict, started_ms=when))
+        shown = {job.id: (job.decisive_attempt, job.decisive) for job in store.runs.view(run_id).jobs}
     found = {name: (verdict, when) for name, verdict, when in rows(address, _DECIDED)}
-    assert found == {job: (None, None) if one is None else (one.verdict, one.started_ms) for job, one in shown.items()}
-    assert len(found) == len(jobs) == 85
+    assert found == {
+        job: (order[number - 1], number) if number else (None, None) for job, (number, order) in expected.items()
+    }
+    assert {job: (number, one and one.started_ms) for job, (number, one) in shown.items()} == {
+        job: (number, number or None) for job, (number, _) in expected.items()
+    }
+    assert len(found) == 85
+
+
+def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same(
+    address: str, make: type[Make]
+) -> None:
+    job = make.job("together")
+    known = {"recorded_ms": 1, "device_id": None, "digest": None}
+
+    def record(connection: Connection, number: int, verdict: Verdict) -> None:
+        run_job = connection.execute(select(schema.run_job)).one()
+        row = {**known, "id": number, "run_job_id": run_job.id}
+        insert_attempt_row(connection, row, run_job.job_id, make.attempt(job, verdict=verdict), ())
+
+    with open_store(address) as store:
+        run_id = make.begin(store, job)
+        # PostgreSQL gives ids before rows are there: the attempt with the greater id may be the first.
+        store._database.write(lambda connection: record(connection, 20, Verdict.PASSED))
+        store._database.write(lambda connection: record(connection, 10, Verdict.FAILED))
+        [shown] = store.runs.view(run_id).jobs
+        assert shown.decisive is not None
+        assert shown.decisive.verdict == store.runs.verdicts(run_id)[job.id].outcome == Verdict.FAILED
 
 
 @pytest.mark.parametrize(
@@ -80,6 +119,9 @@ def test_what_an_old_store_has_is_decided_when_it_is_brought_up_to_date(empty_ad
         ids = [run.id for run in store.transfer.runs()]
         views = [store.runs.view(run_id) for run_id in ids]
     found = rows(empty_address, f"{_DECIDED} ORDER BY run_job.run_id, run_job.position, run_job.id")
-    shown = [(job.id, final_attempt(job.attempts)) for view in views for job in view.jobs]
+    shown = [(job.id, job.decisive) for view in views for job in view.jobs]
+    assert [job.decisive_attempt for view in views for job in view.jobs] == [
+        judged([one.verdict for one in job.attempts]) for view in views for job in view.jobs
+    ]
     assert found == [(job, None, None) if one is None else (job, one.verdict, one.started_ms) for job, one in shown]
     assert set(rows(empty_address, "SELECT run_kind, run_device_kind FROM run")) == {("suite", None)}

@@ -185,6 +185,9 @@ def find_run(connection: Connection, run_id: str) -> Row[Any]:
 
 def _run_view(connection: Connection, run_id: str) -> RunView:
     run = find_run(connection, run_id)
+    # Before the attempts: each statement on PostgreSQL sees newer rows than the one before, and the deciding attempt
+    # of a job has to be among the attempts.
+    jobs = jobs_of(connection, run.id)
     attempts = attempts_of(connection, run.id)
     return RunView(
         id=run.id,
@@ -196,7 +199,7 @@ def _run_view(connection: Connection, run_id: str) -> RunView:
         host=run.host,
         fingerprint=run.facts,
         devices=tuple(_device_view(row, attempts) for row in devices_of(connection, run.id)),
-        jobs=_job_views(connection, run.id, attempts),
+        jobs=_job_views(jobs, attempts),
         priority=run.priority,
         toolchain=toolchain_of(run),
         name=run.run_name,
@@ -225,12 +228,12 @@ def _device_view(row: Row[Any], attempts: Sequence[tuple[Row[Any], Attempt]]) ->
     )
 
 
-def _job_views(
-    connection: Connection, run_id: str, attempts: Iterable[tuple[Row[Any], Attempt]]
-) -> tuple[JobView, ...]:
+def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Attempt]]) -> tuple[JobView, ...]:
     of_job: dict[int, list[Attempt]] = {}
+    numbers: dict[int, int] = {}
     for row, attempt in attempts:
         of_job.setdefault(row.run_job_id, []).append(attempt)
+        numbers[row.id] = len(of_job[row.run_job_id])
     return tuple(
         JobView(
             id=row.name,
@@ -248,8 +251,9 @@ def _job_views(
             case_version=row.version,
             stale=msgspec.convert(row.stale, Stale | None),
             program=row.program_hash or msgspec.UNSET,
+            decisive_attempt=numbers.get(row.decisive_attempt_id, 0),
         )
-        for row in jobs_of(connection, run_id)
+        for row in jobs
     )
 
 

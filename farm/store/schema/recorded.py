@@ -122,8 +122,9 @@ run_job = Table(
     Column("operators", JSON),
     Column("judged_by", String(64)),
     Column("stale", JSON(none_as_null=True)),
-    # The attempt that decides and its verdict, as `results.attempt.final_attempt`; NULL without attempts. Written by a
-    # trigger, `attempt_decides` of revision 0009. No foreign key, as attempts refer to this table.
+    # The attempt that decides and its verdict: the last that judged the code, else the last; NULL without attempts.
+    # Only the trigger `attempt_decides` of revision 0009 writes both: no login can forge a decision. No foreign key, as
+    # attempts refer to this table.
     Column("decisive_attempt_id", BigInteger),
     Column("decisive_verdict", String(16)),
     # What the program is, without what QNN writes by time; NULL is not known.
