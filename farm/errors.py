@@ -127,7 +127,7 @@ class DelegationError(FarmError):
         why = "ExecuTorch leaves no operator with weights to the CPU" if weighted else "without it lowering fails"
         super().__init__(
             f"the {backend} backend does not take {left}, and {why} (the build log has more): replace what it does not "
-            "take, or run the case on htp"
+            "take, or run the case on another backend"
         )
 
 
@@ -137,8 +137,8 @@ class MisreadCodesError(FarmError):
     def __init__(self, backend: str, precision: str, on_cpu: str, in_qnn: str) -> None:
         self.backend, self.precision = backend, precision
         super().__init__(
-            f"activations of {precision} do not reach the {backend} backend with this ExecuTorch: the CPU has them "
-            f"in {on_cpu}, and QNN reads and writes {in_qnn}: name a precision with 8-bit activations, or run on htp"
+            f"activations of {precision} do not reach the {backend} backend with this ExecuTorch: the CPU has them in "
+            f"{on_cpu}, and QNN reads and writes {in_qnn}: name a precision with 8-bit activations or another backend"
         )
 
 

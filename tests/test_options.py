@@ -106,6 +106,7 @@ def test_words_are_those_of_executorch() -> None:
         (BACKENDS["lpai"].options["client_perf_type"].words, qc_schema.QnnExecuTorchLpaiClientPerf, ""),
         (BACKENDS["lpai"].options["affinity"].words, qc_schema.QnnExecuTorchLpaiCoreAffinity, ""),
         (BACKENDS["gpu"].options["precision"].words, qc_schema.QnnExecuTorchGpuPrecision, "gpuprecision"),
+        (BACKENDS["lpai"].host_cpus, qc_schema.QnnExecuTorchLpaiTargetEnv, ""),
     ):
         theirs = {folded(one.name).removeprefix(prefix): int(one) for one in enum if one.name != "kUndefined"}
         assert {folded(word): number for word, number in words.items()} == theirs

@@ -19,8 +19,8 @@ class BackendOption(msgspec.Struct, frozen=True):
     """One option of one backend."""
 
     when: Literal["compile", "run"]
-    """`compile`: a parameter of ExecuTorch's `generate_*_compiler_spec`, and part of the bundle; `run`: a flag of the
-    runner, which holds for a whole process of it."""
+    """`compile`: a parameter of `Backend.compiler_spec`, and part of the bundle; `run`: a flag of the runner, which
+    holds for a whole process of it."""
     words: dict[str, int] = {}
     """What the option may be, with ExecuTorch's number for it; empty for a plain number, and for a file."""
     least: int = 0
@@ -106,6 +106,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     precisions: tuple[str, ...]
     flow: str
     """Module whose FLOW lowers a program: farm/compile/flows/flow.py. Imported in builder processes only."""
+    delegate: str = "QnnBackend"
+    """ExecuTorch's id of its delegates in a `.pte`."""
     options: dict[str, BackendOption] = {}
     frame_options: FrameOptions | None = None
     """None for a backend that refuses no program for its time."""
@@ -123,8 +125,12 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU quantizes what enters a delegate and dequantizes what leaves it: no `expect` names these operators."""
     online_prepare: bool = False
     """The device, not the compiler, makes the graph."""
-    per_host: bool = False
-    """Bundles for virtual devices differ from those for attached ones."""
+    compiler_spec: str = ""
+    """Name of ExecuTorch's function that takes the options of the compiler; "" without QNN."""
+    by_precision: dict[str, dict[str, int]] = {}
+    """Parameters of that function that follow from the precision: ExecuTorch's number by precision."""
+    host_cpus: dict[str, int] = {}
+    """Parameter `target_env` of that function by the processor that calls QNN; empty where the bundle is for any."""
 
     on_host: Literal["runs", "rehearsed", "absent"] = "absent"
     """Whether this machine runs its programs; `rehearsed`: its staging, options and rights can be tried here."""
@@ -134,6 +140,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """QNN's files for the device's processor."""
     skel: str = ""
     """QNN's file for the DSP."""
+    dsp_folder: str = ""
+    """Folder of the files for the DSP, below lib/ of an SDK; the files are in its `signed` or `unsigned`."""
     signed: bool = False
     """The DSP loads signed files only."""
     direct_library: str = ""

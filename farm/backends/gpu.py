@@ -20,6 +20,8 @@ BACKEND = Backend(
     },
     features=(*QNN_FEATURES, "use_weight_sharing"),
     qnn_type=1,
+    compiler_spec="generate_gpu_compiler_spec",
+    by_precision={"precision": _PRECISION},
     host_library=HostLibrary(
         "libQnnGpu.so",
         "the one that pip installs, as all from 2.47 on, refuses to start on x86_64 without a tuning server, and "

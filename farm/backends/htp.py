@@ -47,9 +47,12 @@ BACKEND = Backend(
         "op_packages",
     ),
     qnn_type=2,
+    compiler_spec="generate_htp_compiler_spec",
+    by_precision={"use_fp16": {**dict.fromkeys(QUANTIZED_PRECISIONS, 0), "fp16": 1}},
     on_host="runs",
     hardware="htp_arch",
     libraries=("libQnnSystem.so", "libQnnHtp.so", "libQnnHtpV{htp_arch}Stub.so", "libQnnHtpPrepare.so"),
+    dsp_folder="hexagon-v{htp_arch}",
     skel="libQnnHtpV{htp_arch}Skel.so",
     direct_library="libQnnHtpV{htp_arch}.so",
     # The compute DSP, in an unsigned process domain.

@@ -13,6 +13,7 @@ BACKEND = Backend(
     # under another name.
     precisions=("fp32",),
     flow="farm.compile.flows.xnnpack",
+    delegate="XnnpackBackend",
     options={
         "workspace_sharing_mode": BackendOption("run", _SHARING, help="delegates that share memory for their values"),
         "weight_cache_enabled": BackendOption("run", SWITCH, help="delegates share packed weights"),

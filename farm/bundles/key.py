@@ -38,9 +38,9 @@ _RECIPE_OF_TEXT = (
 
 CONTENT = "_content"
 """What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
-LPAI_TARGET = "lpai_target"
-"""Among the versions: which machine a bundle is for, `arm` or, for virtual devices, `x86`. It decides of LPAI's and of
-those whose methods share weights."""
+HOST_CPU = "host_cpu"
+"""Among the versions: processor that calls QNN, `arm` or, on virtual devices, `x86`. It counts for backends with
+`host_cpus`, and where methods share weights."""
 
 
 def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
@@ -82,9 +82,9 @@ def _module_file(name: str) -> Path:
 def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
     """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
 
-    `virtual` says that it is for virtual devices, which makes a difference for LPAI, and where methods share weights.
+    `virtual`: for virtual devices, of which HOST_CPU is another one.
     """
-    versions = {"qnn": qnn, LPAI_TARGET: "x86" if virtual else "arm"}
+    versions = {"qnn": qnn, HOST_CPU: "x86" if virtual else "arm"}
     for name in ("executorch", "torch", "torchao"):
         try:
             versions[name] = importlib.metadata.version(name)
@@ -96,8 +96,8 @@ def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
 def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | None = None) -> dict[str, str]:
     """Return those of `versions` that a bundle of `case` for `backend` depends on: on the CPU no QNN takes part."""
     found = find_backend(backend)
-    per_host = found.per_host or (case is not None and _has_weights_to_share(case))
-    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if per_host else {LPAI_TARGET})
+    per_host = bool(found.host_cpus) or (case is not None and _has_weights_to_share(case))
+    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if per_host else {HOST_CPU})
     return {name: version for name, version in versions.items() if name not in foreign}
 
 
@@ -106,7 +106,7 @@ def shares_weights(job: Job, versions: Mapping[str, str]) -> bool:
 
     The simulator of QNN 2.51 takes no such program: "Shared weights buffer isn't supported on this platform".
     """
-    return _has_weights_to_share(job.case) and versions.get(LPAI_TARGET) != "x86"
+    return _has_weights_to_share(job.case) and versions.get(HOST_CPU) != "x86"
 
 
 def _has_weights_to_share(case: Case) -> bool:
@@ -128,7 +128,7 @@ def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
     return {
         name: version[:16] if name.endswith(CONTENT) else version
         for name, version in versions.items()
-        if name != LPAI_TARGET
+        if name != HOST_CPU
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import runs_on_cpu
+from farm.backends.registry import cpu_backends, runs_on_cpu
 from farm.bundles.bundle import Manifest, TensorSpec
 from farm.errors import ConfigError, IllegalTargetError
 from farm.program.pte import read_pte
@@ -39,7 +39,10 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
         raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
     if program.qnn is None:
         if not runs_on_cpu(target.backend):
-            raise IllegalTargetError(f"{path.name} has nothing for the {target.backend} backend: use --backend xnnpack")
+            usable = " or ".join(cpu_backends())
+            raise IllegalTargetError(
+                f"{path.name} has nothing for the {target.backend} backend: use --backend {usable}"
+            )
     elif (program.qnn.soc, program.qnn.backend) != (target.soc, target.backend):
         raise IllegalTargetError(
             f"{path.name} is compiled for {program.qnn.soc} ({program.qnn.backend}), not for {target.soc} "

@@ -15,7 +15,7 @@ import msgspec
 
 from farm.analysis.facts import changed_facts, fact_line
 from farm.backends.registry import BACKENDS
-from farm.bundles.key import LPAI_TARGET, facts_of, recipe_digest, relevant_versions
+from farm.bundles.key import HOST_CPU, facts_of, recipe_digest, relevant_versions
 from farm.errors import NoDeviceError
 from farm.store.cluster.records import OfferedToolchain
 
@@ -32,7 +32,7 @@ _MOST_HOSTS = 4
 def toolchain_id(versions: Mapping[str, str], backend: str) -> str:
     """Return the id of a toolchain for `backend`, as hex; `versions` as `farm.toolchains.toolchain.Toolchain` has them.
 
-    Which machine LPAI is compiled for is no part of it: one toolchain compiles for both.
+    HOST_CPU is no part of it: one toolchain compiles for both.
     """
     parts = {"versions": _shared(versions, backend), _RECIPE: recipe_digest(backend)}
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
@@ -85,4 +85,4 @@ def _facts(versions: Mapping[str, str], backend: str) -> dict[str, str]:
 
 
 def _shared(versions: Mapping[str, str], backend: str) -> dict[str, str]:
-    return {name: version for name, version in relevant_versions(backend, versions).items() if name != LPAI_TARGET}
+    return {name: version for name, version in relevant_versions(backend, versions).items() if name != HOST_CPU}

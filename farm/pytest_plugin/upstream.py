@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.backends.registry import BACKENDS
 from farm.errors import DeviceError, UsageError
 from farm.pytest_plugin.rework import follow_workspaces, is_framework
+from farm.runtime.device_files import soc_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,10 +53,12 @@ exec {elevation} "umask 0; exec {command}$words"
 
 def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
     """Return an SDK in the new `folder`: all that `sdk` has, and stubs for what SimpleADB insists on besides."""
-    htp, lpai = f"hexagon-v{soc.htp_arch}/unsigned", f"lpai-v{soc.lpai_version}/signed"
-    host = ("System", "Htp", f"HtpV{soc.htp_arch}Stub", "HtpPrepare", "Gpu", "Lpai", "LpaiStub")
-    wanted = [f"{TARGET}/libQnn{name}.so" for name in host]
-    wanted += [f"{htp}/libQnnHtpV{soc.htp_arch}Skel.so", *([f"{lpai}/libQnnLpaiSkel.so"] if soc.lpai_version else [])]
+    qnn = [backend for backend in BACKENDS.values() if not backend.on_cpu]
+    wanted = {f"{TARGET}/{soc_name(name, soc)}" for backend in qnn for name in backend.libraries}
+    for backend in qnn:
+        if backend.skel and getattr(soc, backend.hardware):
+            kind = "signed" if backend.signed else "unsigned"
+            wanted.add(soc_name(f"{backend.dsp_folder}/{kind}/{backend.skel}", soc))
     for library in wanted:
         if not (sdk / "lib" / library).is_file():
             stub = folder / "lib" / library

@@ -12,7 +12,7 @@ import numpy as np
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE, read_tensor
-from farm.bundles.key import LPAI_TARGET
+from farm.bundles.key import HOST_CPU
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
 from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
@@ -123,7 +123,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
     if target.direct:
         # The DSP opens the outputs, which is in no folder.
         on_device["output_folder_path"] = f"--output_folder_path=$D/{OUTPUTS}"
-    virtual = manifest.versions.get(LPAI_TARGET) == "x86"
+    virtual = manifest.versions.get(HOST_CPU) == "x86"
     lines = [one_line(line, _WIDTH) for line in about]
     lines += [f"Compiled for {soc.name} ({soc.product}), backend {target.backend}, precision {target.precision}."]
     lines += ["For a VIRTUAL device on x86_64, never for a phone."] if virtual else []

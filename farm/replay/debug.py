@@ -199,7 +199,7 @@ class _Debug:
         request = self._request
         process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch), request.metrics))
         # A program for the phone's processor runs on no simulator of this machine.
-        if not (find_backend(self._job.target.backend).per_host and self._acquired):
+        if not (find_backend(self._job.target.backend).host_cpus and self._acquired):
             with self._clock.step("virtual device"):
                 self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
         for acquired in self._acquired.values():

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.backends.registry import cpu_backends, find_backend
+from farm.backends.registry import BACKENDS, cpu_backends, find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import features_of, output_specs, read_ready, ready_manifest
 from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.program.layout import to_memory
-from farm.program.pte import QNN, Method, Program, Value, read_pte
+from farm.program.pte import Method, Program, Value, read_pte
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.tensor_files import distribution, random_sample, read_samples
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 SUITE = "exec"
 """The suite that such jobs are recorded under."""
 
-_XNNPACK = "XnnpackBackend"
 _HOW = "--method"
 # Of one tensor: more is a program that lies, or one that no phone runs.
 _MOST_BYTES = 2 << 30
@@ -209,7 +208,7 @@ def ready_target(request: ReadyRequest, program: Program) -> Target:
 
 def check_runnable(request: ReadyRequest, method: Method, target: Target) -> None:
     """Raise IllegalTargetError for a program that the runner, or the device that it is asked for, cannot run."""
-    foreign = sorted({one.id for one in method.delegates} - {QNN, _XNNPACK})
+    foreign = sorted({one.id for one in method.delegates} - {known.delegate for known in BACKENDS.values()})
     if foreign:
         raise IllegalTargetError(
             f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.lpai import BACKEND as LPAI
 from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError, MissingToolError
 from farm.runtime.native.build import planned_native
@@ -18,7 +17,7 @@ from farm.runtime.native.cross_compilers import AndroidKit
 from farm.runtime.native.elf import HEXAGON
 from farm.runtime.native.targets import ANDROID, OE_LINUX, RUNNER
 from farm.runtime.parts import RuntimePart, library
-from farm.runtime.qnn_sdk import QnnFiles, android_files, get_lpai, linux_files, repair_of
+from farm.runtime.qnn_sdk import QnnFiles, android_files, linux_files, repair_of
 
 if TYPE_CHECKING:
     from farm.backends.descriptor import Backend
@@ -161,13 +160,11 @@ def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "trad
         # The runner has it linked in; it starts only with the QNN backend beside it where it was linked with that.
         linked = _is_linked_with(places.runner.path, places.backend_library.name)
         return (places.runner, places.backend_library) if linked else (places.runner,)
-    # The wheel has nothing of an LPAI.
+    # The wheel has nothing that is signed.
     qnn = places.qnn.of_sdk if backend.signed else places.qnn
     names = [soc_name(name, soc) for name in backend.libraries]
     parts = (places.runner, places.backend_library, *(library(name, qnn.library(name), qnn.get) for name in names))
-    if not backend.skel:
-        return parts
-    return (*parts, signed_skel(soc, qnn) if backend.signed else _hexagon_part(soc, qnn, soc_name(backend.skel, soc)))
+    return (*parts, dsp_file(soc, backend, qnn)) if backend.skel else parts
 
 
 def soc_name(name: str, soc: Soc) -> str:
@@ -175,10 +172,17 @@ def soc_name(name: str, soc: Soc) -> str:
     return name.format_map(msgspec.structs.asdict(soc))
 
 
-def signed_skel(soc: Soc, qnn: QnnFiles) -> RuntimePart:
-    """Return the skel of an LPAI, which must be signed."""
-    get = get_lpai(soc.lpai_version) if qnn.root else qnn.get
-    return _signed(soc, qnn, RuntimePart(LPAI.skel, qnn.lpai(soc.lpai_version, LPAI.skel, "unsigned"), HEXAGON, get))
+def dsp_file(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
+    """Return the skel of a backend, signed where it has to be."""
+    source = unsigned_skel(soc, backend, qnn)
+    return _signed(soc, backend, qnn, source) if backend.signed else source
+
+
+def unsigned_skel(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
+    """Return the skel of a backend as Qualcomm has it."""
+    name, folder = soc_name(backend.skel, soc), soc_name(backend.dsp_folder, soc)
+    part = RuntimePart(name, qnn.dsp(folder, name), HEXAGON, qnn.get_dsp(folder) if backend.signed else qnn.get)
+    return part if backend.signed else msgspec.structs.replace(part, hexagon=soc.htp_arch, soc=soc.name)
 
 
 def require_direct(backend: Backend) -> None:
@@ -188,21 +192,23 @@ def require_direct(backend: Backend) -> None:
         raise IllegalTargetError(f"direct mode runs on a DSP: legal are {able}, not {backend.name}")
 
 
-def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, RuntimePart]:
-    """Return the unsigned files that direct mode runs on the DSP of an LPAI, by name.
+def direct_sources(soc: Soc, backend: Backend, places: Places) -> list[RuntimePart]:
+    """Return the unsigned files that direct mode runs on the DSP.
 
     Source: ExecuTorch, backends/qualcomm/scripts/sign_library.sh.
     """
-    qnn, name = places.qnn, LPAI.direct_library
-    get = f"{get_lpai(lpai)}/unsigned" if qnn.root else qnn.get
+    qnn, arch = places.qnn, soc.htp_arch
+    name, folder = soc_name(backend.direct_library, soc), soc_name(backend.dsp_folder, soc)
     files = {
-        name: (qnn.lpai(lpai, name, "unsigned"), get),
-        "libQnnSystem.so": (qnn.hexagon(arch, "libQnnSystem.so"), qnn.get),
+        name: (qnn.dsp(folder, name), qnn.get_dsp(folder) if backend.signed else qnn.get),
+        "libQnnSystem.so": (qnn.dsp(f"hexagon-v{arch}", "libQnnSystem.so"), qnn.get),
         **_direct_files(places, arch),
     }
-    return {
-        name: RuntimePart(name, path, HEXAGON, how, hexagon=arch, exact=False) for name, (path, how) in files.items()
-    }
+    exact = "" if backend.signed else name
+    return [
+        RuntimePart(file, path, HEXAGON, get, hexagon=arch, exact=file == exact, soc=soc.name)
+        for file, (path, get) in files.items()
+    ]
 
 
 def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePart, ...]:
@@ -210,18 +216,10 @@ def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePa
     parts = [
         library(name, folder / name if folder else None, places.get_build) for name in (_DIRECT_RUNNER, _DIRECT_STUB)
     ]
+    sources = direct_sources(soc, backend, places)
     if backend.signed:
-        sources = direct_sources(soc.lpai_version or 0, soc.htp_arch, places)
-        return (*parts, *(_signed(soc, places.qnn, source, direct=True) for source in sources.values()))
-    return (
-        *parts,
-        _hexagon_part(soc, places.qnn, soc_name(backend.direct_library, soc)),
-        _hexagon_part(soc, places.qnn, "libQnnSystem.so", exact=False),
-        *(
-            RuntimePart(name, path, HEXAGON, get, hexagon=soc.htp_arch, exact=False, soc=soc.name)
-            for name, (path, get) in _direct_files(places, soc.htp_arch).items()
-        ),
-    )
+        sources = [_signed(soc, backend, places.qnn, source, direct=True) for source in sources]
+    return (*parts, *sources)
 
 
 def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str]]:
@@ -234,16 +232,11 @@ def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str
     }
 
 
-def _hexagon_part(soc: Soc, qnn: QnnFiles, name: str, *, exact: bool = True) -> RuntimePart:
-    path = qnn.hexagon(soc.htp_arch, name)
-    return RuntimePart(name, path, HEXAGON, qnn.get, hexagon=soc.htp_arch, exact=exact, soc=soc.name)
-
-
-def _signed(soc: Soc, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
+def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
     """Return the signed file that is made from `source`: by signing it, where that is there."""
     signs = f"farm sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
-    path = qnn.lpai(soc.lpai_version, source.name)
+    path = qnn.dsp(soc_name(backend.dsp_folder, soc), source.name, "signed")
     return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
 
 

@@ -63,20 +63,15 @@ class QnnFiles(msgspec.Struct, frozen=True):
         """Return where a library for the device's processor is, or is looked for."""
         return self.libraries / name if self.libraries else None
 
-    def hexagon(self, arch: int, name: str) -> Path | None:
-        """Return where a file for the Hexagon `arch` is, or is looked for."""
+    def dsp(self, folder: str, name: str, kind: str = "unsigned") -> Path | None:
+        """Return where a file for a DSP is, or is looked for; `kind` is `signed` or `unsigned`."""
         if self.root is not None:
-            return self.root / "lib" / f"hexagon-v{arch}" / "unsigned" / name
+            return self.root / "lib" / folder / kind / name
         return self.library(name) if self.wheel else None
 
-    def lpai(self, version: int | None, name: str, kind: str = "signed") -> Path | None:
-        """Return where a file for the LPAI `version` is, or is looked for; `kind` is `signed` or `unsigned`."""
-        return self.root / "lib" / f"lpai-v{version}" / kind / name if self.root else None
-
-
-def get_lpai(version: int | None) -> str:
-    """Return how to get an SDK that has anything for the LPAI `version`."""
-    return f"{GET_SDK} with lib/lpai-v{version}"
+    def get_dsp(self, folder: str) -> str:
+        """Return how to get an SDK that has files in `folder`."""
+        return f"{GET_SDK} with lib/{folder}/unsigned" if self.root else self.get
 
 
 def android_files(sdk_root: Path | None) -> QnnFiles:

@@ -16,9 +16,9 @@ from farm.runtime.device_files import (
     Places,
     device_parts,
     device_places,
+    dsp_file,
     require_direct,
     require_named,
-    signed_skel,
     takes_sessions,
 )
 from farm.runtime.native.build import build_native
@@ -200,7 +200,7 @@ def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Runt
         patterns = (wanted.replace(".so", "*.so"), *_SIMULATOR_LIBRARIES)
         names |= dict.fromkeys(path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
     libraries = [RuntimePart(name, folder / name if folder else None, X86_64, get) for name in names]
-    return (*libraries, signed_skel(soc, QnnFiles(get, sdk_root)))
+    return (*libraries, dsp_file(soc, known, QnnFiles(get, sdk_root)))
 
 
 def attached_runtime(

@@ -358,17 +358,11 @@ def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
     return found
 
 
-# Suites that are no more, and what has their cases.
-_REPLACED = {"lpai_smoke": "lpai_ops"}
-
-
 def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
     """Return the suite called `name`, or the one in the folder or manifest that `name` is a path to."""
     path = Path(name)
     if "/" in name or name.endswith(".toml"):
         return load_suite(path / "suite.toml" if path.is_dir() else path)
     if name not in known:
-        if name in _REPLACED:
-            raise UnknownNameError("suite", name, [_REPLACED[name]], "(it has all of its cases)")
         raise UnknownNameError("suite", name, known, "(farm suites lists them)")
     return load_suite(known[name])

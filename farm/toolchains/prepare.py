@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.key import LPAI_TARGET, QNN_PRODUCT, forget_sources, stub_of, toolchain_versions
+from farm.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of, toolchain_versions
 from farm.errors import FarmError
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
@@ -62,7 +62,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
         facts = look_into(config, selected)
         versions = {
             "qnn": sdk.qnn_version,
-            LPAI_TARGET: "x86" if virtual else "arm",
+            HOST_CPU: "x86" if virtual else "arm",
             **{name: facts.version_of(name) for name in PACKAGES},
         }
         compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))

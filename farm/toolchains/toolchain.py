@@ -48,8 +48,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     """The compiler's versions, content and processes."""
 
     versions: dict[str, str]
-    """What a bundle depends on besides its job: executorch, torch, torchao, qnn, what LPAI compiles for, and under
-    names that end in CONTENT the hashes of what is there."""
+    """Dependencies of a bundle besides its job: executorch, torch, torchao, qnn, HOST_CPU, and hashes of contents under
+    names that end in CONTENT."""
     compiler: Compiler
     runner: str
     """Hash of the native build."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "lpai_target": "x86"}
+VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "host_cpu": "x86"}
 
 
 def _prepare(*_arguments: object, **_named: object) -> Toolchain:

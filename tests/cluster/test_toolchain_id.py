@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSIONS = {
-    "executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51", "lpai_target": "arm",
+    "executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51", "host_cpu": "arm",
     "executorch_content": "e" * 64, "torch_content": "f" * 64, "qnn_content": "a" * 64,
 }  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_what_decides_about_a_bundle_decides_about_the_id(backend: str) -> None:
 
 
 def test_one_toolchain_compiles_for_lpai_of_both_kinds() -> None:
-    assert toolchain_id(VERSIONS | {"lpai_target": "x86"}, "lpai") == toolchain_id(VERSIONS, "lpai")
+    assert toolchain_id(VERSIONS | {"host_cpu": "x86"}, "lpai") == toolchain_id(VERSIONS, "lpai")
 
 
 def test_a_run_has_the_living_hosts_of_its_toolchain() -> None:

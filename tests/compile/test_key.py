@@ -61,8 +61,8 @@ def test_lpai_bundles_of_virtual_devices_are_their_own(job: Job) -> None:
     lpai = Job(job.case, Target("SM8850", "lpai", "8a8w"))
     assert bundle_key(lpai, versions[False]) != bundle_key(lpai, versions[True])
     assert bundle_key(job, versions[False]) == bundle_key(job, versions[True])
-    assert relevant_versions("lpai", versions[True])["lpai_target"] == "x86"
-    assert "lpai_target" not in relevant_versions("htp", versions[True])
+    assert relevant_versions("lpai", versions[True])["host_cpu"] == "x86"
+    assert "host_cpu" not in relevant_versions("htp", versions[True])
 
 
 def _of_text(job: Job, mode: Mode = "kv", **names: str) -> Job:
@@ -78,7 +78,7 @@ def test_methods_share_weights_on_attached_devices_alone(job: Job) -> None:
         assert (bundle_key(text, versions[False]) != bundle_key(text, versions[True])) == is_shared
         assert shares_weights(text, versions[False]) == is_shared
         assert not shares_weights(text, versions[True])
-        assert ("lpai_target" in relevant_versions("htp", versions[True], text.case)) == is_shared
+        assert ("host_cpu" in relevant_versions("htp", versions[True], text.case)) == is_shared
     ready = changed(_of_text(job, "hybrid"), pte="ops.py")
     assert not shares_weights(ready, versions[False])
 

@@ -58,7 +58,8 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
         )
         weights = (
             "DelegationError: the lpai backend does not take aten.prelu.default, and ExecuTorch leaves no operator "
-            "with weights to the CPU (the build log has more): replace what it does not take, or run the case on htp"
+            "with weights to the CPU (the build log has more): replace what it does not take, or run the case on "
+            "another backend"
         )
         for case, reason in (("whole", whole), ("weights", weights)):
             refused = last[f"lpai_cases/{case}{options}"]

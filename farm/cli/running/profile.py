@@ -77,7 +77,7 @@ def command(
     if by and not any(sums):
         raise UsageError(
             f"of {job} no module or line is known: its programs were compiled by an older farm or elsewhere, or their "
-            "nodes have no names of the model, as with xnnpack"
+            "nodes have no names of the model, as on the CPU"
         )
     if as_json:
         with_sums = ({**msgspec.to_builtins(record), "sums": one} for record, one in zip(found, sums, strict=True))

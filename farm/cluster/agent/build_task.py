@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.key import LPAI_TARGET, bundle_key, source_as_of_ns
+from farm.bundles.key import HOST_CPU, bundle_key, source_as_of_ns
 from farm.bundles.source import named_files
 from farm.compile.protocol import BuildRequest
 from farm.errors import FarmError, UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What a manifest may say: nothing that leads out of the folder beside the suite's.
 _MODULE = re.compile(r"(\.{0,2}[\w-]+(\.[\w-]+)*:[\w.]+)?")
-_LPAI_TARGETS = ("arm", "x86")
+_HOST_CPUS = ("arm", "x86")
 
 
 class RefusedBuildError(FarmError):
@@ -37,8 +37,8 @@ def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> Buil
     give. Raises RefusedBuildError where that is another one.
     """
     require_inside(job.case)
-    wanted = task.versions.get(LPAI_TARGET, "")
-    versions = tools.versions | ({LPAI_TARGET: wanted} if wanted in _LPAI_TARGETS else {})
+    wanted = task.versions.get(HOST_CPU, "")
+    versions = tools.versions | ({HOST_CPU: wanted} if wanted in _HOST_CPUS else {})
     try:
         key = bundle_key(job, versions)
     except (OSError, UsageError) as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch._ops import HigherOrderOperator
 
+from farm.backends.registry import cpu_backends
 from farm.compile.flows.node_origins import origin_of, source_places
 from farm.errors import ConfigError
 
@@ -22,8 +23,7 @@ _FUNCTIONS = {
     "scan": "torch's scan",
     "associative_scan": "torch's associative_scan",
 }
-_BRANCHES = "compute both branches and choose one with torch.where, or run the case on xnnpack"
-_LOOPS = "write the iterations out, or run the case on xnnpack"
+_BRANCHES, _LOOPS = "compute both branches and choose one with torch.where", "write the iterations out"
 
 
 def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> None:
@@ -37,6 +37,6 @@ def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> 
             continue
         origin = origin_of(node.meta, source_places(case))
         where = ", ".join(filter(None, [f"module {origin.module}" if origin.module else "", origin.source]))
-        remedy = _BRANCHES if name == "cond" else _LOOPS
+        remedy, cpu = _BRANCHES if name == "cond" else _LOOPS, " or ".join(cpu_backends())
         problem = f"{_FUNCTIONS[name]}{f' ({where})' if where else ''} is control flow, which {backend} does not take"
-        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{problem}: {remedy}")
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{problem}: {remedy}, or run the case on {cpu}")

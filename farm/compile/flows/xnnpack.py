@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
 
+from farm.backends.registry import DEFAULT_BACKEND
 from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.errors import ConfigError
 
@@ -42,5 +43,5 @@ def _require_c_order(exported: ExportedProgram, case: Case) -> None:
             raise ConfigError(
                 case.manifest,
                 f"case.{case.name}.module",
-                f"{problem}: leave .to(memory_format=...) out of the module, or run the case on htp",
+                f"{problem}: leave .to(memory_format=...) out of the module, or run the case on {DEFAULT_BACKEND}",
             )

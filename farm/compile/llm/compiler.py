@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import msgspec
 import torch
-from executorch.backends.qualcomm.serialization.qc_schema import QnnExecuTorchBackendType
 
 from farm.bundles.bundle import INPUTS, MODEL, Generation, TensorSpec
 from farm.bundles.generation import DECODE, PREFILL
@@ -24,7 +23,7 @@ from farm.compile.flows.delegation import Delegation, built_operators, read_dele
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.graphs import less_work
 from farm.compile.flows.node_origins import EdgeOrigins
-from farm.compile.flows.qualcomm import compiler_specs
+from farm.compile.flows.qualcomm import backend_type, compiler_specs
 from farm.compile.llm import upstream
 from farm.compile.llm.greedy import Row, continuation
 from farm.compile.llm.ready import token_tensors
@@ -228,7 +227,7 @@ def _request(name: str, job: Job, specs: list[Any], decoder: Any, rows: Sequence
         compile_spec=specs,
         pte_filename=_PTE,
         quantization_data=kinds.QuantizationData(calib_loader=batches),
-        backend=QnnExecuTorchBackendType.kHtpBackend,
+        backend=backend_type(job.target),
         soc_model=job.target.soc,
     )
     # Of these a decoder of text has one; the others have nothing to calibrate with.

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from farm.backends.registry import BACKENDS
 from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
-from farm.runtime.device_files import android_places, direct_sources, signed_skel
+from farm.runtime.device_files import android_places, direct_sources, soc_name, unsigned_skel
 from farm.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
 from farm.runtime.parts import find_fault
-from farm.runtime.qnn_sdk import GET_SDK, get_lpai
+from farm.runtime.qnn_sdk import GET_SDK
 from farm.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
 from farm.suites.socs import Soc, load_socs
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.runtime.device_files import Places
     from farm.runtime.parts import RuntimePart
+
+
+# Without a signature its DSP loads nothing.
+_SIGNED = next(backend for backend in BACKENDS.values() if backend.signed)
 
 
 class Signing(msgspec.Struct, frozen=True):
@@ -48,14 +53,14 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signi
     Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there,
     ConfigError for one that is made for something else.
     """
-    places = _places(config)
-    parts = _sources(_soc_of(lpai, direct_arch), direct_arch, places)
+    places, soc = _places(config), _soc_of(lpai, direct_arch)
+    parts = _sources(soc, places, direct=bool(direct_arch))
     missing = [fault for part in parts if not _is_there(part) and (fault := find_fault(part)) is not None]
     if missing:
         names = ", ".join(fault.problem for fault in missing)
         raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
     _require_sound(parts)
-    signed = [places.qnn.lpai(lpai, part.name) for part in parts]
+    signed = [_signed_path(soc, places, part) for part in parts]
     return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
 
 
@@ -67,8 +72,8 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
     """
     soc = _soc_of(lpai, direct_arch)
     places = _places(config)
-    parts = _sources(soc, direct_arch or soc.htp_arch, places)
-    signed = [(part, path) for part in parts if (path := places.qnn.lpai(lpai, part.name)) is not None]
+    parts = _sources(soc, places, direct=True)
+    signed = [(part, path) for part in parts if (path := _signed_path(soc, places, part)) is not None]
     there = [(part, path) for part, path in signed if path.is_file()]
     lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
     if lacking:
@@ -92,13 +97,13 @@ def _places(config: Config) -> Places:
     return android_places(config)
 
 
-def _sources(soc: Soc, direct_arch: int, places: Places) -> list[RuntimePart]:
-    """Return the unsigned skel of an LPAI and, with the Hexagon's `direct_arch`, direct mode's unsigned files."""
-    skel, lpai = signed_skel(soc, places.qnn), soc.lpai_version or 0
-    parts = [
-        msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=f"{get_lpai(lpai)}/unsigned")
-    ]
-    return [*parts, *(direct_sources(lpai, direct_arch, places).values() if direct_arch else ())]
+def _sources(soc: Soc, places: Places, *, direct: bool) -> list[RuntimePart]:
+    """Return the unsigned skel and, with `direct`, direct mode's unsigned files."""
+    return [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
+
+
+def _signed_path(soc: Soc, places: Places, part: RuntimePart) -> Path | None:
+    return places.qnn.dsp(soc_name(_SIGNED.dsp_folder, soc), part.name, "signed")
 
 
 def _is_there(part: RuntimePart) -> bool:
@@ -169,7 +174,7 @@ def _soc_of(lpai: int, direct_arch: int) -> Soc:
     if direct_arch and direct_arch not in archs:
         legal = ", ".join(f"v{arch}" for arch in archs)
         raise UsageError(f"no SoC with LPAI v{lpai} has a Hexagon V{direct_arch}: legal are --htp {legal}")
-    return able[0]
+    return next(soc for soc in able if direct_arch in (0, soc.htp_arch))
 
 
 def _planned(unsigned: Path, signed: Path) -> Signing:
