@@ -1,4 +1,4 @@
-"""How long something takes, as people write it."""
+"""Durations in text: `90s`, `1h30m`. humanize formats durations and reads none."""
 
 from __future__ import annotations
 

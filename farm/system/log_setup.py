@@ -1,7 +1,8 @@
 """Log records of farm: where they are shown, and in which form.
 
 Modules log with `logging.getLogger(__name__)`. Records may have the fields `run`, `job`, `device` and `agent`, given by
-`extra`. Text of a device or a user is made visible by the formatters.
+`extra`. Text of a device or a user is made visible by the formatters. systemd's own Python package needs libsystemd,
+and its units start farm with `Type=exec`, which expects no notification.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
 
-Reaper (farm.system.reaper) and pipe (farm.system.lifeline) share that: docs/developers/architecture.md, "Processes".
+psutil finds children by their parent, which is gone after a fork into the background; marks and sessions stay. Reaper
+(farm.system.reaper) and pipe (farm.system.lifeline) share that: docs/developers/architecture.md, "Processes".
 """
 
 from __future__ import annotations

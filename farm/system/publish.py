@@ -1,6 +1,7 @@
 """Folders of a cache that are made once, by whichever process comes first, and are never seen half done.
 
 What is in them is executed, so that only what nobody else could have written is used: `farm.system.trust`.
+filelock does not check that a locked file is still the one at its path.
 """
 
 from __future__ import annotations
