@@ -37,7 +37,7 @@ from stub_build_host import TOOLCHAIN, VERSIONS
 from stub_evidence import Ran, now_s, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
-from farm.bundles.key import bundle_key
+from farm.builds.bundles.key import bundle_key
 from farm.policy.situation import Priority
 from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.protocol import PROTOCOL

@@ -41,20 +41,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import warm_torch
 
-from farm.bundles.bundle import MODEL
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
-from farm.config.settings import Config, load_config
-from farm.runtime.packages import install_hint
+from farm.base import processes
+from farm.base.config.settings import Config, load_config
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import MODEL
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.runtime.packages import install_hint
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import plan
-from farm.system import processes
-from farm.system.processes import Supervisor
-from farm.toolchains.prepare import prepare
-from farm.toolchains.toolchain import Toolchain
 
 SOC = "SM8650"
 SUITE = "quantized_ops"

@@ -34,29 +34,29 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import simpleadb
 
-from farm.bundles.bundle import load_bundle
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.config.settings import load_config
-from farm.device_run.canary import canary_jobs
+from farm.base.config.settings import load_config
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.runtime.runtime import Runtime, simulator_runtime
+from farm.builds.toolchains.prepare import prepare
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.virtual.boot import boot
+from farm.dispatch.device_run.canary import canary_jobs
 from farm.results.runner_report import RunnerReport, parse_report
-from farm.runtime.runtime import Runtime, simulator_runtime
-from farm.suites.socs import find_soc
 from farm.suites.suite import Case, Job, Target
-from farm.system.processes import Supervisor
-from farm.toolchains.prepare import prepare
-from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.bundles.bundle import Bundle
-    from farm.execution.workspace import Workspace
+    from farm.builds.bundles.bundle import Bundle
+    from farm.devices.execution.workspace import Workspace
 
 SOC = "SM8650"
 # What SimpleADB does: one execution of every sample, no profile.

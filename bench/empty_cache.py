@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
 
 # Everything that a compiled job leaves in a cache.
 _COMPILED = ("bundles", "builders", "traced", "sources")

@@ -36,16 +36,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from made_decoders import compiled, tiny_decoder
 
-from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
+from farm.base.hashes import sha256_of
+from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
+from farm.builds.program.pte import read_pte
+from farm.builds.runtime.runtime import Runtime, simulator_runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.program.pte import read_pte
-from farm.runtime.runtime import Runtime, simulator_runtime
-from farm.system.hashes import sha256_of
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

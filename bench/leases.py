@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.errors import LeaseLostError
+from farm.base.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority
 from farm.store.store import Store, open_store
 

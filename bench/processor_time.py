@@ -159,6 +159,6 @@ def _part(process: int) -> str:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return _OWN
-    if b"farm.virtual" in words:
+    if b"farm.devices.virtual" in words:
         return _DEVICE
     return _ADB if words[0].endswith(b"adb") else _OWN

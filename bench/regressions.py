@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from farm.analysis.candidates import LEAST_BASELINE, Finding, levelled, reference, way
-from farm.analysis.confirmation import (
+from farm.results.analysis.candidates import LEAST_BASELINE, Finding, levelled, reference, way
+from farm.results.analysis.confirmation import (
     INFERENCES,
     P_CONFIRMED,
     PAIRS,
@@ -36,18 +36,18 @@ from farm.analysis.confirmation import (
     pairs_needed,
     unsure,
 )
-from farm.analysis.families import P_MEMBER, common_step, families, member
-from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
-from farm.analysis.scale import GATES, Scale, Series
-from farm.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
+from farm.results.analysis.families import P_MEMBER, common_step, families, member
+from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
+from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
+from farm.results.analysis.scale import GATES, Scale, Series
+from farm.results.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.analysis.candidates import Judgement
-    from farm.analysis.sequential import Look
+    from farm.results.analysis.candidates import Judgement
+    from farm.results.analysis.sequential import Look
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03

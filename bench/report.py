@@ -41,8 +41,8 @@ from selenium.webdriver.chrome.service import Service
 from sqlalchemy import bindparam, select, update
 from store import DAY_MS, DEVICE, FACTS, copy_run
 
-from farm.config.settings import load_config
-from farm.request.ending import write_report
+from farm.base.config.settings import load_config
+from farm.dispatch.request.ending import write_report
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema
 from farm.store.artifacts import ArtifactStore

@@ -37,29 +37,29 @@ import msgspec
 from edits import mutated, outermost_functions
 from empty_cache import empty_environment
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.changes import parts_of
-from farm.bundles.reuse import find_bundles_for
-from farm.bundles.same import is_same_job
-from farm.bundles.trace import read_trace
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildRequest
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.changes import parts_of
+from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.bundles.same import is_same_job
+from farm.builds.bundles.trace import read_trace
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildRequest
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.select import use_toolchain
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import plan
-from farm.system.processes import Supervisor
-from farm.toolchains.prepare import prepare
-from farm.toolchains.select import use_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.bundles.bundle import Bundle
-    from farm.bundles.changes import Body
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.bundles.changes import Body
+    from farm.builds.toolchains.toolchain import Toolchain
     from farm.suites.suite import Job
-    from farm.toolchains.toolchain import Toolchain
 
 SOC, SUITE = "SM8650", "quantized_ops"
 QUICK = ("relu", "cat")
@@ -93,9 +93,9 @@ def copied_toolchain(folder: Path) -> Path:
 
 def figures_identity(config: Config) -> dict[str, float]:
     """Return what it takes to know again what farm's own toolchain is."""
-    from farm.runtime.simulator import host_sdk
-    from farm.toolchains.content.identity import identify
-    from farm.toolchains.interpreters import own_facts
+    from farm.builds.runtime.simulator import host_sdk
+    from farm.builds.toolchains.content.identity import identify
+    from farm.builds.toolchains.interpreters import own_facts
 
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
     facts = own_facts()

@@ -26,8 +26,8 @@ from executorch.backends.qualcomm.quantizer.quantizer import QuantDtype
 from executorch.backends.qualcomm.tests.utils import TestQNN
 from executorch.backends.qualcomm.utils.utils import generate_htp_compiler_spec, generate_qnn_executorch_compiler_spec
 
-from farm.compile.flows.factory import make_inputs, make_module
-from farm.compile.protocol import BuildRequest
+from farm.builds.compile.flows.factory import make_inputs, make_module
+from farm.builds.compile.protocol import BuildRequest
 
 if TYPE_CHECKING:
     import torch

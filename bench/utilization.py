@@ -26,7 +26,7 @@ from processor_time import NOTICED_S, Sampler, one_job
 from stub_farm import make_stub_farm
 from stub_run import run_stub_farm, spans
 
-from farm.system.processes import Supervisor
+from farm.base.processes import Supervisor
 
 KEYS = ("devices", "own_ms_per_job", "own_ms_per_job_while_busy", "one_job_cpu_s", "one_job_devices_cpu_s")
 # For which `own_ms_per_job` is told: two cores are not full yet.

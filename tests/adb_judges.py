@@ -18,11 +18,11 @@ import pytest
 from debian import unpack
 from waiting import until
 
+from farm.base.errors import MissingToolError
+from farm.base.processes import Supervisor
+from farm.base.publish import published
 from farm.devices.adb.server import find_adb
-from farm.errors import MissingToolError
-from farm.system.processes import Supervisor
-from farm.system.publish import published
-from farm.virtual.boot import start_device
+from farm.devices.virtual.boot import start_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,19 +23,19 @@ import pytest
 from debian import unpack
 from waiting import until
 
+from farm.base.errors import MissingToolError
+from farm.base.processes import Supervisor
+from farm.base.publish import published
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import MissingToolError
-from farm.system.processes import Supervisor
-from farm.system.publish import published
-from farm.virtual.tools import TOOLS
-from farm.virtual.tree import DeviceTree, device_properties
+from farm.devices.virtual.tools import TOOLS
+from farm.devices.virtual.tree import DeviceTree, device_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from farm.base.processes import Child
     from farm.devices.adb.server import AdbServer
-    from farm.system.processes import Child
 
 # Read before the tests take farm's variables out of the environment.
 REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"

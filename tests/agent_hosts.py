@@ -16,10 +16,10 @@ from ssh_server import descendants, name_of
 from three_hosts import ThreeHosts
 from waiting import until
 
+from farm.base.processes import Supervisor
+from farm.devices.virtual.faults import Fault, inject
 from farm.dispatch.fork_server import PROCESS_NAME
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
-from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from farm_home import FarmHome
 from ordinary_server import ordinary_adb_server
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import find_adb, start_adb_server
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.tree import BUILDS
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

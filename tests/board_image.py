@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from debian import unpack
 
-from farm.errors import MissingToolError
-from farm.system.publish import published
+from farm.base.errors import MissingToolError
+from farm.base.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from board_image import BoardImage
 
-    from farm.system.processes import Child, Supervisor
+    from farm.base.processes import Child, Supervisor
 
 BOOT_SECONDS = 300.0
 """As long as a start may take; it needs 4 s of a processor."""

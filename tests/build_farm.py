@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from waiting import until
 
-from farm.bundles.key import bundle_key
-from farm.cluster.agent.builds import BuildHost
-from farm.cluster.client.upload import new_builds
-from farm.cluster.files.suite_archive import upload_sources
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.builds.bundles.key import bundle_key
+from farm.builds.toolchains.prepare import prepare
+from farm.dispatch.cluster.agent.builds import BuildHost
+from farm.dispatch.cluster.client.upload import new_builds
+from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.request.plan import PlannedJob
 from farm.policy.situation import Priority
-from farm.request.plan import PlannedJob
 from farm.store.cluster.records import AgentFacts, Build, NewOrder, NewShard, ShardJob
 from farm.store.objects.objects import open_objects
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.cluster.records import AgentId
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
-    from farm.toolchains.toolchain import Toolchain
 
 OPS = """
 import os, pathlib, signal, time, torch

@@ -6,10 +6,10 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from farm.config.settings import load_config
-from farm.errors import FarmError
-from farm.runtime.native.build import planned_native
-from farm.system.publish import published
+from farm.base.config.settings import load_config
+from farm.base.errors import FarmError
+from farm.base.publish import published
+from farm.builds.runtime.native.build import planned_native
 
 
 def take_built_runner(cache: Path) -> None:

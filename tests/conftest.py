@@ -23,17 +23,17 @@ from store_template import create_database, create_store, place_store
 from users import User, two_users
 from warm_torch import WarmTorch, run_script
 
+from farm.base import processes
+from farm.base.processes import Supervisor
+from farm.base.publish import published
+from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.server import start_adb_server
-from farm.runtime.simulator import host_sdk
 from farm.store.database import Database
-from farm.system import processes
-from farm.system.processes import Supervisor
-from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
 
 
 pytest_plugins = ["adbd_device", "timing_report"]

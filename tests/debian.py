@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from farm.errors import MissingToolError
-from farm.system.publish import published
+from farm.base.errors import MissingToolError
+from farm.base.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

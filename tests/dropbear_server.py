@@ -16,9 +16,9 @@ from debian import unpack
 from ssh_server import alive, descendants, name_of
 from waiting import require_listening
 
+from farm.base.errors import MissingToolError
+from farm.base.processes import Child, Supervisor
 from farm.devices.device import SshAddress
-from farm.errors import MissingToolError
-from farm.system.processes import Child, Supervisor
 
 SECONDS = 20.0
 # Read before the tests take farm's variables out of the environment.

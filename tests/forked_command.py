@@ -21,8 +21,8 @@ import pytest
 import warm_torch
 from warm_torch import WarmTorch, publish
 
+from farm.base import processes
 from farm.cli.main import main
-from farm.system import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,11 @@ PRELOADED = (
     "alembic",
     "farm.cli.cluster.following",
     "farm.cli.progress",
-    "farm.cluster.agent.host_agent",
-    "farm.cluster.client.anywhere",
-    "farm.cluster.client.submit",
-    "farm.cluster.delivery.app",
-    "farm.cluster.delivery.worker",
+    "farm.dispatch.cluster.agent.host_agent",
+    "farm.dispatch.cluster.client.anywhere",
+    "farm.dispatch.cluster.client.submit",
+    "farm.dispatch.cluster.delivery.app",
+    "farm.dispatch.cluster.delivery.worker",
     "farm.cli.looking.history",
     "farm.cli.looking.report",
     "farm.cli.looking.sql",
@@ -49,16 +49,16 @@ PRELOADED = (
     "farm.cli.setup.prune",
     "farm.cli.setup.runtime",
     "farm.cli.setup.suites",
-    "farm.compile.pool",
+    "farm.builds.compile.pool",
     "farm.devices.adb.transport",
-    "farm.pool.device_pool",
-    "farm.regressions.look_back",
+    "farm.dispatch.pool.device_pool",
+    "farm.dispatch.look_back",
     "farm.report.html.layer_graph",
     "farm.report.html.page_of_run",
     "farm.report.terminal.run",
     "farm.dispatch.local_run",
-    "farm.request.resume",
-    "farm.run.run",
+    "farm.dispatch.request.resume",
+    "farm.dispatch.run.run",
     "farm.store.leases.leasing",
     "farm.store.queries.alerts",
     "farm.store.queries.coverage",

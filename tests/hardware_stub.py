@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.base.hashes import sha256_of
+from farm.builds.runtime import runtime
 from farm.cli.main import main
 from farm.devices import discovery
-from farm.runtime import runtime
-from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
+    from farm.builds.runtime.runtime import Runtime
     from farm.devices.device import Device
-    from farm.runtime.runtime import Runtime
 
 _identify = discovery.identify
 

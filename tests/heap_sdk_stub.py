@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from farm.config.settings import load_config
-from farm.runtime.simulator import LIBRARY, TARGET, package_libraries
-from farm.system.publish import published
+from farm.base.config.settings import load_config
+from farm.base.publish import published
+from farm.builds.runtime.simulator import LIBRARY, TARGET, package_libraries
 
 STUB = Path(__file__).parent / "native_runner" / "heap_stub.cpp"
 IDLE_BYTES = 928212

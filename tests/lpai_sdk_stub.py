@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from farm.config.settings import load_config
-from farm.runtime.signing.sign import adopt
-from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
-from farm.suites.socs import find_soc
+from farm.base.config.settings import load_config
+from farm.base.socs import find_soc
+from farm.builds.runtime.signing.sign import adopt
+from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
 SOC = "SM8850"
 MOST_FPS = 20

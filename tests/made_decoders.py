@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 from warm_torch import run_script
 
-from farm.bundles.bundle import Bundle
-from farm.bundles.cache import BundleCache
-from farm.bundles.reuse import find_bundle_for
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.processes import Supervisor
+from farm.base.publish import published
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.reuse import find_bundle_for
+from farm.builds.runtime.packages import package_version
+from farm.builds.toolchains.prepare import prepare
 from farm.replay.stored_result import build_bundle
-from farm.runtime.packages import package_version
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Job, Target
-from farm.system.processes import Supervisor
-from farm.system.publish import published
-from farm.toolchains.prepare import prepare
 
 
 def compiled(cache: Path, name: str) -> Path:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from farm.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec
-from farm.bundles.cache import BundleCache
-from farm.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
+from farm.base.ids import is_bundle_key
+from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec
+from farm.builds.bundles.cache import BundleCache
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Lease, Priority
-from farm.request.profiling import Profile
 from farm.store.cluster.records import Build, HeldShard, ShardJob
 from farm.store.protocol import PROTOCOL
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.ids import is_bundle_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

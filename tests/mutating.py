@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from farm.compile.flows.factory import make_inputs, make_module
+from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.suites.manifests import find_suites, resolve_suite
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from warm_torch import run_script
 
-from farm.bundles.cache import BundleCache
-from farm.execution.raw import RawResult
+from farm.base.socs import find_soc
+from farm.builds.bundles.cache import BundleCache
+from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Verdict
 from farm.results.outputs import compare_outputs, decide
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
     from farm.suites.suite import Job
 
 SCALE = 1.05

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
-from farm.regressions.bench_pool import BenchFactory
-from farm.regressions.confirm_job import PairsRequest
-from farm.regressions.confirm_run import RunFindings, confirm_run
+from farm.numbers.regressions.bench_pool import BenchFactory
+from farm.numbers.regressions.confirm_job import PairsRequest
+from farm.numbers.regressions.confirm_run import RunFindings, confirm_run
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
@@ -21,8 +21,8 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from farm.analysis.confirmation import Pair
     from farm.replay.stored_result import StoredResult
+    from farm.results.analysis.confirmation import Pair
     from farm.store.store import Store
 
 DAY = 86_400_000
@@ -39,7 +39,7 @@ class BundleStub(msgspec.Struct, frozen=True):
 
 
 class SideStub(msgspec.Struct, frozen=True):
-    """As `farm.regressions.interleaved_ab.Side`."""
+    """As `farm.numbers.regressions.interleaved_ab.Side`."""
 
     job: str
     bundle: BundleStub

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
+from farm.base.errors import LocalError
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_runner import DeviceRunner
@@ -19,10 +20,9 @@ from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.local_run import LocalRecords
 from farm.dispatch.messages import ProcessEnded
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.worker import Parts, Worker
-from farm.errors import LocalError
-from farm.pool.device_pool import DevicePool
-from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 

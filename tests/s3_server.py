@@ -11,7 +11,7 @@ from waiting import require_listening
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.system.processes import Child, Supervisor
+    from farm.base.processes import Child, Supervisor
 
 SECONDS = 30.0
 KEYS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "a-secret-of-this-test"}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle
-    from farm.runtime.runtime import Runtime
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
 
 WORKSPACE = "/data/local/tmp/qnn_executorch_test"
 RUNNER = Path("examples/qualcomm/executor_runner/qnn_executor_runner")
@@ -66,7 +66,7 @@ class Measured(NamedTuple):
 
 def job_of(bundle: Bundle) -> Job:
     """Return a bundle of farm as a job, all its samples with it."""
-    from farm.bundles.bundle import read_tensor
+    from farm.builds.bundles.bundle import read_tensor
 
     specs = bundle.manifest.inputs
     samples = [bundle.input_files(sample) for sample in range(bundle.manifest.samples)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from elf_maker import HASH, HEADERS, LOAD
 from heap_sdk_stub import make_sdk_with
 
-from farm.runtime.native.elf import HEXAGON
-from farm.runtime.simulator import LIBRARY, package_libraries
+from farm.builds.runtime.native.elf import HEXAGON
+from farm.builds.runtime.simulator import LIBRARY, package_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from waiting import require_listening
 
+from farm.base.processes import Child, Supervisor
 from farm.devices.device import SshAddress
-from farm.system.processes import Child, Supervisor
-from farm.virtual.tree import DeviceTree, device_properties
+from farm.devices.virtual.tree import DeviceTree, device_properties
 
 SECONDS = 20.0
 # Read before the tests take farm's variables out of the environment.

@@ -23,10 +23,11 @@ from stub_evidence import Evidence, now_s
 from stub_farm import words_of
 from stub_hosts import HostPlan
 
-from farm.cluster.agent.host_agent import HostAgent
-from farm.cluster.agent.timing import Timing
-from farm.config.settings import LeaseConfig, load_config
+from farm.base.config.settings import LeaseConfig, load_config
+from farm.base.errors import FarmError
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.cluster.agent.host_agent import HostAgent
+from farm.dispatch.cluster.agent.timing import Timing
 from farm.dispatch.messages import (
     SETTLED,
     Begin,
@@ -41,15 +42,14 @@ from farm.dispatch.messages import (
     Settle,
     ToDevice,
 )
-from farm.errors import FarmError
-from farm.request.plan import read_plan
+from farm.dispatch.request.plan import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.messages import FromDevice
-    from farm.request.plan import PlannedJob
+    from farm.dispatch.request.plan import PlannedJob
 
 
 class StubProcess:

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from stub_farm import FINE, fill_bundle
 
-from farm.bundles.cache import BundleCache
-from farm.cluster.agent import builds
-from farm.cluster.hints import Hints
-from farm.compile.protocol import BuildReply
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.compile.protocol import BuildReply
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
+from farm.dispatch.cluster.agent import builds
+from farm.dispatch.cluster.hints import Hints
 from farm.store.cluster.records import AgentFacts
 from farm.store.objects.objects import open_objects
 from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
-    from farm.compile.protocol import BuildRequest
+    from farm.builds.compile.protocol import BuildRequest
 
 TOOLCHAIN = "stub"
 VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub"}

@@ -30,17 +30,17 @@ from farm.dispatch.messages import (
     Settle,
     ToDevice,
 )
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.retries import tried
-from farm.pool.device_pool import DevicePool
-from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from farm.base.errors import FarmError
     from farm.devices.health import HealthEvent
-    from farm.errors import FarmError
     from farm.policy.situation import Lease
     from farm.store.cluster.records import ShardResult
 

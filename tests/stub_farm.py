@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec
-from farm.bundles.cache import BundleCache
-from farm.device_run.canary import canary_jobs
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.request.plan import PlannedJob
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import fired
+from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
-from farm.runtime.runtime import Runtime
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
-from farm.system.hashes import sha256_of
-from farm.virtual.boot import boot
-from farm.virtual.faults import fired
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from farm.base.processes import Supervisor
     from farm.devices.device import Device
-    from farm.system.processes import Supervisor
 
 SOC = "SM8650"
 SUITE = "stub"
@@ -74,7 +74,7 @@ class StubFarm:
     """How long a job keeps its device at least."""
     server: AdbServer
     roots: dict[str, Path]
-    """Folder of each virtual device by its serial, where faults are asked for: farm/virtual/faults.py."""
+    """Folder of each virtual device by its serial, where faults are asked for: farm/devices/virtual/faults.py."""
 
     def fired(self) -> Counter[str]:
         """Return how often each kind of fault struck so far."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from waiting import until
 
-from farm.bundles.bundle import Manifest
-from farm.cluster.ending import finish
-from farm.compile.protocol import BuildReply
+from farm.builds.bundles.bundle import Manifest
+from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.cluster.ending import finish
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import AgentDevice, AgentFacts, Build, OfferedToolchain, ShardResult
 from farm.store.protocol import PROTOCOL

@@ -23,10 +23,10 @@ from made_shards import made_terms
 from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
-from farm.bundles.cache import BundleCache
-from farm.device_run.canary import canary_jobs
+from farm.builds.bundles.cache import BundleCache
+from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
-from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
 from farm.store.protocol import PROTOCOL
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from chaos_store import Cluster
     from forked_command import Program
 
-    from farm.cluster.terms import RemoteRuntime
+    from farm.dispatch.cluster.terms import RemoteRuntime
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
 
@@ -100,7 +100,7 @@ class StubHosts:
 
     def prepare(self) -> None:
         """Upload the one runtime and the one bundle that all jobs have, and make the store. Raises FarmError."""
-        from farm.cluster.files.runtime_files import upload_runtime
+        from farm.dispatch.cluster.files.runtime_files import upload_runtime
         from farm.store.objects.bundle_archive import upload_bundle
 
         with open_store(self.url):
@@ -126,7 +126,7 @@ class StubHosts:
 
     def config(self, name: str) -> Any:
         """Return the configuration of a host, or of a person, of this name."""
-        from farm.config.settings import load_config
+        from farm.base.config.settings import load_config
 
         folder = self.home(name)
         with _environment(self.env_of(name)):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from stub_farm import EXPECTED
 
-from farm.config.settings import HealthConfig, LeaseConfig, load_config
+from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
+from farm.base.processes import Supervisor
+from farm.base.user import user_name
 from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.local_run import LocalRun
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
-from farm.pool.device_pool import DevicePool
-from farm.pool.lease_keeper import LeaseTerms
-from farm.request.plan import RunPlan
-from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

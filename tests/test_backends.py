@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recipe import ROOT, FarmCopy, recipe_code
 
-from farm.backends.registry import BACKENDS
+from farm.base.backends.registry import BACKENDS
 from farm.suites.options import parse_options
 
 # Modules that name one backend, by their file's name, and the reason.
@@ -41,7 +41,7 @@ def names(tree: ast.AST) -> set[str]:
 
 
 def test_descriptors_alone_name_a_backend() -> None:
-    own = {*BACKENDS, *(f"farm.backends.{name}" for name in BACKENDS)}
+    own = {*BACKENDS, *(f"farm.base.backends.{name}" for name in BACKENDS)}
     named = {}
     for path in sorted((ROOT / "farm").rglob("*.py")):
         if path.parent.name != "backends" and path.name not in NAMES_ONE:
@@ -63,8 +63,8 @@ def test_a_descriptor_is_complete() -> None:
 def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy:
     copy = FarmCopy.make(tmp_path_factory.mktemp("recipe"), farm_cache)
     (code,) = recipe_code("reference/backends.md", "Adding a backend")
-    (copy.folder / "farm" / "backends" / "cpu_stub.py").write_text(code, encoding="utf-8")
-    copy.insert("farm/backends/registry.py", '    "xnnpack",\n', '    "cpu_stub",\n')
+    (copy.folder / "farm" / "base" / "backends" / "cpu_stub.py").write_text(code, encoding="utf-8")
+    copy.insert("farm/base/backends/registry.py", '    "xnnpack",\n', '    "cpu_stub",\n')
     return copy
 
 

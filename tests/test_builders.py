@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 from farm.suites.op_builders import builders_in, installed_builders, suite_operators
 from farm.suites.tested_operators import native_functions, operators_in_tests
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from farm.config.devices import Endpoint, SshLogin
-from farm.config.settings import DeviceConfig, HostConfig, load_config
+from farm.base.config.devices import Endpoint, SshLogin
+from farm.base.config.settings import DeviceConfig, HostConfig, load_config
+from farm.base.errors import ConfigError, UsageError
+from farm.base.memory import usable_bytes
 from farm.devices.connect import require_named
-from farm.errors import ConfigError, UsageError
-from farm.system.memory import usable_bytes
 
 
 def test_the_nearest_file_upwards_counts_and_paths_are_relative_to_it(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from debian import apt_configuration, find_mirror, source_entry, unpack
 
-from farm.errors import MissingToolError
+from farm.base.errors import MissingToolError
 
 if TYPE_CHECKING:
     from pathlib import Path

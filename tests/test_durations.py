@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.system.durations import age_in_seconds, in_seconds
+from farm.base.durations import age_in_seconds, in_seconds
 
 
 @pytest.mark.parametrize(

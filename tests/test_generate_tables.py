@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.errors import ConfigError, IllegalTargetError
+from farm.base.errors import ConfigError, IllegalTargetError
+from farm.base.socs import find_soc
 from farm.suites.architectures import ARCHITECTURES, params_of_hugging_face
 from farm.suites.manifests import load_suite
 from farm.suites.prompts import decoder_params, expected_of, prompts_of, read_tokens, scored_of
-from farm.suites.socs import find_soc
 from farm.suites.suite import Case, plan
 
 _SIZES = "{ dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, vocab_size = 256, hidden_dim = 128 }"

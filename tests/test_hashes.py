@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.system import hashes
-from farm.system.hashes import hash_files, hash_tree
+from farm.base import hashes
+from farm.base.hashes import hash_files, hash_tree
 
 
 def sha256(content: bytes) -> str:

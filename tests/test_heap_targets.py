@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import IllegalTargetError, UsageError
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import Scan
-from farm.errors import IllegalTargetError, UsageError
-from farm.nightly.plan import command_of
-from farm.pool.fleet import Choice, choose
-from farm.request.choose import check_machine, jobs_of, select
-from farm.request.request import RunRequest
+from farm.dispatch.nightly.plan import command_of
+from farm.dispatch.pool.fleet import Choice, choose
+from farm.dispatch.request.choose import check_machine, jobs_of, select
+from farm.dispatch.request.request import RunRequest
 from farm.suites.features import Features
 
 if TYPE_CHECKING:

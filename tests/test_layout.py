@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.errors import ConfigError
-from farm.program.layout import (
+from farm.base.errors import ConfigError
+from farm.builds.program.layout import (
     Call,
     DeclaredTensor,
     LayoutError,
@@ -19,7 +19,7 @@ from farm.program.layout import (
     memory_order,
     to_memory,
 )
-from farm.program.pte import read_pte
+from farm.builds.program.pte import read_pte
 
 if TYPE_CHECKING:
     from pathlib import Path

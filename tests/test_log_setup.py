@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from farm.cli.cluster.agent import command as agent_command
-from farm.system.log_setup import (
+from farm.base.log_setup import (
     JournalFormatter,
     JsonFormatter,
     LineFormatter,
     is_journal,
     logged_to,
 )
+from farm.cli.cluster.agent import command as agent_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-LOG = logging.getLogger("farm.cluster.test")
+LOG = logging.getLogger("farm.dispatch.cluster.test")
 HOSTILE = "\x1b[2J\x1b]0;x\x07\r\n::error::not from farm \u202e"
 
 
@@ -64,7 +64,7 @@ def test_json_has_the_fields() -> None:
     told = json.loads(form.format(record(logging.INFO, "it ended", run="r1", job="s/add[SM8650]", device="phone")))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told.pop("time"))
     assert told == {
-        "level": "info", "logger": "farm.cluster.test", "agent": "h1", "run": "r1", "job": "s/add[SM8650]",
+        "level": "info", "logger": "farm.dispatch.cluster.test", "agent": "h1", "run": "r1", "job": "s/add[SM8650]",
         "device": "phone", "message": "it ended",
     }  # fmt: skip
     assert "run" not in json.loads(form.format(record(logging.INFO, "it ended")))
@@ -79,7 +79,7 @@ def test_the_journal_is_known_by_its_stream(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_log_file_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("farm.system.log_setup.FILE_BYTES", 1000)
+    monkeypatch.setattr("farm.base.log_setup.FILE_BYTES", 1000)
     logging.getLogger("farm").setLevel(logging.INFO)
     with logged_to(tmp_path / "agent.log", JsonFormatter(agent="h1")):
         for number in range(100):
@@ -109,10 +109,10 @@ def test_an_agent_logs_in_the_form_that_was_asked_for(
         f'[paths]\nstate = "{tmp_path}/state"\ncache = "{tmp_path}/cache"\n'
     )
     monkeypatch.setattr(
-        "farm.cluster.agent.host_agent.HostAgent.run",
+        "farm.dispatch.cluster.agent.host_agent.HostAgent.run",
         lambda _: LOG.warning("phone is not used for a while", extra={"device": "phone"}),
     )
-    monkeypatch.setattr("farm.cluster.agent.host_agent.stop_by_signal", lambda _: None)
+    monkeypatch.setattr("farm.dispatch.cluster.agent.host_agent.stop_by_signal", lambda _: None)
     done = CliRunner().invoke(
         agent_command, ["--name", "h1", "--log", form, "--config", str(tmp_path / "farm.toml")], catch_exceptions=False
     )

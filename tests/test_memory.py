@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from farm.system.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
+from farm.base.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
 
 MEGABYTE = 2**20
 # A child of the child that is measured takes the memory, shares it with a child of its own, and tells.

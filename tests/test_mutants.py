@@ -78,7 +78,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def test_equal_seeds_draw_equal_mutants_and_a_larger_count_keeps_those_of_a_smaller_one() -> None:
-    packages = ("store/leases", "compile/flows")
+    packages = ("store/leases", "builds/compile/flows")
     drawn = draw(ROOT, 1, 8, packages)
     assert drawn == draw(ROOT, 1, 8, packages)
     assert len({(one["file"], one["line"]) for one in drawn}) == 8

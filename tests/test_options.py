@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from executorch.backends.qualcomm.serialization import qc_schema
 
-from farm.backends.registry import BACKENDS
-from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
+from farm.base.socs import find_soc
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.options import check_options, compile_options, parse_options, runtime_flags
-from farm.suites.socs import find_soc
 from farm.suites.suite import Target, plan
 
 

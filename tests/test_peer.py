@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.system import peer
-from farm.system.peer import accept_own, accept_own_async, peer_uid
+from farm.base import peer
+from farm.base.peer import accept_own, accept_own_async, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

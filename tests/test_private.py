@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.system import private
+from farm.base import private
 
 NOBODY = 65534
 WAIT = "print('ready', flush=True); input()"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import ends, until
 
-from farm.errors import InfraError, MissingToolError
-from farm.system import processes, reaper
-from farm.system.processes import Supervisor
+from farm.base import processes, reaper
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.processes import Supervisor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ signal.pause()
 
 PARENT = """
 import signal, sys
-from farm.system import processes
-from farm.system.processes import Supervisor
+from farm.base import processes
+from farm.base.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
 print(child.process.stdout.readline().decode(), flush=True, end="")
@@ -79,8 +79,8 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
 
 GUARDED = """
 import os, signal, sys
-from farm.system import processes
-from farm.system.processes import Supervisor
+from farm.base import processes
+from farm.base.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
 print(processes._link._process.pid, child.process.stdout.readline().decode(), flush=True)
@@ -128,8 +128,8 @@ def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
 
 FOREGROUND = """
 import signal
-from farm.system import processes
-from farm.system.processes import Supervisor
+from farm.base import processes
+from farm.base.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn(["/bin/sleep", "600"], name="shell", foreground=True)
 print(processes._link._process.pid, child.pid, flush=True)
@@ -247,7 +247,7 @@ def test_streams_and_environment(tmp_path: Path) -> None:
 def test_a_reaper_that_was_killed_is_replaced() -> None:
     script = """
 import os, signal, subprocess, sys
-from farm.system import processes
+from farm.base import processes
 supervisor = processes.Supervisor()
 first = supervisor.spawn(["/bin/sleep", "600"], name="first")
 reaper = processes._link._process
@@ -306,8 +306,8 @@ def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
 
 LATE_PARENT = """
 import os, signal
-from farm.system import processes
-from farm.system.processes import Supervisor
+from farm.base import processes
+from farm.base.processes import Supervisor
 supervisor = Supervisor()
 supervisor.spawn(["/bin/true"], name="first").process.wait()
 watcher = processes._link._process.pid

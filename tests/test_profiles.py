@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
-from farm.suites.socs import check_target, find_soc, load_socs
+from farm.base.errors import ConfigError, IllegalTargetError, UnknownNameError
+from farm.base.socs import check_target, find_soc, load_socs
 
 _TABLE = """
 import json

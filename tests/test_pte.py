@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import run_program
 
-from farm.errors import ConfigError
-from farm.program.pte import QnnOptions, Value, read_pte
+from farm.base.errors import ConfigError
+from farm.builds.program.pte import QnnOptions, Value, read_pte
 
 # ExecuTorch's own readers, in a process that may import torch.
 OFFICIAL = """
@@ -187,6 +187,7 @@ def test_any_changed_program_is_read_or_refused(models: Path, tmp_path: Path, da
 
 def test_reading_needs_no_torch(models: Path, tmp_path: Path) -> None:
     shutil.copy(models / "conv.pte", tmp_path)
-    code = "import sys; from pathlib import Path; from farm.program.pte import read_pte; read_pte(Path('conv.pte'));"
+    code = "import sys; from pathlib import Path; from farm.builds.program.pte import read_pte;"
+    code += "read_pte(Path('conv.pte'));"
     code += "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0

@@ -9,8 +9,8 @@ from typing import IO
 
 import pytest
 
-from farm.errors import InfraError
-from farm.system.publish import own_folder, published, sweep_own, without_owner
+from farm.base.errors import InfraError
+from farm.base.publish import own_folder, published, sweep_own, without_owner
 
 
 def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path: Path) -> 
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from farm.system.publish import published\n"
+        "from farm.base.publish import published\n"
         "def fill(folder):\n"
         "    (folder / 'half').touch()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -86,7 +86,7 @@ def test_a_folder_of_ones_own_goes_with_its_process_and_not_before(tmp_path: Pat
     program = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from farm.system.publish import own_folder\n"
+        "from farm.base.publish import own_folder\n"
         "with own_folder(Path(sys.argv[1]), sys.argv[2]) as folder:\n"
         "    (folder / 'file').touch()\n"
         "    print('made', flush=True)\n"
@@ -118,7 +118,7 @@ def test_a_folder_whose_lock_was_taken_for_left_over_has_one_all_the_same(
             sweep_own(tmp_path)
         flock(file, how)
 
-    monkeypatch.setattr("farm.system.publish.fcntl.flock", sweep_first)
+    monkeypatch.setattr("farm.base.publish.fcntl.flock", sweep_first)
     with own_folder(tmp_path, "one"):
         assert swept
         assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.lock"]

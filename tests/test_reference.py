@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.config.variables import QNN_PATHS, VARIABLES
-from farm.errors import InfraError, NothingSelectedError, UsageError
+from farm.base.config.variables import QNN_PATHS, VARIABLES
+from farm.base.errors import InfraError, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.config.retention import KeepReason, Rules, RunFacts, age_ms, decide
+from farm.base.config.retention import KeepReason, Rules, RunFacts, age_ms, decide
 
 DAY = 86_400_000
 NOW = 1_000 * DAY

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.config.settings import load_config
-from farm.config.shared import read_artifacts
-from farm.errors import ConfigError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.config.shared import read_artifacts
+from farm.base.errors import ConfigError, UsageError
 
 POSTGRESQL = 'store = "postgresql://farm@db.lab/farm"\n'
 

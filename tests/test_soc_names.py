@@ -12,21 +12,21 @@ from click.testing import CliRunner
 from farm_home import FarmHome
 from shared_rows import facts
 
+from farm.base import socs
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import ConfigError, UnknownNameError
+from farm.base.resources import data_folder
+from farm.base.socs import find_soc, is_soc, load_socs, set_like
 from farm.cli.setup.suites import socs_command
-from farm.cluster.agent.host_devices import described
-from farm.cluster.client.devices import Wanted
-from farm.cluster.client.devices import choose as choose_of_agents
-from farm.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import Scan
 from farm.devices.identity import read_soc
-from farm.errors import ConfigError, UnknownNameError
-from farm.pool.fleet import Choice, choose
-from farm.pool.inventory import DeviceRow, find_rows
+from farm.dispatch.cluster.agent.host_devices import described
+from farm.dispatch.cluster.client.devices import Wanted
+from farm.dispatch.cluster.client.devices import choose as choose_of_agents
+from farm.dispatch.pool.fleet import Choice, choose
+from farm.dispatch.pool.inventory import DeviceRow, find_rows
 from farm.store.store import open_store
-from farm.suites import socs
-from farm.suites.socs import find_soc, is_soc, load_socs, set_like
-from farm.system.resources import data_folder
 
 PHONE = Device(serial="a1", soc="", kind="hardware", build="", address=AdbAddress(5037), product="")
 

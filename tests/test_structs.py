@@ -9,10 +9,10 @@ import sys
 _CODE = """
 import threading
 import msgspec
-from farm.cluster.terms import WorkTerms
-from farm.request.plan import RunPlan
+from farm.dispatch.cluster.terms import WorkTerms
+from farm.dispatch.request.plan import RunPlan
 from farm.store.cluster.records import HeldShard
-from farm.system.structs import prepare_decoders
+from farm.base.structs import prepare_decoders
 
 assert prepare_decoders() > 50
 together = threading.Barrier(8)

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 import farm.suites.manifests
-from farm.bundles.source import source_digest
-from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
+from farm.base.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
+from farm.base.socs import find_soc
+from farm.builds.bundles.source import source_digest
 from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite, resolve_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import Case, Expectation, Target, plan
 
 MANIFEST = """
@@ -453,7 +453,7 @@ def test_the_shipped_suites_have_what_they_promise() -> None:
 def test_listing_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom farm.suites.suite import plan\nfrom farm.suites.manifests import find_suites, resolve_suite\n"
-        "from farm.suites.socs import find_soc\n"
+        "from farm.base.socs import find_soc\n"
         "plan([resolve_suite('quantized_ops', find_suites())], [find_soc('SM8650')], 'htp')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'executorch', 'numpy')))"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.system.text import count_of, json_document, one_line, plain_json, spelled, visible
+from farm.base.text import count_of, json_document, one_line, plain_json, spelled, visible
 
 HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\u200bf\U000e0041g\x7fh\u3164"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farm.bundles.source import named_files, source_digest
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
+from farm.builds.bundles.source import named_files, source_digest
 from farm.suites.accuracy.asked import asked_of, most_told, rolling_windows, told_choice
 from farm.suites.accuracy.questions import WrittenQuestion, written_questions
 from farm.suites.accuracy.task_format import read_task

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from users import User
 
-SAY = "from farm.config.settings import load_config; print(load_config().sdk_root)"
+SAY = "from farm.base.config.settings import load_config; print(load_config().sdk_root)"
 HOSTILE = '[qnn]\nsdk_root = "/his/sdk"\n'
 OWN = '[qnn]\nsdk_root = "/own/sdk"\n'
 
@@ -180,8 +180,8 @@ BUNDLE = "ab" * 32
 LOOK_UP = """
 import sys
 from pathlib import Path
-from farm.bundles.cache import BundleCache
-from farm.errors import UntrustedError
+from farm.builds.bundles.cache import BundleCache
+from farm.base.errors import UntrustedError
 try:
     print(BundleCache(Path(sys.argv[1])).lookup(sys.argv[2]) is not None)
 except UntrustedError as error:
@@ -190,9 +190,9 @@ except UntrustedError as error:
 BUILD = """
 import sys
 from pathlib import Path
-from farm.bundles.bundle import MANIFEST, MODEL, Manifest
-from farm.system.hashes import sha256_of
-from farm.bundles.cache import BundleCache
+from farm.builds.bundles.bundle import MANIFEST, MODEL, Manifest
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.cache import BundleCache
 import msgspec
 
 def fill(folder):

@@ -20,11 +20,11 @@ from forked_command import command, start
 from programs import require_code
 from waiting import until
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
+from farm.devices.virtual.boot import attach_device, start_device
+from farm.devices.virtual.tree import BUILDS
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
-from farm.virtual.boot import attach_device, start_device
-from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

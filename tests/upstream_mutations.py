@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation(
         "LPAI's words are those of ExecuTorch",
         "tests/test_options.py::test_words_are_those_of_executorch",
-        "farm/backends/lpai.py",
+        "farm/base/backends/lpai.py",
         '{"real_time": 1, "non_real_time": 2}',
         '{"real_time": 2, "non_real_time": 1}',
         "the words of LPAI have each other's numbers",
@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation(
         "options at run time: fps, ftrt_ratio and the others",
         "tests/test_options.py::test_options_go_to_the_compiler_or_to_the_runner_as_numbers",
-        "farm/backends/lpai.py",
+        "farm/base/backends/lpai.py",
         '**_options("run", "lpai_")',
         '**_options("compile", "lpai_")',
         "lpai_fps and lpai_client_perf_type are compiled in",
@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation(
         "direct mode: domain_id 0, audio DSP, for LPAI",
         "tests/runtime/test_file_lists.py::test_direct_mode_runs_jobs_one_by_one",
-        "farm/backends/lpai.py",
+        "farm/base/backends/lpai.py",
         "direct_domain=0",
         "direct_domain=3",
         "domain_id is 3 for LPAI, expected 0",
@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation(
         "direct mode is for the DSPs",
         "tests/runtime/test_file_lists.py::test_direct_mode_is_for_the_dsps",
-        "farm/runtime/device_files.py",
+        "farm/builds/runtime/device_files.py",
         "    if not backend.direct_library:\n",
         "    if backend.direct_library is None:\n",
         "GPU is not refused: its files are looked for",
@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         "the skel is signed, by a script",
         "tests/runtime/test_signing.py::test_it_is_signed_recorded_and_staged",
-        "farm/runtime/signing/sign.py",
+        "farm/builds/runtime/signing/sign.py",
         "output_sha256=sha256_of(made)",
         "output_sha256=sha256_of(source or made)",
         "the record has the hash of the unsigned skel",
@@ -94,7 +94,7 @@ MUTATIONS = (
     Mutation(
         "SimpleADB asks for the DSP's log (.farf)",
         "tests/execution/test_session.py::test_the_dsp_logs_for_the_runner_that_has_a_skel",
-        "farm/execution/workspace.py",
+        "farm/devices/execution/workspace.py",
         '{PurePosixPath(runtime.runner).name}.farf"',
         '{PurePosixPath(runtime.runner).name}.log"',
         "no serve_stub.py.farf beside the runner",
@@ -102,7 +102,7 @@ MUTATIONS = (
     Mutation(
         "bool, int and text reach get_runtime_spec",
         "tests/test_options.py::test_xnnpack_gets_a_number_a_switch_and_a_text",
-        "farm/backends/xnnpack.py",
+        "farm/base/backends/xnnpack.py",
         '"per_model": 1, "global": 2',
         '"per_model": 2, "global": 1',
         "one of the two option sets is left",
@@ -202,7 +202,7 @@ MUTATIONS = (
     Mutation(
         "several inputs in any order",
         "tests/compile/test_debug.py::test_several_inputs_in_another_order_keep_their_handles",
-        "farm/compile/debug/compiler.py",
+        "farm/builds/compile/debug/compiler.py",
         'write_tensors(bundle / INPUTS, "input", [inputs],',
         'write_tensors(bundle / INPUTS, "input", [inputs[::-1]],',
         "the reference of the sigmoid's layer is far from the simulator's value",
@@ -211,7 +211,7 @@ MUTATIONS = (
     Mutation(
         "operators ahead of time",
         "tests/compile/test_debug.py::test_a_layer_has_its_module_its_line_and_operators_ahead_of_time_and_at_run_time",
-        "farm/compile/debug/reference.py",
+        "farm/builds/compile/debug/reference.py",
         "_OPERATOR.fullmatch(str(source.target)) else last",
         "not last else last",
         "the node's edge operator with its whole schema stands ahead of time",
@@ -220,7 +220,7 @@ MUTATIONS = (
     Mutation(
         "debug handles: what a layer's tensor is",
         "tests/compile/test_debug.py::test_a_layer_says_what_its_tensor_is",
-        "farm/compile/debug/reference.py",
+        "farm/builds/compile/debug/reference.py",
         "(most - least).bit_length()",
         "(most - least).bit_length() + 1",
         "the dtype is uint9, expected uint8",
@@ -229,7 +229,7 @@ MUTATIONS = (
     Mutation(
         "six files more are signed for direct mode",
         "tests/cli/test_sign.py::test_all_that_upstreams_build_signed_is_adopted_by_one_command",
-        "farm/runtime/signing/sign.py",
+        "farm/builds/runtime/signing/sign.py",
         "    for part, path in there:\n        adopt(part.path, path)\n",
         "    for part, path in there[:1]:\n        adopt(part.path, path)\n",
         "the skel alone is adopted, expected six files more with their records",
@@ -237,7 +237,7 @@ MUTATIONS = (
     Mutation(
         "direct mode: the runner's times",
         "tests/execution/test_one_shot.py",
-        "farm/execution/one_shot.py",
+        "farm/devices/execution/one_shot.py",
         "mean = float(total[1]) / lines",
         "mean = float(total[1])",
         "6 ms for an inference of 2 ms",

@@ -11,12 +11,12 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from farm.system.hashes import CLOCK_STEP_NS
+from farm.base.hashes import CLOCK_STEP_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.system.processes import Child
+    from farm.base.processes import Child
 
 _T = TypeVar("_T")
 # A short wait costs milliseconds; a long one leaves the processors to the processes under test.

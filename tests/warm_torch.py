@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
-from farm.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
-from farm.runtime.simulator import TARGET, host_sdk
+from farm.builds.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
+from farm.builds.runtime.simulator import TARGET, host_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,9 +41,10 @@ COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""
 
 # The words of each command. A builder has more where folders of its toolchain are traced, from the first import on.
-_MODULES = {"farm.compile.builder": 6, "farm.compile.debug.debugger": 4}
+_MODULES = {"farm.builds.compile.builder": 6, "farm.builds.compile.debug.debugger": 4}
 _READ_AT_START = ("GLIBC_", "LD_", "MKL_", "OMP_", "PYTHON", "QNN_")
-_PRELOADED = ("torch", "farm.compile.flows.qualcomm", "farm.compile.flows.xnnpack", "farm.compile.flows.compiler")
+_FLOWS = "farm.builds.compile.flows"
+_PRELOADED = ("torch", f"{_FLOWS}.qualcomm", f"{_FLOWS}.xnnpack", f"{_FLOWS}.compiler")
 _MESSAGE_BYTES, _MOST_DESCRIPTORS = 2**18, 16
 _START_S = 300.0
 # Fields of /proc/self/stat behind the name: where the arguments and the environment of a process begin and end.
@@ -61,7 +62,7 @@ class WarmTorch(NamedTuple):
     owner: int
 
     def subprocess(self, *, traced: bool = False) -> SimpleNamespace:
-        """Return a stand-in for the module `subprocess` of farm.system.processes that forks compiler processes.
+        """Return a stand-in for the module `subprocess` of farm.base.processes that forks compiler processes.
 
         With `traced`, builders that trace are forks as well: the process has imported nothing of their folders.
         """
@@ -69,7 +70,7 @@ class WarmTorch(NamedTuple):
         def start(words: Sequence[str], **options: Any) -> Any:
             env = options["env"]
             is_known = list(words[:2]) == [sys.executable, "-m"] and _MODULES.get(words[2]) == len(words)
-            if traced and list(words[1:3]) == ["-m", "farm.compile.builder"]:
+            if traced and list(words[1:3]) == ["-m", "farm.builds.compile.builder"]:
                 is_known, env = True, {name: value for name, value in env.items() if name != "PYTHONPATH"}
             if is_known and (connection := self._connect(self._environment(env))):
                 return ForkedProcess(connection, words, options)
@@ -222,9 +223,9 @@ session: WarmTorch | None = None
 
 def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     """Run a script that imports torch in a folder, and return its output. Raises AssertionError when it fails."""
-    from farm.config.settings import load_config
-    from farm.toolchains.interpreters import process_environment
-    from farm.toolchains.prepare import prepare
+    from farm.base.config.settings import load_config
+    from farm.builds.toolchains.interpreters import process_environment
+    from farm.builds.toolchains.prepare import prepare
 
     tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache), note=lambda _line: None)
     env = {**process_environment(tools.compiler.env), **_SAME_EACH_TIME, **_ONE_THREAD, "FARM_CACHE_DIR": str(cache)}
@@ -347,7 +348,7 @@ def main(path: str, owner: str, libraries: str, _padding: str) -> None:
         importlib.import_module(name)
     import torch
 
-    from farm.compile.forking import is_single_threaded, warm_up
+    from farm.builds.compile.forking import is_single_threaded, warm_up
 
     torch.set_num_threads(1)
     warm_up()

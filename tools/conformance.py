@@ -69,7 +69,7 @@ def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
         return
     from lpai_sdk_stub import make_stub_sdk
 
-    from farm.config.settings import load_config
+    from farm.base.config.settings import load_config
 
     with tempfile.TemporaryDirectory(prefix="lpai-stub-") as folder:
         sdk = make_stub_sdk(Path(folder, "stub-sdk"), load_config().cache_dir)

@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.program.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
+from farm.builds.program.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ Made by tools/{tool}: do not edit.
 
 from __future__ import annotations
 
-from farm.program.flatbuffer import Slot
+from farm.builds.program.flatbuffer import Slot
 
 '''
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.config.settings import load_config  # noqa: E402 - also where farm is not installed
-from farm.runtime.simulator import host_sdk  # noqa: E402
+from farm.base.config.settings import load_config  # noqa: E402 - also where farm is not installed
+from farm.builds.runtime.simulator import host_sdk  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
 from farm.suites.suite import Target  # noqa: E402
 
@@ -50,8 +50,8 @@ def rules_of(cases: list[Case]) -> dict[str, dict[str, list[str]]]:
     """Return the operators of each case as LPAI's quantizer sees them, and the precisions that it quantizes it in."""
     import torch
 
-    from farm.compile.flows.factory import make_inputs, make_module
-    from farm.compile.flows.qualcomm import quantizer_of
+    from farm.builds.compile.flows.factory import make_inputs, make_module
+    from farm.builds.compile.flows.qualcomm import quantizer_of
 
     found = {}
     for case in cases:

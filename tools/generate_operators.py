@@ -25,9 +25,9 @@ sys.path[:0] = [str(ROOT)]
 import torch  # noqa: E402
 from upstream_tests import modules_of_tests  # noqa: E402
 
-from farm.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
-from farm.compile.flows.factory import make_inputs, make_module  # noqa: E402
-from farm.config.settings import load_config  # noqa: E402
+from farm.base.config.settings import load_config  # noqa: E402
+from farm.builds.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
+from farm.builds.compile.flows.factory import make_inputs, make_module  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
 from farm.suites.suite import Case  # noqa: E402
 from farm.suites.tested_operators import native_functions, operators_in_tests, plain_name  # noqa: E402

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     Mutant = dict[str, Any]
 
-PACKAGES = ("results", "run", "pool", "store/leases", "cluster", "regressions", "bundles", "suites", "compile/flows")
+PACKAGES = (
+    "results", "dispatch/run", "dispatch/pool", "store/leases", "dispatch/cluster", "numbers/regressions",
+    "builds/bundles", "suites", "builds/compile/flows",
+)  # fmt: skip
 """Parts of farm/ that get mutants."""
 SWAPS = {
     "Eq": ("==", "!="), "NotEq": ("!=", "=="), "Lt": ("<", "<="), "LtE": ("<=", "<"), "Gt": (">", ">="),

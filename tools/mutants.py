@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from mutant_sites import Mutant
 
-SPOILING = ("bundles", "compile/flows")
+SPOILING = ("builds/bundles", "builds/compile/flows")
 """Packages whose mutants may leave damaged entries in the cache."""
 STATES = ("killed", "survived", "timed out", "not covered", "stale")
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from farm import errors
+from farm.base import errors
+from farm.base.config.settings import Config, _FarmToml
+from farm.base.config.toolchains import ToolchainTable
+from farm.base.config.variables import QNN_PATHS, VARIABLES
 from farm.cli.main import cli
-from farm.config.settings import Config, _FarmToml
-from farm.config.toolchains import ToolchainTable
-from farm.config.variables import QNN_PATHS, VARIABLES
 from farm.report.model.status import exit_meaning
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def heap_variables() -> Iterator[dict[str, str]]:
     """Give what farm needs in its environment for a DSP whose heap counts: a stub of an SDK, deleted afterwards."""
     from heap_sdk_stub import make_heap_sdk
 
-    from farm.config.settings import load_config
+    from farm.base.config.settings import load_config
 
     with tempfile.TemporaryDirectory(prefix="heap-stub-") as folder:
         yield {"QNN_SDK_ROOT": str(make_heap_sdk(Path(folder, "stub-sdk"), load_config().cache_dir))}

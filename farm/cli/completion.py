@@ -24,7 +24,7 @@ from click.shell_completion import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 VARIABLE = "_FARM_COMPLETE"
 """The shells' functions ask with it."""
@@ -113,7 +113,7 @@ class _Asked(NamedTuple):
 
     @property
     def config(self) -> Config:
-        from farm.config.settings import load_config
+        from farm.base.config.settings import load_config
 
         return load_config(self.context.params.get("config_file"))
 
@@ -129,7 +129,7 @@ class _Asked(NamedTuple):
 
 
 def _socs(_asked: _Asked) -> Iterable[str]:
-    from farm.system.resources import data_folder
+    from farm.base.resources import data_folder
 
     return sorted(path.stem for path in data_folder("device_profiles").glob("*.toml"))
 
@@ -178,7 +178,7 @@ def _toolchains(asked: _Asked) -> Iterable[str]:
 
 
 def _environments(asked: _Asked) -> Iterable[str]:
-    from farm.toolchains.environments import about, environments_folder
+    from farm.builds.toolchains.environments import about, environments_folder
 
     for folder in environments_folder(asked.config.cache_dir).glob("*"):
         if (made := about(folder)) is not None:
@@ -194,25 +194,25 @@ def _lines(asked: _Asked) -> Iterable[str]:
 
 
 def _backends(_asked: _Asked) -> Iterable[str]:
-    from farm.backends.registry import BACKENDS
+    from farm.base.backends.registry import BACKENDS
 
     return BACKENDS
 
 
 def _precisions(_asked: _Asked) -> Iterable[str]:
-    from farm.suites.socs import PRECISIONS
+    from farm.base.socs import PRECISIONS
 
     return PRECISIONS
 
 
 def _targets(_asked: _Asked) -> Iterable[str]:
-    from farm.runtime.native.targets import TARGETS
+    from farm.builds.runtime.native.targets import TARGETS
 
     return TARGETS
 
 
 def _fault_kinds(_asked: _Asked) -> Iterable[str]:
-    from farm.virtual.faults import FaultKind
+    from farm.devices.virtual.faults import FaultKind
 
     return FaultKind
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm import __version__
+from farm.base.errors import FarmError, InfraError
 from farm.cli.options import SuggestingGroup, with_numbers
-from farm.errors import FarmError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from farm.errors import UnknownNameError, UsageError
-from farm.system.durations import LONGEST_S, in_seconds
+from farm.base.durations import LONGEST_S, in_seconds
+from farm.base.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,16 +14,16 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from farm.errors import UsageError
+from farm.base.atomic import replacing
+from farm.base.errors import UsageError
+from farm.base.text import json_document, one_line, visible
 from farm.report.terminal.layout import UNBOUNDED
-from farm.system.atomic import replacing
-from farm.system.text import json_document, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -36,7 +36,7 @@ def opened(
     config_file: Path | None, *, readonly: bool = False, existing: bool = False
 ) -> Iterator[tuple[Config, Store]]:
     """Yield the configuration and its store, as `open_store` opens it."""
-    from farm.config.settings import load_config
+    from farm.base.config.settings import load_config
     from farm.store.store import open_store
 
     config = load_config(config_file)
@@ -98,8 +98,8 @@ _verbose = threading.Event()
 
 def be_verbose() -> None:
     """Say from now on what a command works with, and when it says what."""
-    from farm.config import settings
-    from farm.config.store_address import shown_address
+    from farm.base.config import settings
+    from farm.base.config.store_address import shown_address
 
     _verbose.set()
     seen = set()

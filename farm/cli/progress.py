@@ -8,16 +8,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from farm.base.text import REASON_LIMIT, one_line, visible
 from farm.cli.output import echo, notice
 from farm.report.model.format import duration, plural
-from farm.system.text import REASON_LIMIT, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console, RenderableType
 
-    from farm.compile.protocol import BuildReply
+    from farm.builds.compile.protocol import BuildReply
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "infra": "INFRA", "skipped": "skipped", "known issue": "known issue"}
 _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped": "dim", "known issue": "yellow"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from farm.errors import UnknownNameError
+from farm.base.errors import UnknownNameError
 
 
 def refusal(error: click.ClickException) -> str:

@@ -1,1 +1,1 @@
-"""How a device is reached, by adb, SSH or as this machine; who and how it is; how it is brought back."""
+"""Devices by adb, SSH or as this machine: identity, health, recovery, sessions, virtual devices."""

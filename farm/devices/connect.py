@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from farm.base.errors import ConfigError, InfraError, UnknownNameError
 from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
 from farm.devices.stub.transport import StubAddress, StubTransport
-from farm.errors import ConfigError, InfraError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.config.devices import SshLogin
-    from farm.config.settings import Config
+    from farm.base.config.devices import SshLogin
+    from farm.base.config.settings import Config
     from farm.devices.device import Device
     from farm.devices.transport import Transport
 

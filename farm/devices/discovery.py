@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from farm.base.errors import ConfigError, DeviceError, InfraError
 from farm.devices.adb.host import AdbHost, is_relayed
 from farm.devices.adb.names import SERIAL_VARIABLE, adb_target, named_device
 from farm.devices.adb.server import ordinary_server, outdated
@@ -20,15 +21,14 @@ from farm.devices.hosts import reach_server
 from farm.devices.identity import identify
 from farm.devices.ssh.config import ssh_address
 from farm.devices.text import clean_text
-from farm.errors import ConfigError, DeviceError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from farm.config.settings import Config, DeviceConfig, HostConfig
+    from farm.base.config.settings import Config, DeviceConfig, HostConfig
+    from farm.base.processes import Supervisor
     from farm.devices.adb.host import Attached
     from farm.devices.adb.server import AdbServer
-    from farm.system.processes import Supervisor
 
 # Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
 _MOST_AT_ONCE = 16

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm.base.errors import InfraError
+from farm.base.processes import ending
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server
 from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.ssh.config import ssh_address
-from farm.errors import InfraError
-from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.config.devices import HostConfig, SshLogin
+    from farm.base.config.devices import HostConfig, SshLogin
+    from farm.base.processes import Child, Supervisor
     from farm.devices.device import Device
-    from farm.system.processes import Child, Supervisor
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0

@@ -6,12 +6,12 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Literal
 
+from farm.base.errors import DeviceError
+from farm.base.ids import NAME
+from farm.base.socs import SOC_NAME, profile_name, reported_profile
 from farm.devices.connect import transport_to
 from farm.devices.device import Device, SshAddress
 from farm.devices.text import clean_text
-from farm.errors import DeviceError
-from farm.suites.socs import SOC_NAME, profile_name, reported_profile
-from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from farm.devices.device import DeviceAddress

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from farm.errors import DeviceTimeoutError
+from farm.base.errors import DeviceTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -10,10 +10,10 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from farm.config.devices import POWER_SERIAL
+from farm.base.config.devices import POWER_SERIAL
+from farm.base.errors import DeviceError, DeviceTimeoutError
+from farm.base.processes import ending
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceTimeoutError
-from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from farm.devices.device import Device, PowerCommand

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.devices.connect import open_transport
 from farm.devices.identity import TELL_BOOT, identify
 from farm.devices.power import cycle_power
 from farm.devices.text import clean_text
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
-from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

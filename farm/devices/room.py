@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.system.text import count_of
+from farm.base.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from farm.base.errors import DeviceError
 from farm.devices.identity import TELL_BOOT
 from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
-from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.config.settings import HealthConfig
+    from farm.base.config.settings import HealthConfig
     from farm.devices.transport import Transport
 
 # dumpsys waits for the service, which answers at once unless the device is in trouble.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.system.text import spelled
+from farm.base.text import spelled
 
 # How the C libraries of Android and Linux say ENOSPC and EDQUOT.
 _FULL = ("no space left on device", "quota exceeded")

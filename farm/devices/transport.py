@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.base.errors import DeviceError, DeviceTimeoutError, UsageError
+from farm.base.text import count_of
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceTimeoutError, UsageError
-from farm.system.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Dispatcher for the devices of a host: job sources, device runners, device processes, result log."""
+"""Jobs brought to devices: dispatcher, job sources, device processes, result log, and the commands that use them."""

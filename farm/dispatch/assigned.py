@@ -7,12 +7,12 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.base.text import bounded_log, reason_line
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from farm.dispatch.job_source import Prepared
-    from farm.request.plan import PlannedJob
+    from farm.dispatch.request.plan import PlannedJob
     from farm.store.cluster.records import HeldShard, ShardJob
 
 MOST_SHARDS = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from farm.base.errors import FarmError
 from farm.dispatch.messages import SETTLED, JobReturned, ProcessEnded, Settle
-from farm.errors import FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,15 +30,15 @@ from farm.dispatch.messages import (
     ToDevice,
     frame,
 )
+from farm.dispatch.request.plan import read_plan
 from farm.dispatch.worker import Outcome, Returned, Worker
-from farm.request.plan import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.devices.health import HealthEvent
     from farm.dispatch.messages import FromDevice
-    from farm.request.plan import RunPlan
+    from farm.dispatch.request.plan import RunPlan
 
 _READ_BYTES = 1 << 16
 

@@ -15,6 +15,8 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from farm.base.errors import FarmError, UnreadableRowError
+from farm.base.text import reason_line
 from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, own_fault
 from farm.dispatch.device_link import DeviceLink
 from farm.dispatch.feed import Feed
@@ -29,9 +31,7 @@ from farm.dispatch.messages import (
     ProcessEnded,
     ProcessTimes,
 )
-from farm.errors import FarmError, UnreadableRowError
 from farm.store.cluster.records import ShardResult
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from farm.devices.device import Device

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farm.dispatch.assigned import AssignedJobs, AssignedShard
     from farm.dispatch.device_link import DeviceLink
     from farm.dispatch.messages import ToDevice
-    from farm.request.plan import RunPlan
+    from farm.dispatch.request.plan import RunPlan
     from farm.store.cluster.records import HeldShard
 
 

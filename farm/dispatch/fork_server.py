@@ -2,7 +2,7 @@
 
 `ForkServer` is the dispatcher's end. The server is this module as a program: it has one thread, and exits when the
 dispatcher's end of its socket is closed. A device process is in a session of its own, and is killed by the kernel when
-the dispatcher has exited (farm.system.lifeline).
+the dispatcher has exited (farm.base.lifeline).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from farm.system.lifeline import Lifeline
+from farm.base.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from farm.system.processes import Child, Supervisor
+    from farm.base.processes import Child, Supervisor
 
 SERVER_NAME, PROCESS_NAME = "farm-forks", "farm-device"
 """Names in `ps -o comm`."""
@@ -122,9 +122,9 @@ class ForkServer:
 
 def _serve(control: socket.socket) -> None:
     """Answer requests until the other end of `control` is closed."""
+    from farm.base.structs import prepare_decoders
     from farm.devices.adb import transport  # noqa: F401 - imported once for all forks
     from farm.dispatch import device_process  # noqa: F401
-    from farm.system.structs import prepare_decoders
 
     _take_name(SERVER_NAME)
     prepare_decoders()
@@ -178,8 +178,8 @@ def _be_device_process(streams: list[int], say_ready: int) -> NoReturn:
         os.dup2(stderr, 1)
         os.close(stderr)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        from farm.base import processes
         from farm.dispatch.device_process import serve
-        from farm.system import processes
 
         serve(stdin, stdout)
         processes.close()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.messages import DeviceProcess
-    from farm.errors import FarmError
+    from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.policy.situation import Lease
-    from farm.request.plan import PlannedJob, RunPlan
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.errors import LeaseLostError
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Prepared
-from farm.errors import LeaseLostError
 from farm.policy.retries import avoided
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
@@ -20,16 +20,16 @@ from farm.store.cluster.records import HeldShard, ShardJob
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.device_runner import DeviceRunner
     from farm.dispatch.job_source import Host
+    from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
-    from farm.errors import FarmError
+    from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.policy.retries import Tried
-    from farm.pool.device_pool import DevicePool
-    from farm.request.plan import PlannedJob, RunPlan
     from farm.results.attempt import Attempt
     from farm.store.cluster.records import ShardResult
 

@@ -6,27 +6,27 @@ import math
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.base.errors import LeaseLostError, RowRefusedError
+from farm.base.threads import noticing_deaths
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.errors import LeaseLostError, RowRefusedError
-from farm.system.threads import noticing_deaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.fork_server import ForkServer
+    from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
-    from farm.errors import FarmError
+    from farm.dispatch.request.plan import RunPlan
     from farm.policy.situation import Lease
-    from farm.pool.device_pool import DevicePool
-    from farm.request.plan import RunPlan
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
     from farm.store.store import Store
 

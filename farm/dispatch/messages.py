@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from farm.base.clock import now_s
 from farm.devices.connect import from_plain
 from farm.devices.health import HealthEvent
+from farm.dispatch.request.plan import PlannedJob
 from farm.policy.retries import Tried
-from farm.request.plan import PlannedJob
 from farm.results.attempt import Attempt
 from farm.store.records import ArtifactRecord
-from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.base.errors import InfraError
+from farm.base.logs import end_of_log
+from farm.base.processes import ending
+from farm.base.reaper import read_stat
 from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, frame
-from farm.errors import InfraError
-from farm.system.logs import end_of_log
-from farm.system.processes import ending
-from farm.system.reaper import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from farm.compile.protocol import BuildReply
+    from farm.builds.compile.protocol import BuildReply
 
 
 class ProgressListener(Protocol):

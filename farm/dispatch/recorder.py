@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from farm.devices.health import HealthEvent
-from farm.errors import (
+from farm.base.errors import (
     ArtifactLostError,
     ArtifactsError,
     FarmError,
@@ -21,8 +20,9 @@ from farm.errors import (
     StoreError,
     StoreLostError,
 )
+from farm.base.text import reason_line
+from farm.devices.health import HealthEvent
 from farm.report.model.format import plural
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

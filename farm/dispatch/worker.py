@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.device_run.builds import await_reply
-from farm.device_run.device_worker import DeviceWorker
-from farm.device_run.executor import Executor
+from farm.base.errors import LocalError
+from farm.base.structs import prepare_decoders
+from farm.dispatch.device_run.builds import await_reply
+from farm.dispatch.device_run.device_worker import DeviceWorker
+from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.messages import Grant
-from farm.errors import LocalError
 from farm.policy.retries import Tried, classify, is_open, needs_health_check, settle, tried, unfit
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.system.structs import prepare_decoders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from farm.devices.health import HealthEvent
-    from farm.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
 
 _POLL_SECONDS = 1.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

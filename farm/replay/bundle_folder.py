@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE, read_tensor
-from farm.bundles.key import HOST_CPU
-from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import find_backend
+from farm.base.socs import find_soc
+from farm.base.text import one_line
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE, read_tensor
+from farm.builds.bundles.key import HOST_CPU
+from farm.builds.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
+from farm.builds.runtime.parts import library
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
+from farm.builds.runtime.runtime import domain_flag
+from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
-from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
-from farm.runtime.parts import library
-from farm.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
-from farm.runtime.runtime import domain_flag
 from farm.suites.options import runtime_flags
-from farm.suites.socs import find_soc
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.bundles.bundle import Bundle, Manifest, TensorSpec
-    from farm.runtime.parts import RuntimePart
+    from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
+    from farm.builds.runtime.parts import RuntimePart
     from farm.suites.suite import Target
 
 README = "README.md"

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import DEFAULT_BACKEND
-from farm.bundles.cache import BundleCache
-from farm.bundles.reuse import find_bundles_for
-from farm.device_run.canary import canary_job
-from farm.device_run.device_worker import DeviceWorker
+from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.base.errors import UnknownNameError
+from farm.base.processes import Supervisor
+from farm.base.publish import own_folder
+from farm.base.socs import find_soc, load_socs, no_profile
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.reuse import find_bundles_for
 from farm.devices.discovery import ABSENT, scan_all
-from farm.errors import UnknownNameError
+from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.device_worker import DeviceWorker
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
+from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.situation import Priority
-from farm.pool.device_pool import DevicePool
-from farm.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
-from farm.pool.lease_keeper import LeaseTerms
 from farm.replay.stored_result import build_bundle
-from farm.request.plan import PlannedJob, RunPlan
 from farm.store.leases.registry import Seen
-from farm.suites.socs import find_soc, load_socs, no_profile
-from farm.system.processes import Supervisor
-from farm.system.publish import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.devices.device import Device
     from farm.devices.discovery import Scan
     from farm.store.leases.registry import Registered
@@ -174,7 +174,7 @@ def _plan(
     supervisor: Supervisor,
 ) -> RunPlan:
     """Return what the workers of a run read, with the canary of each SoC compiled."""
-    from farm.toolchains.prepare import prepare
+    from farm.builds.toolchains.prepare import prepare
 
     socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
     tools, cache = prepare(config, say), BundleCache(config.cache_dir)

@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import find_backend
-from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, UserMetric, Written
-from farm.device_run.artifacts import AttemptArtifacts
-from farm.device_run.device_run import DeviceRun
-from farm.errors import UsageError
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
+from farm.base.backends.registry import find_backend
+from farm.base.errors import UsageError
+from farm.base.interrupts import InterruptHandler
+from farm.base.text import bounded_log, reason_line
+from farm.builds.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, UserMetric, Written
+from farm.builds.program.layers import Layer, LayerStep
+from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
+from farm.dispatch.device_run.artifacts import AttemptArtifacts
+from farm.dispatch.device_run.device_run import DeviceRun
+from farm.dispatch.pool.acquire import DeviceAcquirer
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
-from farm.pool.acquire import DeviceAcquirer
-from farm.pool.fleet import Choice
-from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
-from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
 from farm.suites.suite import FORWARD
-from farm.system.interrupts import InterruptHandler
-from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from farm.bundles.bundle import Bundle
-    from farm.compile.debug.process import DebugProcess
-    from farm.compile.debug.protocol import DebugReply
-    from farm.config.settings import Config
-    from farm.pool.acquire import AcquiredDevice
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.compile.debug.process import DebugProcess
+    from farm.builds.compile.debug.protocol import DebugReply
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.suites.suite import Job
-    from farm.toolchains.toolchain import Toolchain
 
 
 # A step that begins without time ends with a reason of its own.
@@ -136,8 +136,8 @@ class _Debug:
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
-        from farm.compile.debug.process import require_modules
-        from farm.toolchains.prepare import prepare
+        from farm.builds.compile.debug.process import require_modules
+        from farm.builds.toolchains.prepare import prepare
 
         with self._clock.step("toolchain"):
             tools = prepare(self._config, say, virtual=self._request.virtual)
@@ -174,7 +174,7 @@ class _Debug:
         return min(seconds, max(_LEAST_SECONDS, self._request.until_s - time.monotonic()))
 
     def _begin(self, tools: Toolchain) -> str:
-        from farm.request.recording import run_record
+        from farm.dispatch.request.recording import run_record
 
         # What keeps all its intermediate outputs is no measurement of the job: it is in no series with others.
         asked = "virtual" if self._request.virtual else "hardware"
@@ -189,8 +189,8 @@ class _Debug:
 
     def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
         """Compile, run, compare and record. Raises UsageError for a program whose layers cannot be told apart."""
-        from farm.bundles.bundle import load_bundle
-        from farm.compile.debug.process import DebugProcess
+        from farm.builds.bundles.bundle import load_bundle
+        from farm.builds.compile.debug.process import DebugProcess
 
         log = folder / "debugger.log"
         scratch = acquirer.folder / "program"

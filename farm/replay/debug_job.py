@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from farm.errors import IllegalTargetError, UnknownNameError, UsageError
-from farm.request.named_job import named_job
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.errors import IllegalTargetError, UnknownNameError, UsageError
+from farm.dispatch.request.named_job import named_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.suites.suite import Case, Job
 
 # Features that change nothing of what a layer of one method gives.

@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.analysis.tolerances import suggest_limits
-from farm.backends.registry import runs_on_cpu
-from farm.bundles.bundle import MODEL, read_tensor
-from farm.errors import UsageError
-from farm.program.pte import read_pte
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import UsageError
+from farm.base.hashes import sha256_of
+from farm.base.text import one_line
+from farm.builds.bundles.bundle import MODEL, read_tensor
+from farm.builds.program.pte import read_pte
+from farm.dispatch.request.resume import config_to_run_again
+from farm.dispatch.request.tuning import observed
 from farm.replay.repro_script import stored_bundle
 from farm.replay.scripts import publish_folder
 from farm.replay.stored_result import cached_bundle, find_job, require_program, target_of
-from farm.request.resume import config_to_run_again
-from farm.request.tuning import observed
+from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import open_artifacts
 from farm.suites.edit import toml_limits, toml_value
 from farm.suites.limits import MANIFEST
 from farm.suites.manifests import suite_name
 from farm.suites.suite import FORWARD, Limits
-from farm.system.hashes import sha256_of
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle, Generation
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle, Generation
     from farm.replay.stored_result import StoredResult
     from farm.store.artifacts import ArtifactStore
     from farm.suites.suite import Case

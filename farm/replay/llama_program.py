@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.bundles.bundle import Bundle
-from farm.bundles.generation import DECODE
-from farm.errors import ConfigError, UsageError
-from farm.execution.llama_runner import LOGITS, OWN_FLAGS, TOKENIZER, Dumped
-from farm.execution.raw import RESULT_FILE
-from farm.program.pte import read_pte
+from farm.base.errors import ConfigError, UsageError
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.bundles.generation import DECODE
+from farm.builds.program.pte import read_pte
+from farm.builds.runtime.native.elf import AARCH64, MACHINES, X86_64, read_elf
+from farm.builds.runtime.runtime import LLAMA_RUNNER, with_runner
+from farm.devices.execution.llama_runner import LOGITS, OWN_FLAGS, TOKENIZER, Dumped
+from farm.devices.execution.raw import RESULT_FILE
 from farm.results.judge import judge
-from farm.runtime.native.elf import AARCH64, MACHINES, X86_64, read_elf
-from farm.runtime.runtime import LLAMA_RUNNER, with_runner
 from farm.suites.suite import Job
-from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.device_run.device_run import DeviceRun
-    from farm.execution.raw import RawResult
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.device_run.device_run import DeviceRun
     from farm.results.attempt import Attempt
-    from farm.runtime.runtime import Runtime
 
 _FLAG = re.compile(r"([a-z][a-z0-9_]{0,63})=([^\0\n]{0,1024})")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
@@ -141,7 +141,7 @@ def judged(run: DeviceRun, job: Job, bundle: Bundle, raw: RawResult) -> tuple[At
     dumped = Dumped()
     file = raw.folder / RESULT_FILE
     if file.is_file() and raw.exit_code == 0 and not raw.error:
-        # Written here: see `farm.execution.llama_runner`.
+        # Written here: see `farm.devices.execution.llama_runner`.
         dumped = msgspec.json.decode(file.read_bytes(), type=Dumped)
     looked = raw
     if dumped.observed:

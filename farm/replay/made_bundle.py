@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.bundles.cache import BundleCache
-from farm.errors import ArtifactLostError
-from farm.system.ids import is_bundle_key
+from farm.base.errors import ArtifactLostError
+from farm.base.ids import is_bundle_key
+from farm.builds.bundles.cache import BundleCache
 
 if TYPE_CHECKING:
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
 
 
 def find_made_bundle(config: Config, key: str) -> Bundle | None:

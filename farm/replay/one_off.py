@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import CONTENTS
-from farm.bundles.key import facts_of
-from farm.device_run.artifacts import kept_outputs
-from farm.device_run.device_run import require_device
-from farm.errors import FarmError, InfraError, UsageError
-from farm.execution.one_shot import too_many
-from farm.pool.acquire import DeviceAcquirer
+from farm.base.errors import FarmError, InfraError, UsageError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.builds.bundles.key import facts_of
+from farm.devices.execution.one_shot import too_many
+from farm.dispatch.device_run.artifacts import kept_outputs
+from farm.dispatch.device_run.device_run import require_device
+from farm.dispatch.pool.acquire import DeviceAcquirer
+from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.dispatch.request.profiling import Profile
 from farm.replay.llama_program import require_bundle, runtime_with
 from farm.replay.one_off_tries import OneOffTries, find_canary
-from farm.request.ending import exit_code_of, write_report
-from farm.request.profiling import Profile
+from farm.results.analysis.facts import CONTENTS
 from farm.results.attempt import Attempt
-from farm.system.interrupts import INTERRUPTED, InterruptHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config
-    from farm.execution.raw import RawResult
-    from farm.pool.acquire import AcquiredDevice
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.replay.llama_program import LlamaProgram
     from farm.replay.one_off_request import OneOffRequest
     from farm.replay.one_off_tries import Canary
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
-    from farm.system.processes import Supervisor
-    from farm.toolchains.toolchain import Toolchain
 
     FindBundle = Callable[[Toolchain, Supervisor], Bundle]
     Look = Callable[[RawResult, Attempt], Attempt]
@@ -73,7 +73,7 @@ def run_one(
     `find_bundle` is called before anything is recorded. `look` gets what came back while it is there, and returns what
     is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached, NeedsDeviceError.
     """
-    from farm.toolchains.prepare import prepare
+    from farm.builds.toolchains.prepare import prepare
 
     with InterruptHandler():
         tools = prepare(config, say, virtual=request.virtual)
@@ -175,8 +175,8 @@ def _begin(
     acquired: AcquiredDevice,
     say: Callable[[str], None],
 ) -> str:
-    from farm.request.recording import run_record
-    from farm.request.resume import leave_intent
+    from farm.dispatch.request.recording import run_record
+    from farm.dispatch.request.resume import leave_intent
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # What compiled the bundle, which may be older than what is installed.

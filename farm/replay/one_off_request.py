@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.pool.fleet import Choice
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Profile
 from farm.replay.llama_program import LlamaProgram
-from farm.request.profiling import Profile
 from farm.store.view import Purpose, RunToolchain
 from farm.suites.suite import Job
 
@@ -21,7 +21,7 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int = 3
     warm_up: int = 1
     reducible: bool = False
-    """As of `farm.request.request.RunRequest`."""
+    """As of `farm.dispatch.request.request.RunRequest`."""
     timeout_s: float = 300.0
     seconds: int | None = None
     """How long a program that generates goes on, beside `timeout_s`; None: every prompt once."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from farm.device_run.artifacts import AttemptArtifacts
-from farm.device_run.canary import canary_job
-from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.device_run.reruns import with_rerun
+from farm.base.errors import FarmError
+from farm.devices.execution.raw import RunnerOptions
 from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
-from farm.errors import FarmError
-from farm.execution.raw import RunnerOptions
+from farm.dispatch.device_run.artifacts import AttemptArtifacts
+from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
+from farm.dispatch.device_run.reruns import with_rerun
 from farm.policy.retries import classify, is_open, needs_health_check, settle, tried, unfit
 from farm.replay.llama_program import judged
 from farm.results.attempt import Verdict
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config, HealthConfig
+    from farm.base.config.settings import Config, HealthConfig
+    from farm.base.processes import Supervisor
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.device import Device
-    from farm.execution.raw import RawResult
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.policy.retries import Tried
-    from farm.pool.acquire import AcquiredDevice
     from farm.replay.one_off_request import OneOffRequest
     from farm.results.attempt import Attempt
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
-    from farm.system.processes import Supervisor
-    from farm.toolchains.toolchain import Toolchain
 
     Canary = tuple[Job, Bundle]
 
@@ -50,9 +50,9 @@ def find_canary(
     may_compile: bool,
 ) -> Canary | None:
     """Return the canary of a target, compiled where the cache lacks it and it may be; None where there is none."""
-    from farm.bundles.bundle import load_bundle
-    from farm.bundles.cache import BundleCache
-    from farm.bundles.reuse import find_bundles_for
+    from farm.builds.bundles.bundle import load_bundle
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.bundles.reuse import find_bundles_for
     from farm.replay.stored_result import build_bundle
 
     job, cache = canary_job(target.soc, target.backend, direct=target.direct), BundleCache(config.cache_dir)

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.backends.registry import BACKENDS, cpu_backends, find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
-from farm.bundles.cache import BundleCache
-from farm.bundles.ready import features_of, output_specs, read_ready, ready_manifest
-from farm.errors import ConfigError, IllegalTargetError, UsageError
-from farm.execution.raw import ETDUMP_FILE
-from farm.program.layout import to_memory
-from farm.program.pte import Method, Program, Value, read_pte
+from farm.base.backends.registry import BACKENDS, cpu_backends, find_backend
+from farm.base.errors import ConfigError, IllegalTargetError, UsageError
+from farm.base.hashes import sha256_of
+from farm.base.socs import READY, check_target, find_soc, load_socs
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.ready import features_of, output_specs, read_ready, ready_manifest
+from farm.builds.program.layout import to_memory
+from farm.builds.program.pte import Method, Program, Value, read_pte
+from farm.devices.execution.raw import ETDUMP_FILE
+from farm.dispatch.request.profiling import Profile, require_profilable
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.tensor_files import distribution, random_sample, read_samples
-from farm.request.profiling import Profile, require_profilable
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared
 from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
-from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.state import State, order_problem, state_problem
 from farm.suites.suite import FORWARD, Case, Job, Target
-from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config
-    from farm.execution.raw import RawResult
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.devices.execution.raw import RawResult
     from farm.replay.tensor_files import Samples
     from farm.store.store import Store
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.bundle import MODEL
+from farm.base.errors import MissingPackageError, UsageError
+from farm.base.socs import find_soc
+from farm.base.text import one_line
+from farm.builds.bundles.bundle import MODEL
+from farm.devices.execution.raw import TOKENS_FILE
+from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.devices.transport import Link
-from farm.errors import MissingPackageError, UsageError
-from farm.execution.raw import TOKENS_FILE
-from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
 from farm.suites.options import runtime_flags
-from farm.suites.socs import find_soc
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
     from farm.replay.stored_result import StoredResult
-    from farm.runtime.runtime import Runtime
 
 DEVICE = "device"
 """What goes to the device, in the folder."""
@@ -98,8 +98,8 @@ def write_script(
 
 
 def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
-    from farm.runtime.native.targets import ANDROID, TARGETS
-    from farm.runtime.runtime import staged_runtime, virtual_runtime
+    from farm.builds.runtime.native.targets import ANDROID, TARGETS
+    from farm.builds.runtime.runtime import staged_runtime, virtual_runtime
 
     soc, backend, mode = find_soc(stored.view.soc), stored.view.backend, target_of(stored.view).mode
     if virtual:
@@ -112,8 +112,8 @@ def stored_bundle(config: Config, stored: StoredResult, say: Callable[[str], Non
     bundle = cached_bundle(config, stored)
     if bundle is not None:
         return bundle
-    from farm.system.processes import Supervisor
-    from farm.toolchains.prepare import prepare
+    from farm.base.processes import Supervisor
+    from farm.builds.toolchains.prepare import prepare
 
     with Supervisor() as supervisor:
         return find_bundle(

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import CONTENTS, changed_facts
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key, facts_of, relevant_versions
-from farm.bundles.reuse import find_bundle_for
-from farm.device_run.artifacts import TOKENS, kept_outputs
-from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.base.errors import InfraError, UnknownNameError, UsageError
+from farm.base.publish import make_folders
+from farm.base.socs import check_target, find_soc
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key, facts_of, relevant_versions
+from farm.builds.bundles.reuse import find_bundle_for
+from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.resume import changed_code, planned_jobs
 from farm.replay.made_bundle import find_made_bundle
-from farm.request.profiling import Profile
-from farm.request.resume import changed_code, planned_jobs
+from farm.results.analysis.facts import CONTENTS, changed_facts
 from farm.results.attempt import Attempt
-from farm.runtime.runtime import LLAMA_RUNNER
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
-from farm.suites.socs import check_target, find_soc
 from farm.suites.suite import Job, MethodInputs, Target
-from farm.system.publish import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farm.bundles.bundle import Bundle
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
-    from farm.system.processes import Supervisor
-    from farm.toolchains.toolchain import Toolchain
 
 
 # More attempts than a job has in its life.
@@ -227,7 +227,7 @@ def _without_lost_files(job: Job) -> Job:
 
 
 def _todays_job(config: Config, stored: StoredResult) -> Job:
-    from farm.request.named_job import known_suites
+    from farm.dispatch.request.named_job import known_suites
     from farm.suites.manifests import load_suite
 
     view, known = stored.view, known_suites(config, stored.view.suite)
@@ -318,8 +318,8 @@ def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
 
 def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
     """Compile the bundle `key` of a job into the cache. Raises InfraError."""
-    from farm.compile.pool import MemoryLimits, build_one
-    from farm.compile.protocol import BuildRequest
+    from farm.builds.compile.pool import MemoryLimits, build_one
+    from farm.builds.compile.protocol import BuildRequest
 
     logs = config.cache_dir / "logs"
     make_folders(logs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farm.errors import ConfigError, UsageError
+from farm.base.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.program.pte import Value
+    from farm.builds.program.pte import Value
 
     Array = NDArray[np.generic]
     Samples = tuple[tuple[Array, ...], ...]

@@ -1,1 +1,1 @@
-"""RawResult -> Attempt: figures, verdict, cause; who is to blame, and whether another device tries it."""
+"""Raw results -> attempts with verdict, cause and figures; statistics of many runs."""

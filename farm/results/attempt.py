@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from farm.program.layers import LayerStep
+from farm.builds.program.layers import LayerStep
 from farm.suites.figures import Direction as Direction  # noqa: PLC0414 - one imports it with Measurement
 from farm.suites.figures import series_value
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Ending, Verdict
 from farm.results.known_troubles import TROUBLES, Party, Retry
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.bundles.bundle import read_tensor
-from farm.errors import BundleError
+from farm.base.errors import BundleError
+from farm.builds.bundles.bundle import read_tensor
 from farm.results.attempt import Cause, Direction, Measurement, Stage, Verdict, failed
 from farm.results.numerics import Figures
 from farm.suites.figures import COUNTERS, log_softmax
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle, Generation
-    from farm.execution.raw import RawResult
+    from farm.builds.bundles.bundle import Bundle, Generation
+    from farm.devices.execution.raw import RawResult
     from farm.results.attempt import Ending
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import Generated, RunnerReport

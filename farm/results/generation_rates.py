@@ -11,8 +11,8 @@ from farm.suites.figures import PEAK_MEMORY, Direction
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from farm.bundles.bundle import Generation
-    from farm.execution.observed import Observed
+    from farm.builds.bundles.bundle import Generation
+    from farm.devices.execution.observed import Observed
     from farm.results.runner_report import Generated, RunnerReport
 
 WINDOWS = 12

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from farm.suites.frame_settings import FrameSetting

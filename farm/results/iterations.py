@@ -9,7 +9,7 @@ import msgspec
 from farm.results.attempt import Cause, Ending, Stage, Verdict, failed, infra
 
 if TYPE_CHECKING:
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
     from farm.results.runner_report import Inference, RunnerReport
     from farm.suites.suite import Job
 

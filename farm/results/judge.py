@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import BACKENDS, runs_on_cpu
-from farm.bundles.origins import NO_ORIGINS, read_origins
-from farm.errors import BundleError
-from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.base.backends.registry import BACKENDS, runs_on_cpu
+from farm.base.errors import BundleError
+from farm.base.text import bounded_log, reason_line
+from farm.builds.bundles.origins import NO_ORIGINS, read_origins
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
 from farm.results.expected_text import slow_problem, told_problem
@@ -27,14 +28,13 @@ from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem
 from farm.results.profile.cycles import read_profile
 from farm.results.profile.etdump import ETDumpError, intermediate_outputs
-from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.bundles.bundle import Bundle
-    from farm.execution.observed import Observed
-    from farm.execution.raw import RawResult
+    from farm.builds.bundles.bundle import Bundle
+    from farm.devices.execution.observed import Observed
+    from farm.devices.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job
 

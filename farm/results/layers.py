@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.program.layers import Gap, Layer, LayerStep
+from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.results.attempt import LayerComparison
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.bundles.bundle import read_tensor
+from farm.builds.bundles.bundle import read_tensor
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, damaged, wrong_tokens
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle, Generation
-    from farm.execution.raw import RawResult
+    from farm.builds.bundles.bundle import Bundle, Generation
+    from farm.devices.execution.raw import RawResult
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import RunnerReport
     from farm.suites.accuracy.asked import Likelihoods, TaskQuestion

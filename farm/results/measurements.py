@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Manifest
+    from farm.builds.bundles.bundle import Manifest
     from farm.results.numerics import Figures
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Metric

@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from farm.execution.raw import RESULT_FILE
+from farm.base.text import reason_line
+from farm.devices.execution.raw import RESULT_FILE
 from farm.results.attempt import Cause, Ending, Stage, failed, infra
 from farm.results.dsp_trouble import explain_ending
 from farm.results.known_troubles import LOADER_FAILURE
 from farm.results.runner_report import UNSUPPORTED, ReportError, RunnerReport, read_report
-from farm.system.text import reason_line
 
 if TYPE_CHECKING:
-    from farm.execution.raw import RawResult
+    from farm.devices.execution.raw import RawResult
     from farm.results.runner_report import RunnerError
 
 # Stages of the runner's errors that are the farm's doing: flags, options, inputs and the workspace are made by it.

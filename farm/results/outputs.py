@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.bundle import Constant, read_tensor
-from farm.errors import BundleError
+from farm.base.errors import BundleError
+from farm.builds.bundles.bundle import Constant, read_tensor
 from farm.results.attempt import Cause, Comparison, Ending, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
 from farm.results.numerics import (
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from farm.bundles.bundle import Bundle, Manifest
-    from farm.execution.raw import RawResult
+    from farm.builds.bundles.bundle import Bundle, Manifest
+    from farm.devices.execution.raw import RawResult
     from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job, Limits

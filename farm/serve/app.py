@@ -17,11 +17,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from farm.errors import FarmError, StoreError, UnknownNameError, UsageError
+from farm.base.errors import FarmError, StoreError, UnknownNameError, UsageError
+from farm.base.resources import data_folder
+from farm.base.text import json_document
+from farm.dispatch.request.ending import report_context
 from farm.report.formats.run_json import render_json
 from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.page_of_run import EARLY_SCRIPT, assets, render_html
-from farm.request.ending import report_context
 from farm.serve import pages
 from farm.serve.address import Address, link
 from farm.serve.gate import LOGIN, Gate, address_of
@@ -29,13 +31,11 @@ from farm.serve.kept import Content, KeptPages, hashed
 from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
 from farm.store.artifacts import open_artifacts
 from farm.store.store import open_store
-from farm.system.resources import data_folder
-from farm.system.text import json_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.store.records import Background
     from farm.store.store import Store
 

@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
+from farm.base.text import one_line
 from farm.serve.address import link
 from farm.serve.limits import network_of
 from farm.serve.security import COOKIE, HEADERS, Attempts, Sessions, names_this_machine
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from farm.system.peer import peer_uid
+from farm.base.peer import peer_uid
 
 if TYPE_CHECKING:
     import asyncio

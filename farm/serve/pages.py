@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.errors import UsageError
-from farm.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
+from farm.base.errors import UsageError
+from farm.dispatch.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
 from farm.report.html.page import diff_values
 from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_of, remark_text, word_of

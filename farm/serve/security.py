@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,12 +9,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 # For answers that are being written when somebody presses Ctrl-C.
 _LAST_ANSWERS_S = 2
@@ -64,9 +64,9 @@ def settings(config: Config, host: str, token: str) -> uvicorn.Config:
     """Return how uvicorn serves: what is not limited here is limited by `farm.serve.limits`."""
     import uvicorn
 
+    from farm.base.structs import prepare_decoders
     from farm.serve.app import create_app
     from farm.serve.limits import LimitedProtocol
-    from farm.system.structs import prepare_decoders
 
     # Pages are made by several threads.
     app = create_app(config, host, token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.system.clock import now_s
+from farm.base.clock import now_s
 
 
 class Answers:

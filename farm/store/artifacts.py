@@ -19,12 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from farm.errors import ArtifactsError, FarmError, StoreError
+from farm.base.errors import ArtifactsError, FarmError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.store.objects.objects import Objects
     from farm.store.records import ArtifactRecord
 

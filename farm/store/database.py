@@ -16,8 +16,11 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
-from farm.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreError, UsageError
+from farm.base.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
+from farm.base.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreError, UsageError
+from farm.base.interrupts import postponed
+from farm.base.text import redacted
+from farm.base.user import user_name
 from farm.store.postgresql import (
     DRIVER,
     create_postgresql_engine,
@@ -29,9 +32,6 @@ from farm.store.postgresql import (
 from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity, require_local
-from farm.system.interrupts import postponed
-from farm.system.text import redacted
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

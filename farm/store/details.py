@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.program.layers import LayerStep
+from farm.builds.program.layers import LayerStep
 from farm.results.attempt import Attempt, Cause, Comparison, LayerComparison, OperatorProfile, Stage, Verdict
 from farm.store import values
 from farm.store.records import ArtifactRecord, JobFile, LastVerdict

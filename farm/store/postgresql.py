@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
-from farm.errors import NoStoreError
-from farm.system.user import user_name
+from farm.base.errors import NoStoreError
+from farm.base.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DataError, IntegrityError
 
-from farm.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError
+from farm.base.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError
+from farm.base.text import redacted
 from farm.store.postgresql import POOLED
-from farm.system.text import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

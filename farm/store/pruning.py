@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import delete, func, select, text
 
-from farm.config.retention import KeepReason, RunFacts, decide
+from farm.base.config.retention import KeepReason, RunFacts, decide
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Column, ColumnElement, Connection, Select, Table
 
-    from farm.config.retention import Rules
+    from farm.base.config.retention import Rules
     from farm.store.clock import Clock
     from farm.store.database import Database
 

@@ -205,7 +205,7 @@ def build_columns(
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the version of the case of each job, by job id; code and files are read once, not per job."""
-    from farm.bundles.source import source_digest, source_place
+    from farm.builds.bundles.source import source_digest, source_place
 
     sources: dict[tuple[str, ...], str] = {}
     versions = {}

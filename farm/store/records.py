@@ -322,7 +322,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     series_id: int
     device_kind: str
     finding: str
-    """One of `farm.analysis.candidates.Finding`."""
+    """One of `farm.results.analysis.candidates.Finding`."""
     state: str
     """One of `AlertState`."""
     last_good: str
@@ -357,7 +357,7 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Run ids between which it came."""
     first_bad: str
     change: float
-    """On the scale of the series, as its interval; `farm.analysis.scale.change_text` shows it."""
+    """On the scale of the series, as its interval; `farm.results.analysis.scale.change_text` shows it."""
     low: float
     high: float
     p_value: float

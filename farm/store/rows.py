@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import select, update
 
+from farm.base.errors import StoreLostError
 from farm.devices.device import common_kind
-from farm.errors import StoreLostError
 from farm.store import schema, values
 from farm.store.details import ATTEMPT_COLUMNS, bounded_details, layer_rows, operator_rows
 from farm.store.records import RunKind

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from farm.errors import NoStoreError, StoreLostError
+from farm.base.errors import NoStoreError, StoreLostError
 
 # https://www.sqlite.org/fileformat2.html, "The Database Header"
 _HEADER_BYTES = 100

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.errors import UnknownNameError
+from farm.base.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

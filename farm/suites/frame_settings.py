@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import BACKENDS
+from farm.base.backends.registry import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

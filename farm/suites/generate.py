@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from farm.backends.registry import BACKENDS, find_backend
-from farm.errors import IllegalTargetError
+from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.errors import IllegalTargetError
 
 Mode = Literal["kv", "hybrid", "lookahead"]
 PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")

@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farm.errors import ConfigError, UnknownNameError
+from farm.base.errors import ConfigError, UnknownNameError
+from farm.base.socs import READY
 from farm.suites.accuracy.told_tables import check_told
 from farm.suites.architectures import ARCHITECTURES, PARAM_TYPES, Architecture, find_architecture
 from farm.suites.generate import PRECISIONS_OF_TEXT
 from farm.suites.prompts import HUGGING_FACE_CONFIG, decoder_params, expected_of, generate_of, prompts_of, scored_of
-from farm.suites.socs import READY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

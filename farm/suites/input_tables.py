@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 from farm.suites.suite import InputSpec
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.descriptor import QUANTIZED_PRECISIONS
-from farm.backends.registry import runs_on_cpu
-from farm.errors import ConfigError
+from farm.base.backends.descriptor import QUANTIZED_PRECISIONS
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import ConfigError
 from farm.suites.figures import COMPARED
 
 if TYPE_CHECKING:

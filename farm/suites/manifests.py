@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.errors import ConfigError, UnknownNameError, UsageError
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
+from farm.base.errors import ConfigError, UnknownNameError, UsageError
+from farm.base.resources import data_folder
+from farm.base.socs import PRECISIONS, READY, load_socs
+from farm.base.toml_tables import read_table
 from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.generate import Generate
 from farm.suites.generate_tables import check_alone, check_expected, checked
 from farm.suites.input_tables import check_inputs
-from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.state import State, state_problem
 from farm.suites.suite import (
     FORWARD,
@@ -33,8 +35,6 @@ from farm.suites.suite import (
     Tolerance,
     cpu_precisions,
 )
-from farm.system.resources import data_folder
-from farm.system.toml_tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

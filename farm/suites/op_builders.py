@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from farm.errors import ConfigError, MissingToolError
+from farm.base.errors import ConfigError, MissingToolError
 
 OPERATORS_FILE = "operators.json"
 

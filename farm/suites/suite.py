@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
-from farm.errors import IllegalTargetError, UnknownNameError
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
+from farm.base.errors import IllegalTargetError, UnknownNameError
+from farm.base.socs import PRECISIONS, READY, Soc, check_target
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.generate import Generate, require_for_text
-from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 from farm.suites.state import State
 from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - part of what a case is
 from farm.suites.tolerances import Tolerance as Tolerance  # noqa: PLC0414
@@ -295,7 +295,7 @@ class Target(_Frozen, frozen=True):
 
     @property
     def direct(self) -> bool:
-        """Whether it is in direct mode: farm/backends/descriptor.py."""
+        """Whether it is in direct mode: farm/base/backends/descriptor.py."""
         return (DIRECT_MODE, "true") in self.options
 
     @property

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import MissingToolError
+from farm.base.errors import MissingToolError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

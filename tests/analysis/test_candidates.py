@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.analysis.candidates import CANDIDATES, Finding, judge, may_hide_regression
-from farm.analysis.scale import Scale, Series, change_text, scale_of, scaled, unscaled
+from farm.results.analysis.candidates import CANDIDATES, Finding, judge, may_hide_regression
+from farm.results.analysis.scale import Scale, Series, change_text, scale_of, scaled, unscaled
 from farm.results.attempt import Direction
 
 from .conftest import COSINE, DELEGATED, FALLBACK, LATENCY, PATIENT, SQNR, TOP1, noisy

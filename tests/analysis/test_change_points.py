@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.analysis.change_points import change_points
-from farm.analysis.scale import Scale
+from farm.results.analysis.change_points import change_points
+from farm.results.analysis.scale import Scale
 
 from .conftest import PATIENT, noisy
 

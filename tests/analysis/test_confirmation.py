@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
-from farm.analysis.scale import Scale
-from farm.analysis.sequential import MOST_INFERENCES, steady_inferences
+from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
+from farm.results.analysis.scale import Scale
+from farm.results.analysis.sequential import MOST_INFERENCES, steady_inferences
 
 from .conftest import PATIENT, in_turns
 
 if TYPE_CHECKING:
-    from farm.analysis.confirmation import Pair
+    from farm.results.analysis.confirmation import Pair
 
 SAMPLES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=3)
 

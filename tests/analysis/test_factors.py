@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from farm.analysis.confirmation import Answer, Confirmation, confirm
-from farm.analysis.factors import AttributionKind, Factor, explain
-from farm.analysis.scale import Scale
+from farm.results.analysis.confirmation import Answer, Confirmation, confirm
+from farm.results.analysis.factors import AttributionKind, Factor, explain
+from farm.results.analysis.scale import Scale
 
 from .conftest import in_turns
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from farm.analysis.facts import CONTENTS, changed_facts, fact_line
-from farm.analysis.history import Point, split
+from farm.results.analysis.facts import CONTENTS, changed_facts, fact_line
+from farm.results.analysis.history import Point, split
 
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", **dict.fromkeys(CONTENTS, "a" * 16)}
 

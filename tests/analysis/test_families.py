@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from farm.analysis.candidates import Finding, Judgement
-from farm.analysis.confirmation import Answer, Confirmation
-from farm.analysis.families import common_step, families, member
-from farm.analysis.scale import Scale
+from farm.results.analysis.candidates import Finding, Judgement
+from farm.results.analysis.confirmation import Answer, Confirmation
+from farm.results.analysis.families import common_step, families, member
+from farm.results.analysis.scale import Scale
 
 
 def candidate(change: float, sigma: float = 0.02) -> Judgement:

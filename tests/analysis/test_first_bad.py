@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.analysis.confirmation import Answer
-from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.analysis.scale import Scale
+from farm.results.analysis.confirmation import Answer
+from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
+from farm.results.analysis.scale import Scale
 
 from .conftest import PATIENT, noisy
 

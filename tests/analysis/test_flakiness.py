@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.analysis.flakiness import LOOKED_AT, WINDOW, Reliability, Try, record_of, wilson
+from farm.results.analysis.flakiness import LOOKED_AT, WINDOW, Reliability, Try, record_of, wilson
 
 
 def tries(verdicts: str, code: str = "k", first: int = 0) -> list[Try]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.analysis.history import History, Point, split
+from farm.results.analysis.history import History, Point, split
 
 from .conftest import PATIENT
 

@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
-from farm.analysis.candidates import Finding
-from farm.analysis.confirmation import confirm
-from farm.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
-from farm.analysis.scale import GATES, Gates, Scale, Series
+from farm.results.analysis.candidates import Finding
+from farm.results.analysis.confirmation import confirm
+from farm.results.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
+from farm.results.analysis.scale import GATES, Gates, Scale, Series
 from farm.results.attempt import Direction
 
 from .conftest import FALLBACK, LATENCY, SQNR, in_turns, noisy

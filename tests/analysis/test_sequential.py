@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from farm.analysis.confirmation import Answer, confirm
-from farm.analysis.scale import Scale
-from farm.analysis.sequential import add_pairs, confirmed_again, plan_looks
+from farm.results.analysis.confirmation import Answer, confirm
+from farm.results.analysis.scale import Scale
+from farm.results.analysis.sequential import add_pairs, confirmed_again, plan_looks
 
 from .conftest import in_turns
 

@@ -6,7 +6,7 @@ import pytest
 from board_image import BoardImage, board_image
 from booted_board import Board
 
-from farm.system.processes import Supervisor
+from farm.base.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

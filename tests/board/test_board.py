@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import until
 
+from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.connect import open_transport
 from farm.devices.health import RECOVERY
 from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stub_farm import as_runtime
 
-from farm.runtime import runtime
-from farm.toolchains import prepare
-from farm.toolchains.toolchain import Compiler, Toolchain
+from farm.builds.runtime import runtime
+from farm.builds.toolchains import prepare
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
-    from farm.runtime.runtime import Runtime
+    from farm.builds.runtime.runtime import Runtime
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

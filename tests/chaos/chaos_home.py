@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from chaos_farm import HERE, ROOT, VERSIONS
 from stub_farm import SOC, fill_bundle, words_of
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.device_run.canary import canary_jobs
+from farm.base.socs import find_soc
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.dispatch.device_run.canary import canary_jobs
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.suites.manifests import load_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import Job, plan
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ TMPFS_MB = 256
 """Devices refuse to work with less than 64 MB of room, and up to three share one file system."""
 _OF = 40
 _ROLES = {
-    "virtual device": "farm.virtual",
+    "virtual device": "farm.devices.virtual",
     "adb server": "server nodaemon",
     "runner": "--serve",
-    "builder": "farm.compile.builder",
+    "builder": "farm.builds.compile.builder",
     "tunnel": "farm.devices.ssh.tunnel",
     "worker": PROCESS_NAME,
     "fork server": SERVER_NAME,

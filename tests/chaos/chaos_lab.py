@@ -15,11 +15,11 @@ from chaos_farm import ROOT
 from ssh_server import SshServer
 from stub_farm import SOC
 
+from farm.base.errors import InfraError
+from farm.base.processes import Child, Supervisor
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.device import AdbAddress
-from farm.errors import InfraError
-from farm.system.processes import Child, Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ class Lab:
 
     def _boot(self, serial: str) -> Child:
         root = self._home.storage / serial
-        argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", root, "--soc", SOC, "--serial", serial]
+        argv = [sys.executable, "-S", "-m", "farm.devices.virtual", "--root", root, "--soc", SOC, "--serial", serial]
         environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
         child = self._supervisor.spawn(
             [*argv, "--port", str(self._ports[serial])],

@@ -23,8 +23,8 @@ from chaos_store import ChaosStore, Cluster, PostgresStore, SqliteStore
 from chaos_watch import Watch, dump
 from stub_run import judge
 
+from farm.base.errors import FarmError
 from farm.devices.health import Health
-from farm.errors import FarmError
 from farm.results.attempt import Verdict
 from farm.store.store import open_store
 

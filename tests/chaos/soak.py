@@ -27,8 +27,8 @@ from chaos_home import processes_of
 from stub_farm import make_stub_farm
 from stub_run import judge, run_stub_farm
 
+from farm.base.processes import Supervisor
 from farm.results.attempt import Verdict
-from farm.system.processes import Supervisor
 
 PLANTED = {"wrong": 60, "crash": 20, "hang": 10, "refused": 30}
 # For 5000 jobs; fewer have fewer.

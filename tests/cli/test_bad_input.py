@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import FIRST_RUN
+from farm.base.errors import FIRST_RUN
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -112,8 +112,8 @@ def test_a_broken_farm_toml_is_named(home: FarmHome) -> None:
 
 
 def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Path) -> None:
+    from farm.base.processes import Supervisor
     from farm.devices.adb.server import start_adb_server
-    from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm_home import FarmHome
 
-from farm.system.publish import own_folder
+from farm.base.publish import own_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

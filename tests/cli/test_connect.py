@@ -16,14 +16,14 @@ import pytest
 from ssh_server import SshServer
 from waiting import until
 
+from farm.base.processes import Supervisor
 from farm.cli.devices.adb import refusal
 from farm.devices.adb.host import parse_listing
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.relay import Relay
 from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from programs import run_program
 
+from farm.base.errors import FIRST_RUN, UsageError
+from farm.base.socs import find_soc
+from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
-from farm.errors import FIRST_RUN, UsageError
 from farm.report.model.coverage.query import read_coverage
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.manifests import load_suite
 from farm.suites.op_builders import installed_builders
-from farm.suites.socs import find_soc
 from farm.suites.suite import Job, plan
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

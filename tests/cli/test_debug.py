@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from farm.base.errors import UsageError
+from farm.base.text import json_document
+from farm.builds.compile.debug.protocol import UserMetric, parse_metric
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.cli.running.debug import _data, _text, check_writable
-from farm.compile.debug.protocol import UserMetric, parse_metric
-from farm.errors import UsageError
-from farm.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.replay.debug import DebugOutcome, describe
 from farm.report.formats.layers_csv import LayerPlace, layers_csv, read_places
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
-from farm.system.text import json_document
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -55,8 +55,8 @@ def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[s
 
 
 def test_without_a_device_nothing_is_recorded_and_it_says_what_to_do(home: FarmHome, tmp_path: Path) -> None:
+    from farm.base.processes import Supervisor
     from farm.devices.adb.server import start_adb_server
-    from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")

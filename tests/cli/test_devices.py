@@ -22,6 +22,8 @@ from click.testing import CliRunner
 from farm_home import FarmHome
 from msgspec.structs import replace
 
+from farm.base.errors import UnknownNameError
+from farm.base.processes import Supervisor
 from farm.cli.devices.compact import compact_lines, waiting_lines
 from farm.cli.devices.device import command as device_command
 from farm.cli.devices.devices import _listing
@@ -30,16 +32,14 @@ from farm.devices.device import AdbAddress, Device, Unusable
 from farm.devices.discovery import Scan
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
-from farm.errors import UnknownNameError
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, inject
+from farm.dispatch.pool import fleet
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.pool.inventory import DeviceRow, addresses_of, find_rows, rows
 from farm.policy.situation import Lease, Priority, Waiting
-from farm.pool import fleet
-from farm.pool.fleet import Choice
-from farm.pool.inventory import DeviceRow, addresses_of, find_rows, rows
 from farm.store.leases.registry import Registered, Seen
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -80,9 +80,9 @@ def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], says:
 
 
 def test_it_tells_which_devices_are_attached(home: FarmHome, tmp_path: Path) -> None:
+    from farm.base.processes import Supervisor
     from farm.devices.adb.server import start_adb_server
-    from farm.system.processes import Supervisor
-    from farm.virtual.boot import boot
+    from farm.devices.virtual.boot import boot
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.builds.runtime.doctor import Tool
 from farm.cli.setup.doctor_bundle import write_bundle
-from farm.config.settings import load_config
-from farm.errors import UsageError
-from farm.runtime.doctor import Tool
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from farm_home import FarmHome
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 IN_ADDRESS, IN_QUERY = "w0rd in @ddress", "of-the-tls-key"
 SECRETS = {

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from farm.bundles.generation import generation_of
-from farm.errors import ConfigError, FarmError, UsageError
-from farm.program.pte import Value, read_pte
+from farm.base.errors import ConfigError, FarmError, UsageError
+from farm.builds.bundles.generation import generation_of
+from farm.builds.program.pte import Value, read_pte
+from farm.dispatch.request.profiling import Profile
 from farm.replay.generation import GenerateRequest, before_the_end, is_cut_short, plan_generation
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.replay.tensor_files import random_sample, read_list, read_samples
-from farm.request.profiling import Profile
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def test_random_inputs_are_the_same_for_the_same_seed() -> None:
 
 
 def test_the_bundle_is_whole_and_another_one_for_other_inputs(models: Path, tmp_path: Path) -> None:
-    from farm.config.settings import load_config
+    from farm.base.config.settings import load_config
 
     shutil.copy(models / "conv.pte", tmp_path / "My Model.v2.pte")
     one, other = (plan_ready(ReadyRequest(model=tmp_path / "My Model.v2.pte", seed=seed)) for seed in (1, 2))

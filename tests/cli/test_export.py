@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from farm_home import FarmHome
 
+from farm.base.errors import UsageError
+from farm.base.user import user_name
 from farm.cli.output import write_file, written
 from farm.devices.device import AdbAddress, Device
-from farm.errors import UsageError
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 VIRTUAL = Device("virtual-1", "SM8650", "virtual", "b", AdbAddress(5037), "phone")

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from programs import run_program
 
+from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import NewAlert, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

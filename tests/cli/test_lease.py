@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import HealthEvent
+from farm.devices.virtual.boot import boot
 from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
 from farm.report.html.page import render
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -15,7 +16,6 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.user import user_name
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

@@ -21,21 +21,23 @@ import pytest
 from farm_home import FarmHome
 
 import farm
+from farm.base.errors import FIRST_RUN, UsageError
+from farm.base.user import user_name
 from farm.cli.devices.hold import purpose_of
 from farm.cli.looking import bundle, coverage
 from farm.cli.main import cli
 from farm.cli.options import with_numbers
 from farm.cli.running import debug as debug_command
+from farm.cli.running import debug_failures
 from farm.devices.device import AdbAddress, Device
 from farm.devices.health import HealthEvent
-from farm.errors import FIRST_RUN, UsageError
-from farm.nightly import debug_failures
-from farm.nightly.plan import command_of
-from farm.pool.fleet import Choice
+from farm.devices.virtual.faults import FaultKind
+from farm.dispatch.nightly.plan import command_of
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome
 from farm.replay.stored_result import find_job
 from farm.report.model.rerun import fetch_command, rerun_command, ways_again
-from farm.request.request import RunRequest
 from farm.results.attempt import Attempt, Cause, OperatorProfile, Stage, Verdict
 from farm.results.layers import Diagnosis
 from farm.store.leases.registry import Seen
@@ -43,8 +45,6 @@ from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.store.view import JobView
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
-from farm.virtual.faults import FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -346,8 +346,8 @@ def built() -> dict[str, list[str]]:
             coverage._command("SM8650", "gpu", ["s"], ["latest"], "main", Path("coverage.md")),
         ],
         "cli/running/debug.py:_text": commands_in("\n".join(debug_command._text(outcome, 0))),
-        "nightly/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
-        "nightly/plan.py:command_of": [command_of(request)],
+        "cli/running/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
+        "dispatch/nightly/plan.py:command_of": [command_of(request)],
         "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),
         "report/model/rerun.py:fetch_command": [fetch_command(failed(), "1")],
         "report/model/rerun.py:rerun_command": [
@@ -366,7 +366,7 @@ IN_SITUATIONS = {
     "cli/setup/cache.py:prune": "prune",
     "cli/setup/prune.py:command": "prune",
     "report/terminal/job.py:_attempt": "show",
-    "request/tuning.py:tune": "tune",
+    "dispatch/request/tuning.py:tune": "tune",
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUN = """
 import signal
 from farm.cli.progress import make_front
-from farm.system.interrupts import InterruptHandler
+from farm.base.interrupts import InterruptHandler
 
 with InterruptHandler() as interrupts:
     try:

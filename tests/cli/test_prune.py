@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sqlalchemy import update
 
 from farm.devices.device import AdbAddress, Device
-from farm.request.pruning import Remains
+from farm.dispatch.request.pruning import Remains
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
@@ -23,7 +23,7 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
-    from farm.request.pruning import Freed
+    from farm.dispatch.request.pruning import Freed
 
 DAY_S = 86_400
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.base.user import user_name
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.devices.device import AdbAddress, Device
-from farm.errors import UsageError
+from farm.dispatch.request.recording import run_record
 from farm.report.html.page import render
-from farm.request.recording import run_record
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.address import Address, link
 from farm.serve.pages import status_page
@@ -22,8 +24,6 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: Fa
 
 
 def test_a_trial_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
-    from farm.regressions.look_back import record_look_back
+    from farm.dispatch.look_back import record_look_back
 
     with store:
         nights = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
@@ -256,7 +256,7 @@ def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: 
 
 
 def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
-    from farm.regressions.look_back import record_look_back
+    from farm.dispatch.look_back import record_look_back
 
     artifacts = ArtifactStore(home.state / "artifacts")
     shared, own = (ArtifactRecord(artifacts.put(text), len(text), "etdump") for text in (b"shared", b"own"))
@@ -285,8 +285,8 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
 
 
 def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome, store: Store) -> None:
-    from farm.regressions.look_back import record_look_back
-    from farm.request.resume import in_progress
+    from farm.dispatch.look_back import record_look_back
+    from farm.dispatch.request.resume import in_progress
 
     with store:
         good = record(store, 30, GREEN)

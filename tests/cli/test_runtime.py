@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from programs import run_program
 
-from farm.runtime.native.build import build_native
-from farm.runtime.runtime import simulator_runtime
+from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.runtime import simulator_runtime
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -265,7 +265,7 @@ def test_the_runner_of_the_environment_starts_whatever_the_library_path_is(home:
 @pytest.mark.whole
 @pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-g++"), reason="apt-get install g++-aarch64-linux-gnu")
 def test_a_runtime_for_arm_linux_says_what_its_device_needs(home: FarmHome, farm_cache: Path) -> None:
-    from farm.runtime.runtime import linux_runtime
+    from farm.builds.runtime.runtime import linux_runtime
 
     runtime = linux_runtime(farm_cache)
     done = home.farm("runtime", "check", "--soc", "QCM6490", "--backend", "xnnpack", "--target", "linux-aarch64")

@@ -18,13 +18,13 @@ import pytest
 from ssh_server import SshServer, alive
 from waiting import until
 
+from farm.base.errors import UsageError
+from farm.base.processes import Supervisor
 from farm.cli.devices.shell import shell_of
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, SshAddress
-from farm.errors import UsageError
+from farm.devices.virtual.boot import boot
 from farm.store.store import Store, open_store
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

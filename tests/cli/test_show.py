@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from farm.base.errors import FarmError, UnknownNameError, UsageError
+from farm.base.user import user_name
 from farm.cli.main import cli
 from farm.devices.device import AdbAddress, Device
-from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Cause, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.user import user_name
 
 CONV, RELU, ADD = (
     Job(Case("s", name, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.devices.device import AdbAddress, Device
-from farm.regressions.look_back import record_look_back
+from farm.dispatch.look_back import record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.analysis.tolerances import MeasuredOutput, suggest_limits
+from farm.base.errors import ConfigError
 from farm.devices.device import AdbAddress, Device
-from farm.errors import ConfigError
+from farm.results.analysis.tolerances import MeasuredOutput, suggest_limits
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store

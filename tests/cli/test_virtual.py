@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import processes_of, wait_for_no_process
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, serv
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("Ctrl-C"):
             assert line
-        (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.virtual" in command]
+        (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.devices.virtual" in command]
         os.kill(daemon, signal.SIGKILL)
         said = process.stdout.read()
         assert process.wait(timeout=60) == 4

@@ -12,9 +12,9 @@ from chaos_store import PostgresStore, postgres_cluster
 from farm_home import FarmHome
 from waiting import until
 
+from farm.devices.virtual.faults import Fault, FaultKind
 from farm.results.attempt import Verdict
 from farm.store.protocol import PROTOCOL
-from farm.virtual.faults import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

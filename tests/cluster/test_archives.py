@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from made_shards import made_bundle, made_job, made_key
 
-from farm.bundles import key as key_module
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.cluster.files.suite_archive import unpack_source, upload_sources
-from farm.config.settings import load_config
-from farm.errors import ArtifactLostError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.errors import ArtifactLostError, UsageError
+from farm.builds.bundles import key as key_module
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.dispatch.cluster.files.suite_archive import unpack_source, upload_sources
 from farm.store.objects.archive import unpack, write_archive
 from farm.store.objects.bundle_archive import fetch_bundle, upload_bundle
 from farm.store.objects.objects import Objects, open_objects
@@ -239,7 +239,7 @@ def test_the_code_of_a_suite_has_the_same_key_on_another_host(
 def test_the_code_that_farm_ships_does_not_travel_and_files_of_elsewhere_cannot(
     host: Callable[[str], Objects], tmp_path: Path
 ) -> None:
-    from farm.system.resources import data_folder
+    from farm.base.resources import data_folder
 
     job = made_suite(tmp_path / "home")
     ours = Job(

@@ -21,22 +21,22 @@ from forked_command import start
 from postgresql_server import server_binaries
 from store_template import create_store, drop_database
 
-from farm.bundles.cache import leftovers
-from farm.cluster.client.upload import build_here, new_builds
-from farm.cluster.delivery.mend import mend
-from farm.cluster.delivery.worker import MessageDelivery
-from farm.cluster.files.suite_archive import upload_sources
-from farm.config.settings import load_config
-from farm.request.plan import PlannedJob
+from farm.base.config.settings import load_config
+from farm.base.processes import Supervisor
+from farm.builds.bundles.cache import leftovers
+from farm.dispatch.cluster.client.upload import build_here, new_builds
+from farm.dispatch.cluster.delivery.mend import mend
+from farm.dispatch.cluster.delivery.worker import MessageDelivery
+from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.request.plan import PlannedJob
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forked_command import Program
 
-    from farm.compile.protocol import BuildReply
+    from farm.builds.compile.protocol import BuildReply
 
 pytestmark = pytest.mark.whole
 

@@ -13,18 +13,18 @@ from shared_rows import shards_of
 from store_template import drop_database
 from waiting import all_the_time
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.cluster.agent.build_task import RefusedBuildError, job_here, require_inside
-from farm.cluster.files.suite_archive import upload_sources
-from farm.cluster.toolchain_id import toolchain_id
+from farm.base.trust import weakness
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, require_inside
+from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.cluster.toolchain_id import toolchain_id
 from farm.policy.situation import Priority
 from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.objects.bundle_archive import fetch_bundle
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.suites.generate import Generate
-from farm.system.trust import weakness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,15 +24,15 @@ from store_template import drop_database
 from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
 from waiting import all_the_time
 
-from farm.cluster.toolchain_id import offered
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.builds.toolchains.prepare import prepare
+from farm.dispatch.cluster.toolchain_id import offered
 from farm.policy.retries import Tried
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.store import schema
 from farm.store.leases.registry import Seen
 from farm.store.objects.objects import open_objects
 from farm.store.store import open_store
-from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from farm_home import FarmHome
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.store.cluster.records import AgentDevice
     from farm.store.store import Store
 

@@ -16,11 +16,11 @@ from postgresql_server import server_binaries
 from store_template import create_store, drop_database
 from waiting import until
 
-from farm.cluster.delivery import app as delivery_app
-from farm.cluster.delivery.app import Periodic
-from farm.cluster.delivery.mend import mend
-from farm.cluster.delivery.worker import MessageDelivery
-from farm.errors import RowRefusedError, StoreError
+from farm.base.errors import RowRefusedError, StoreError
+from farm.dispatch.cluster.delivery import app as delivery_app
+from farm.dispatch.cluster.delivery.app import Periodic
+from farm.dispatch.cluster.delivery.mend import mend
+from farm.dispatch.cluster.delivery.worker import MessageDelivery
 from farm.store.cluster.records import Mended
 from farm.store.messages.install import needed_version
 from farm.store.store import open_store
@@ -252,7 +252,7 @@ def test_a_run_without_an_end_keeps_no_other_from_its_own(store: Store, monkeypa
             raise RowRefusedError("the database refuses what is to be written")
         ended.append(run_id)
 
-    monkeypatch.setattr("farm.cluster.ending.finish", finish)
+    monkeypatch.setattr("farm.dispatch.cluster.ending.finish", finish)
     monkeypatch.setattr(type(store.cluster), "mend", lambda *_args, **_named: Mended(unfinished=("a", "b")))
     notes: list[str] = []
     mend(store, notes.append, ttl_s=10)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from chaos_store import postgres_cluster
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,11 +23,11 @@ from s3_server import KEYS, S3Server
 from stub_farm import FINE, SOC, make_bundle
 from waiting import all_the_time
 
-from farm.bundles.cache import BundleCache
+from farm.base.processes import Supervisor
+from farm.builds.bundles.cache import BundleCache
 from farm.store.cluster.records import Build
 from farm.store.leases.rows import lock_soc
 from farm.store.store import open_store
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

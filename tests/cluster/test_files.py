@@ -13,12 +13,12 @@ import pytest
 from s3_server import KEYS, S3Server
 from ssh_server import SshServer
 
-from farm.config.settings import load_config
-from farm.errors import ArtifactLostError, ArtifactsError, LocalError
+from farm.base.config.settings import load_config
+from farm.base.errors import ArtifactLostError, ArtifactsError, LocalError
+from farm.base.processes import Supervisor
 from farm.store.objects.cached import cached_objects, prune_objects
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from farm.cli.cluster.queue import queue_lines
-from farm.cluster.client.devices import choose
-from farm.cluster.client.follow import Shown
-from farm.cluster.queue import queued, why_it_waits
+from farm.dispatch.cluster.client.devices import choose
+from farm.dispatch.cluster.client.follow import Shown
+from farm.dispatch.cluster.queue import queued, why_it_waits
+from farm.dispatch.pool.fleet import Choice
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
-from farm.pool.fleet import Choice
 from farm.store.cluster.records import (
     Agent,
     AgentDevice,

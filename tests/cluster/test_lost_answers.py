@@ -9,13 +9,13 @@ from shared_rows import SOC, TTL_S, agent, shards, submit
 from store_template import drop_database
 from waiting import until
 
-from farm.cluster.agent.claimer import Claimer
-from farm.cluster.agent.ledger import Ledger
-from farm.cluster.agent.minder import Minder
-from farm.errors import StoreError
+from farm.base.clock import now_s
+from farm.base.errors import StoreError
+from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.cluster.agent.minder import Minder
 from farm.store.cluster.records import AgentFacts
 from farm.store.store import open_store
-from farm.system.clock import now_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from farm.cluster.agent import minder as minding
-from farm.cluster.agent.ledger import Ledger
-from farm.cluster.agent.minder import Minder
-from farm.errors import StoreError
+from farm.base.errors import StoreError
+from farm.dispatch.cluster.agent import minder as minding
+from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.cluster.agent.minder import Minder
 from farm.store import answers
 from farm.store.cluster.records import AgentId, Minded
 

@@ -20,10 +20,10 @@ from build_farm import await_true
 from store_template import drop_database
 from waiting import ends
 
-from farm.cluster.nights import NightStarter, due_before, name_of, night_lines
-from farm.config.settings import load_config
-from farm.config.shared import NightConfig
-from farm.errors import ConfigError, StoreError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.config.shared import NightConfig
+from farm.base.errors import ConfigError, StoreError, UsageError
+from farm.dispatch.cluster.nights import NightStarter, due_before, name_of, night_lines
 from farm.store.cluster.records import AgentFacts, NightStart
 from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
@@ -31,7 +31,7 @@ from farm.store.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.store.cluster.records import AgentId
     from farm.store.store import Store
 
@@ -317,7 +317,7 @@ def test_a_killed_agent_takes_its_night_with_it(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     code = (
         "import signal\n"
-        "from farm.system.processes import Supervisor\n"
+        "from farm.base.processes import Supervisor\n"
         "child = Supervisor().spawn(['/bin/sleep', '60'], name='night')\n"
         f"open({str(mark)!r}, 'w').write(str(child.pid))\n"
         "signal.pause()\n"

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 _MODULES = """
-farm.cli.cluster.agent farm.cluster.agent.host_agent farm.dispatch.device_runner farm.dispatch.device_process
-farm.cluster.files.prepare farm.device_run.device_worker farm.dispatch.worker farm.results.judge farm.results.generation
+farm.cli.cluster.agent farm.dispatch.cluster.agent.host_agent farm.dispatch.device_runner farm.dispatch.device_process
+farm.dispatch.cluster.files.prepare farm.dispatch.device_run.device_worker farm.dispatch.worker farm.results.judge
+farm.results.generation
 """
 _REFUSING = """
 import importlib.abc, importlib.util, sys

@@ -15,18 +15,18 @@ from shared_rows import key as row_key
 from shared_rows import shards as row_shards
 from shared_rows import submit
 
-from farm.bundles.cache import BundleCache
-from farm.cluster.files.prepare import Preparer
-from farm.cluster.files.runtime_files import fetch_runtime, upload_runtime
-from farm.compile.protocol import BuildReply
-from farm.config.settings import Config, load_config
-from farm.device_run.builds import has_reply, read_reply
-from farm.errors import ArtifactLostError, ArtifactsError, InfraError, NoDeviceError, UsageError
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import ArtifactLostError, ArtifactsError, InfraError, NoDeviceError, UsageError
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.compile.protocol import BuildReply
+from farm.builds.runtime.runtime import Runtime
+from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.cluster.files.runtime_files import fetch_runtime, upload_runtime
+from farm.dispatch.device_run.builds import has_reply, read_reply
+from farm.dispatch.request.plan import read_plan
+from farm.dispatch.request.pruning import Freed, Remains, require_deletable
+from farm.dispatch.request.shared_pruning import SharedRemains
 from farm.replay.made_bundle import find_made_bundle
-from farm.request.plan import read_plan
-from farm.request.pruning import Freed, Remains, require_deletable
-from farm.request.shared_pruning import SharedRemains
-from farm.runtime.runtime import Runtime
 from farm.store.artifacts import ArtifactStore, open_artifacts
 from farm.store.cluster.records import Build, NewBuild, ShardJob
 from farm.store.objects.bundle_archive import upload_bundle
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from farm.cluster.terms import RemoteRuntime
+    from farm.dispatch.cluster.terms import RemoteRuntime
     from farm.suites.suite import Job
 
 RUN = "20261123-120000-abcdef"

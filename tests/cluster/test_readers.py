@@ -12,7 +12,7 @@ from chaos_store import PostgresStore, postgres_cluster
 from farm_home import FarmHome
 from s3_server import KEYS, S3Server
 
-from farm.system.processes import Supervisor
+from farm.base.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from store_template import drop_database
 
-from farm.cluster.agent.claimer import Claimer
-from farm.cluster.agent.host_agent import HostAgent
-from farm.cluster.agent.minder import Minder
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import InfraError, UsageError
+from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.host_agent import HostAgent
+from farm.dispatch.cluster.agent.minder import Minder
 from farm.dispatch.recorder import Recorder
-from farm.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

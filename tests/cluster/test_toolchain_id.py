@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from made_environments import make_environment, make_source_tree
 
-from farm.backends.registry import BACKENDS
-from farm.cluster.agent.host_toolchains import HostToolchains
-from farm.cluster.toolchain_id import offered, require_offered, toolchain_id
-from farm.config.settings import load_config
-from farm.errors import NoDeviceError
+from farm.base.backends.registry import BACKENDS
+from farm.base.config.settings import load_config
+from farm.base.errors import NoDeviceError
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.select import use_toolchain
+from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
+from farm.dispatch.cluster.toolchain_id import offered, require_offered, toolchain_id
 from farm.store.cluster.records import Agent, AgentFacts
-from farm.toolchains.prepare import prepare
-from farm.toolchains.select import use_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from farm.analysis.confirmation import Answer
 from farm.report.model.compare import (
     ComparedJob,
     CompareReport,
@@ -15,6 +14,7 @@ from farm.report.model.compare import (
     PairedMetric,
     SideResult,
 )
+from farm.results.analysis.confirmation import Answer
 
 
 def compiled(program: str = "p", **more: Any) -> CompiledFacts:

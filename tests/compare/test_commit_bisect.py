@@ -16,19 +16,19 @@ from click.testing import CliRunner
 from compare.made import broken, job, moved, passed, report, side
 from executorch_checkout import commit, make_checkout, make_repository, run_git
 
+from farm.base.config.settings import load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import FarmError, InfraError, MissingToolError, NativeBuildError, UsageError
+from farm.builds.toolchains.commits import Checkout
+from farm.builds.toolchains.worktrees import require_built, worktree
 from farm.cli.main import cli
-from farm.compare.commit_bisect import BisectOutcome, GitBisect, bisect_commits, bisected_toolchain, commits_of
-from farm.compare.request import ComparisonRequest, SideRequest, config_of
-from farm.compare.symptom import CommitAnswer
-from farm.config.settings import load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.errors import FarmError, InfraError, MissingToolError, NativeBuildError, UsageError
-from farm.toolchains.commits import Checkout
-from farm.toolchains.worktrees import require_built, worktree
+from farm.numbers.compare.commit_bisect import BisectOutcome, GitBisect, bisect_commits, bisected_toolchain, commits_of
+from farm.numbers.compare.request import ComparisonRequest, SideRequest, config_of
+from farm.numbers.compare.symptom import CommitAnswer
 
 if TYPE_CHECKING:
+    from farm.builds.toolchains.commits import Commit
     from farm.report.model.compare import ComparedJob, CompareReport
-    from farm.toolchains.commits import Commit
 
     Truth = Callable[[int], ComparedJob]
 
@@ -247,7 +247,7 @@ def test_the_evidence_names_commit_program_and_files(
 ) -> None:
     bad = job(passed("p"), passed("q", fallback_ops={"aten.relu": 2}, pte_bytes=900), moved(change=0.3))
     compare = StubComparison(since(6, bad))
-    monkeypatch.setattr("farm.compare.commit_bisect.comparing", lambda *_: compare)
+    monkeypatch.setattr("farm.numbers.compare.commit_bisect.comparing", lambda *_: compare)
     asked = ("--commits", f"main~{COUNT}..main", "--checkout", str(checkout.folder), JOB, "--virtual=1")
     code, text = farm(*asked, "--markdown", str(tmp_path / "evidence.md"))
     first = checkout.commit(f"main~{COUNT - 6}")
@@ -265,7 +265,7 @@ def test_the_evidence_names_commit_program_and_files(
     assert (code, answer["first_bad"]["sha"], answer["exact"]) == (3, first.sha, True)
     assert answer["comparison"]["jobs"][0]["name"] == JOB
     # Another request is another search.
-    monkeypatch.setattr("farm.compare.commit_bisect.comparing", lambda *_: StubComparison(since(1, SAME)))
+    monkeypatch.setattr("farm.numbers.compare.commit_bisect.comparing", lambda *_: StubComparison(since(1, SAME)))
     assert farm(*asked, "--metric", "partitions")[0] == 0
 
 

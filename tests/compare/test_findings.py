@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from compare.made import broken, compiled, job, moved, passed, report, side
 
-from farm.analysis.confirmation import Answer
 from farm.report.html.compare import render_compare
 from farm.report.model.compare import ComparedJob, CompareGroup
 from farm.report.model.compare_totals import compile_cost, overview, sentence
+from farm.results.analysis.confirmation import Answer
 
 FAILED = {"verdict": "failed", "reason": "output 0: sqnr 12 dB < 20 dB"}
 MUL_ADD = {"aten.mul.Tensor": 1, "aten.add.Tensor": 1}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from farm.compare import measuring
-from farm.compare.compare import run_differently
-from farm.compare.measuring import JobToRun, MeasuringPool
-from farm.compare.pairing import JobOutcome
-from farm.compare.request import ComparisonRequest, SideRequest
-from farm.errors import InfraError, NoDeviceError
+from farm.base.errors import InfraError, NoDeviceError
+from farm.numbers.compare import measuring
+from farm.numbers.compare.compare import run_differently
+from farm.numbers.compare.measuring import JobToRun, MeasuringPool
+from farm.numbers.compare.pairing import JobOutcome
+from farm.numbers.compare.request import ComparisonRequest, SideRequest
 from farm.suites.suite import Target
 
 if TYPE_CHECKING:

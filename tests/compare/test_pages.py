@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from compare.made import HOSTILE, everything, job, moved, passed, report, side
 
-from farm.compare.compare import require_no_lone_stub
-from farm.errors import UsageError
+from farm.base.errors import UsageError
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
+from farm.numbers.compare.compare import require_no_lone_stub
 from farm.report.formats.compare import compare_commands, compare_json, compare_markdown
 from farm.report.formats.github import add_summary
 from farm.report.html.compare import change_chart, render_compare
 from farm.report.model.compare import CompareReport
 from farm.report.model.compare_totals import turns_text
 from farm.report.terminal.compare import compare_lines
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 
 class Tags(HTMLParser):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from farm.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job, times_of
-from farm.errors import NeedsDeviceError
-from farm.regressions.interleaved_ab import InterleavedBench, Side
+from farm.base.errors import NeedsDeviceError
+from farm.numbers.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job, times_of
+from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 
 if TYPE_CHECKING:
-    from farm.analysis.confirmation import Pair
+    from farm.results.analysis.confirmation import Pair
 
 MOST = 12
 

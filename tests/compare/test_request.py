@@ -9,11 +9,11 @@ import pytest
 from executorch_checkout import make_repository
 from farm_home import FarmHome
 
-from farm.compare.building import shares
-from farm.compare.request import ComparisonRequest, SideRequest, config_of, jobs_of_side, own_options, sides_of
-from farm.config.settings import Config, load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.errors import UsageError
+from farm.base.config.settings import Config, load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import UsageError
+from farm.numbers.compare.building import shares
+from farm.numbers.compare.request import ComparisonRequest, SideRequest, config_of, jobs_of_side, own_options, sides_of
 
 
 def test_once_is_for_both_sides_and_twice_for_a_and_b() -> None:
@@ -48,7 +48,8 @@ def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
     )
     config = load_config(tmp_path / "farm.toml")
     # Which of them is there is not asked here.
-    monkeypatch.setattr("farm.toolchains.select.select", lambda config, toolchain, _note: replace(config, toolchain))
+    select = "farm.builds.toolchains.select.select"
+    monkeypatch.setattr(select, lambda config, toolchain, _note: replace(config, toolchain))
     for given in (folder, tmp_path / "link"):
         sides = sides_of((), (), (), str(given), "HEAD")
         asked = ComparisonRequest(sides=sides, socs=("SM8650",), suites=("smoke",))

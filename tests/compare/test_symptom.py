@@ -7,8 +7,8 @@ import math
 import pytest
 from compare.made import broken, job, moved, passed, side
 
-from farm.compare.symptom import CommitAnswer, answer_of, require_compared, symptom_of
-from farm.errors import FarmError, InfraError, UnknownNameError, UsageError
+from farm.base.errors import FarmError, InfraError, UnknownNameError, UsageError
+from farm.numbers.compare.symptom import CommitAnswer, answer_of, require_compared, symptom_of
 from farm.report.model.compare import ComparedJob
 
 GOOD, BAD, SKIP = CommitAnswer

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from farm.config.settings import load_config
-from farm.toolchains.prepare import prepare
-from farm.toolchains.toolchain import Toolchain
+from farm.base.config.settings import load_config
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.toolchain import Toolchain
 
 
 @pytest.fixture(scope="session")

@@ -22,18 +22,18 @@ from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample impo
 )
 from executorch.devtools import Inspector, parse_etrecord
 
-from farm.bundles.bundle import load_bundle
-from farm.compile.debug.compare import compare_layers, missing_layers
-from farm.compile.debug.compiler import compile_debug
-from farm.compile.debug.debugger import Debugger
-from farm.compile.debug.metrics import MetricClass, bind_all
-from farm.compile.debug.protocol import CompareRequest, CompileRequest, Written, parse_metric
-from farm.config.settings import load_config
-from farm.program.layers import Layer
+from farm.base.config.settings import load_config
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.compile.debug.compare import compare_layers, missing_layers
+from farm.builds.compile.debug.compiler import compile_debug
+from farm.builds.compile.debug.debugger import Debugger
+from farm.builds.compile.debug.metrics import MetricClass, bind_all
+from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, Written, parse_metric
+from farm.builds.program.layers import Layer
+from farm.builds.runtime.runtime import simulator_runtime
+from farm.builds.toolchains.prepare import prepare
 from farm.results.layers import diagnose
-from farm.runtime.runtime import simulator_runtime
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.toolchains.prepare import prepare
 
 MODELS = """
 import torch

@@ -17,8 +17,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from farm.compile.llm.compiler import Speakers, make_decoder
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
+from farm.builds.compile.llm.compiler import Speakers, make_decoder
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import transformers
 
-from farm.compile.flows.factory import make_inputs, make_module
+from farm.base.resources import data_folder
+from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Case
-from farm.system.resources import data_folder
 
 REPEATED = ("llama", "mobilenet_v3", "wav2vec2")
 Outputs = tuple[torch.Tensor, ...]

@@ -35,17 +35,17 @@ from torch._subclasses import fake_impls
 from torch.export import decomp_utils, exported_program
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
-from farm.bundles.key import toolchain_versions
-from farm.compile.flows import graphs
-from farm.compile.flows.delegation import misread_codes, read_delegation
-from farm.compile.flows.dispatcher import kept_kernels, one_look_a_list
-from farm.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.compile.flows.node_origins import EdgeOrigins
-from farm.compile.flows.op_packages import packages_of
-from farm.compile.flows.qualcomm import FLOW, compiler_specs, options_read_once
-from farm.compile.flows.split import split_passes
-from farm.compile.protocol import reason_of
-from farm.errors import FarmError
+from farm.base.errors import FarmError
+from farm.builds.bundles.key import toolchain_versions
+from farm.builds.compile.flows import graphs
+from farm.builds.compile.flows.delegation import misread_codes, read_delegation
+from farm.builds.compile.flows.dispatcher import kept_kernels, one_look_a_list
+from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
+from farm.builds.compile.flows.node_origins import EdgeOrigins
+from farm.builds.compile.flows.op_packages import packages_of
+from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, options_read_once
+from farm.builds.compile.flows.split import split_passes
+from farm.builds.compile.protocol import reason_of
 from farm.suites.features import Features, OpPackage
 from farm.suites.suite import Case, Target
 

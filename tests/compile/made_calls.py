@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from farm.compile.flows.calls import ModuleState, call, flat_outputs, output_names, state_kept
-from farm.compile.flows.factory import make_inputs
-from farm.compile.flows.state import run_samples
-from farm.compile.flows.writes import run_reference
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
+from farm.builds.compile.flows.calls import ModuleState, call, flat_outputs, output_names, state_kept
+from farm.builds.compile.flows.factory import make_inputs
+from farm.builds.compile.flows.state import run_samples
+from farm.builds.compile.flows.writes import run_reference
 from farm.suites.state import State
 from farm.suites.suite import Case, InputSpec
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from farm.bundles.bundle import TensorSpec
-from farm.compile.flows.compiler import compile_job
-from farm.compile.flows.constants import constant_outputs, mark_constants, mark_ready_constants
+from farm.builds.bundles.bundle import TensorSpec
+from farm.builds.compile.flows.compiler import compile_job
+from farm.builds.compile.flows.constants import constant_outputs, mark_constants, mark_ready_constants
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
 

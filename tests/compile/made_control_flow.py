@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from farm.compile.flows.control_flow import refuse_control_flow
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
+from farm.builds.compile.flows.control_flow import refuse_control_flow
 from farm.suites.suite import Case, InputSpec
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import torch
 
-from farm.compile.debug.compare import _Comparators
-from farm.compile.debug.reference import run_float
-from farm.program.layers import LayerTensor
+from farm.builds.compile.debug.compare import _Comparators
+from farm.builds.compile.debug.reference import run_float
+from farm.builds.program.layers import LayerTensor
 
 NODE: Any = SimpleNamespace(name="add", tensor=LayerTensor())
 SCALES = (1e-30, 1.0, 1e20, 1e38)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from executorch.exir import to_edge
 
-from farm.compile.flows.compiler import CompiledProgram, Stopwatch, _take_ready
+from farm.builds.compile.flows.compiler import CompiledProgram, Stopwatch, _take_ready
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 NETS = """

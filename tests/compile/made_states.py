@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from farm.compile.flows.compiler import compile_job
-from farm.compile.flows.state import run_samples
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
+from farm.builds.compile.flows.compiler import compile_job
+from farm.builds.compile.flows.state import run_samples
 from farm.suites.state import State
 from farm.suites.suite import Case, InputSpec, Job, Target
 

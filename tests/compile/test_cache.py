@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
-from farm.bundles.cache import BundleCache
-from farm.errors import BundleError, InfraError, UsageError
-from farm.system.hashes import sha256_of
+from farm.base.errors import BundleError, InfraError, UsageError
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.cache import BundleCache
 
 KEY = "ab" * 32
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
 
 def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     code = (
-        "import signal; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
+        "import signal; from pathlib import Path; from farm.builds.bundles.cache import BundleCache\n"
         "def fill(folder):\n"
         "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); signal.pause()\n"
         f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.bundles.bundle import Bundle, Constant, load_bundle
-from farm.execution.raw import RawResult
+from farm.builds.bundles.bundle import Bundle, Constant, load_bundle
+from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt
 from farm.results.judge import judge
 from farm.suites.suite import Job

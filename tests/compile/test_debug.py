@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.compile.debug.process import DebugProcess, require_modules
-from farm.compile.debug.protocol import CompileRequest, DebugReply, parse_metric
-from farm.errors import UsageError
-from farm.program.layers import Gap, Layer, LayerStep
+from farm.base.errors import UsageError
+from farm.base.processes import Supervisor
+from farm.builds.compile.debug.process import DebugProcess, require_modules
+from farm.builds.compile.debug.protocol import CompileRequest, DebugReply, parse_metric
+from farm.builds.program.layers import Gap, Layer, LayerStep
+from farm.builds.toolchains.toolchain import Compiler
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.processes import Supervisor
-from farm.toolchains.toolchain import Compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.toolchains.toolchain import Toolchain
+    from farm.builds.toolchains.toolchain import Toolchain
 
 DEBUGGING = Path(__file__).with_name("debugging.py")
 EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"

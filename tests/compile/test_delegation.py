@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import DelegationError
+from farm.base.errors import DelegationError
 
 
 @pytest.fixture

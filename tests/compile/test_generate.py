@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from farm.bundles.bundle import Bundle
-from farm.compile.llm.greedy import continuation
-from farm.compile.llm.stand_ins import stand_ins
-from farm.program.pte import read_pte
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.compile.llm.greedy import continuation
+from farm.builds.compile.llm.stand_ins import stand_ins
+from farm.builds.program.pte import read_pte
 
 DECODING = Path(__file__).with_name("decoding.py")
 MISSING = ("torchtune", "lm_eval", "datasets")
@@ -79,7 +79,7 @@ def test_weights_of_users_make_the_decoder_that_they_are_of(told_by: Callable[[P
 @pytest.mark.whole
 def test_of_what_is_told_references_have_two_logarithms_of_probabilities() -> None:
     torch = pytest.importorskip("torch")
-    from farm.compile.llm.references import log_probabilities
+    from farm.builds.compile.llm.references import log_probabilities
 
     # Probabilities 1/4 and 3/4, then 1/2 each, and what nothing follows.
     logits = torch.tensor([[0.0, np.log(3.0)], [5.0, 5.0], [1.0, 9.0]])

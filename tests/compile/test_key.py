@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.backends.registry import BACKENDS
-from farm.bundles import key as key_module
-from farm.bundles import source as source_module
-from farm.bundles.key import bundle_key, recipe_files, relevant_versions, shares_weights, toolchain_versions
-from farm.bundles.source import named_files
+from farm.base.backends.registry import BACKENDS
+from farm.builds.bundles import key as key_module
+from farm.builds.bundles import source as source_module
+from farm.builds.bundles.key import bundle_key, recipe_files, relevant_versions, shares_weights, toolchain_versions
+from farm.builds.bundles.source import named_files
 from farm.suites.generate import Generate, Mode
 from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
@@ -218,14 +218,14 @@ def _imports(path: Path) -> set[Path]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) -> None:
     # What they say is in the key by value, or decides where a bundle lies and not what is in it.
-    by_value = {"bundles/key.py", "bundles/source.py"}
+    by_value = {"builds/bundles/key.py", "builds/bundles/source.py"}
     left, seen = list(recipe_files(backend)), set[Path]()
     while left:
         path = left.pop()
         seen.add(path)
         left += _imports(path) - seen
-    rooms = {"compile", "bundles", "program"}
-    taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[0] in rooms}
+    rooms = {("builds", "compile"), ("builds", "bundles"), ("builds", "program")}
+    taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[:2] in rooms}
     # Of what a case says, its prompts and its decoder's parameters are worked out when it is compiled.
     of_text = {*recipe_files(backend)} - {*recipe_files(backend, text=False)}
     worked_out = {path for path in of_text if path.is_relative_to(ROOT / "farm" / "suites")}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.program.layers import Gap
+from farm.builds.program.layers import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

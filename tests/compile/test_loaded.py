@@ -14,16 +14,16 @@ import msgspec
 import pytest
 from waiting import await_later_file_time
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key, source_as_of_ns
-from farm.compile.loaded import LoadedFiles
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
-from farm.errors import InfraError
+from farm.base.errors import InfraError
+from farm.base.hashes import hash_tree
+from farm.base.processes import Supervisor
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key, source_as_of_ns
+from farm.builds.compile.loaded import LoadedFiles
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.hashes import hash_tree
-from farm.system.processes import Supervisor
-from farm.toolchains.toolchain import Toolchain
 
 OPS = """
 import torch
@@ -135,7 +135,7 @@ def is_loaded(site: Path) -> None:
 
 def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A memory knows what had not just changed.
-    monkeypatch.setattr("farm.system.hashes._YOUNG_S", 0.0)
+    monkeypatch.setattr("farm.base.hashes._YOUNG_S", 0.0)
     await_later_file_time(tmp_path)
     hash_tree(tmp_path / "cache", site)
     loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")

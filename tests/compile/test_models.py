@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from farm_home import FarmHome
 
+from farm.base.resources import data_folder
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Suite
-from farm.system.resources import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

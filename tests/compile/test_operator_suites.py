@@ -6,10 +6,10 @@ import re
 import tomllib
 from pathlib import Path
 
+from farm.base.socs import find_soc
 from farm.report.model.coverage.coverage import made_of_others
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
-from farm.suites.socs import find_soc
 from farm.suites.suite import plan
 from farm.suites.tested_operators import operators_in_tests
 

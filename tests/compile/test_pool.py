@@ -15,17 +15,17 @@ import pytest
 from foreign_bytecode import write_foreign_bytecode
 from waiting import until
 
-from farm.bundles.cache import BundleCache, leftovers
-from farm.bundles.key import bundle_key, relevant_versions
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
+from farm.base.processes import Supervisor
+from farm.builds.bundles.cache import BundleCache, leftovers
+from farm.builds.bundles.key import bundle_key, relevant_versions
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.toolchains.toolchain import Toolchain
+    from farm.builds.toolchains.toolchain import Toolchain
 
 OPS = """
 import ctypes, os, pathlib, signal, sys, tempfile, time, torch
@@ -334,7 +334,7 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
             raise FileNotFoundError("a process that has just ended")
         return 0
 
-    monkeypatch.setattr("farm.system.memory.resident_bytes", resident_bytes)
+    monkeypatch.setattr("farm.base.memory.resident_bytes", resident_bytes)
     requests = [builds.request(".ops:Tells", args=(n,), precision="fp32", backend="xnnpack") for n in range(4)]
     replies = builds.run(*requests, width=1)
     said = {reply.key: reply.reason for reply in replies}
@@ -388,8 +388,8 @@ def test_what_a_compile_wrote_goes_with_its_builder(
 def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
     root = builds.cache.root
     code = (
-        "import signal, sys; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
-        "from farm.system.publish import own_folder\n"
+        "import signal, sys; from pathlib import Path; from farm.builds.bundles.cache import BundleCache\n"
+        "from farm.base.publish import own_folder\n"
         "def fill(folder):\n"
         "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); signal.pause()\n"
         f"with own_folder(Path({str(root)!r}, 'builders'), sys.argv[1]) as folder:\n"

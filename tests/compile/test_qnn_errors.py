@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.bundles.origins import Origin
-from farm.compile.at_work import NodeAtWork, take_node
-from farm.compile.qnn_errors import explained
+from farm.builds.bundles.origins import Origin
+from farm.builds.compile.at_work import NodeAtWork, take_node
+from farm.builds.compile.qnn_errors import explained
 
 if TYPE_CHECKING:
     from pathlib import Path

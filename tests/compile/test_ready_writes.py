@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.bundles.ready import output_specs, read_ready, ready_manifest
-from farm.program.pte import Method, read_pte
+from farm.builds.bundles.ready import output_specs, read_ready, ready_manifest
+from farm.builds.program.pte import Method, read_pte
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from farm.bundles.key import bundle_key
-from farm.compile.debug.process import DebugProcess
-from farm.compile.debug.protocol import CompileRequest
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildRequest
+from farm.base.processes import Supervisor
+from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.debug.process import DebugProcess
+from farm.builds.compile.debug.protocol import CompileRequest
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildRequest
 from farm.results.judge import build_failure
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.compile.protocol import BuildReply
-    from farm.toolchains.toolchain import Toolchain
+    from farm.builds.compile.protocol import BuildReply
+    from farm.builds.toolchains.toolchain import Toolchain
 
 OPS = """
 import os, signal, torch

@@ -10,19 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec, load_bundle
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.bundles.same import compare_hashes, compare_programs, data_hash, is_same_job, program_of
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
-from farm.program.canonical import program_hash
-from farm.program.pte import qnn_payloads
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.bundles.same import compare_hashes, compare_programs, data_hash, is_same_job, program_of
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.program.canonical import program_hash
+from farm.builds.program.pte import qnn_payloads
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import plan
-from farm.system.processes import Supervisor
-from farm.toolchains.toolchain import Toolchain
 
 VARIANTS = Path(__file__).with_name("variants.py")
 MAGIC = (0x5678ABCD).to_bytes(4, "little")

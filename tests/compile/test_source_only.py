@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import sys
-from farm.compile.source_only import import_from_source
+from farm.builds.compile.source_only import import_from_source
 folder, *developed = sys.argv[1:]
 import_from_source(developed)
 sys.path.insert(0, folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.backends.registry import BACKENDS
+from farm.base.backends.registry import BACKENDS
 
 # QnnExecuTorch* of ExecuTorch 1.5, qc_schema: backend, chipset, precisions.
 GPU, HTP, LPAI = 1, 2, 4

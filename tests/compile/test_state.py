@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import load_bundle
-from farm.bundles.key import bundle_key
-from farm.errors import ConfigError, IllegalTargetError
+from farm.base.errors import ConfigError, IllegalTargetError
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.key import bundle_key
 from farm.suites.manifests import load_suite
-from farm.suites.socs import find_soc
 from farm.suites.state import State, state_problem
 from farm.suites.suite import Case, Job, Target, plan
 

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 import warm_torch
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.changes import edit_between
-from farm.bundles.reuse import find_bundles_for, forget_pruned
-from farm.bundles.trace import DevelopedRoot, FileTrace, to_bits
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
+from farm.base import processes
+from farm.base.hashes import tree_files
+from farm.base.processes import Supervisor
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.changes import edit_between
+from farm.builds.bundles.reuse import find_bundles_for, forget_pruned
+from farm.builds.bundles.trace import DevelopedRoot, FileTrace, to_bits
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system import processes
-from farm.system.hashes import tree_files
-from farm.system.processes import Supervisor
-from farm.toolchains.toolchain import Toolchain
 
 LAYERS = '''"""A model's own code in the package under development."""
 import functools, torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from programs import run_program
 
-from farm.runtime.simulator import host_sdk
+from farm.builds.runtime.simulator import host_sdk
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Weights that nobody trained, and a tokenizer of a few sentences: the script wants both as files.
 MADE = """
 import json, sentencepiece, torch
-from farm.compile.llm.stand_ins import stand_ins
+from farm.builds.compile.llm.stand_ins import stand_ins
 words = "Once upon a time there was a phone, and it said one token after another. ".split()
 with open("text.txt", "w") as file:
     file.writelines(" ".join(words[n % 15:] + words[: n % 7]) + "\\n" for n in range(200))
@@ -37,7 +37,7 @@ json.dump([{"messages": [{"role": "user", "content": " ".join(words * 3)}]}], op
 """
 EXPORT = """
 import runpy
-from farm.compile.llm.stand_ins import stand_ins
+from farm.builds.compile.llm.stand_ins import stand_ins
 with stand_ins():
     runpy.run_module("executorch.examples.qualcomm.oss_scripts.llama.llama", run_name="__main__", alter_sys=True)
 """

@@ -12,10 +12,10 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 
-from farm.bundles.key import toolchain_versions
-from farm.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.compile.flows.graphs import less_work
-from farm.compile.flows.qualcomm import FLOW
+from farm.builds.bundles.key import toolchain_versions
+from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
+from farm.builds.compile.flows.graphs import less_work
+from farm.builds.compile.flows.qualcomm import FLOW
 from farm.suites.suite import Case, Target
 
 WEIGHTS = torch.linspace(-1.0, 1.0, 4 * 3 * 3 * 3).reshape(4, 3, 3, 3)

@@ -13,13 +13,13 @@ import pytest
 from programs import run_program
 from simpleadb import Layout, lay_out
 
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.runtime.runtime import Runtime, simulator_runtime
+from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.runtime.runtime import Runtime, simulator_runtime
-from farm.runtime.simulator import host_sdk
-from farm.suites.socs import find_soc
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

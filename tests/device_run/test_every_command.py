@@ -14,16 +14,16 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
 
-from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, DebugReply
-from farm.config.settings import load_config
-from farm.device_run.device_run import DeviceRun
-from farm.errors import LeaseLostError, NeedsDeviceError
+from farm.base.config.settings import load_config
+from farm.base.errors import LeaseLostError, NeedsDeviceError
+from farm.builds.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, DebugReply
+from farm.devices.virtual.faults import Fault, inject
+from farm.dispatch.device_run.device_run import DeviceRun
 from farm.replay.debug import DebugOutcome, DebugRequest, debug
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 from farm.suites.suite import KnownIssue
-from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +121,7 @@ class TestDebug:
         """Debugs a program of which no layer can be compared, on the attached device."""
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.port))
         ready = plan_ready(ReadyRequest(model=models / "conv.pte"))
-        monkeypatch.setattr("farm.compile.debug.process.DebugProcess", CompilerStub)
+        monkeypatch.setattr("farm.builds.compile.debug.process.DebugProcess", CompilerStub)
         monkeypatch.setattr(CompilerStub, "bundle", ready.bundle(load_config()).folder, raising=False)
 
         def run(*issues: KnownIssue, compared: Callable[[], None] = lambda: None) -> DebugOutcome:

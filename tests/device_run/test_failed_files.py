@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
-from farm.config.retention import FailuresConfig
-from farm.config.settings import load_config
-from farm.device_run.artifacts import AttemptArtifacts, FailedFiles
-from farm.errors import ConfigError
-from farm.request.profiling import Profile
+from farm.base.config.retention import FailuresConfig
+from farm.base.config.settings import load_config
+from farm.base.errors import ConfigError
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
+from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 

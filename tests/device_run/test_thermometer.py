@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import until
 
-from farm.device_run import thermometer as room
-from farm.device_run.thermometer import Thermometer
+from farm.base.errors import LeaseLostError
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
-from farm.errors import LeaseLostError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
+from farm.dispatch.device_run import thermometer as room
+from farm.dispatch.device_run.thermometer import Thermometer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

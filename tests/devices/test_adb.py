@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import until
 
+from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.sync import LinkRefusedError, SyncStream
@@ -18,10 +20,8 @@ from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import transport_to
 from farm.devices.device import AdbAddress
 from farm.devices.transport import Link
-from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError, InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, clear, inject
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
     from conftest import Bench

@@ -11,12 +11,12 @@ import pytest
 from networks import Relay
 from waiting import listens
 
+from farm.base.errors import DeviceTimeoutError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import DeviceTimeoutError, InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from pathlib import Path

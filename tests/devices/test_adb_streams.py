@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.errors import DeviceError, DeviceTimeoutError
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import SyncStream
 from farm.devices.transport import communicate
-from farm.errors import DeviceError, DeviceTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

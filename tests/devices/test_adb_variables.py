@@ -12,18 +12,18 @@ import pytest
 from msgspec.structs import replace
 from ordinary_server import kill_server, ordinary_adb_server
 
-from farm.cluster.client.devices import pinned
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import NoDeviceError, UsageError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, server_place
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import LOOPBACK
 from farm.devices.discovery import Scan, scan_all
-from farm.errors import NoDeviceError, UsageError
-from farm.pool.fleet import Choice, choose, narrowed
-from farm.request.request import RunRequest
-from farm.system.processes import Supervisor
+from farm.dispatch.cluster.client.devices import pinned
+from farm.dispatch.pool.fleet import Choice, choose, narrowed
+from farm.dispatch.request.request import RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,16 +17,16 @@ import pytest
 from dropbear_server import DropbearServer
 from ssh_server import SshServer
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress
+from farm.devices.execution.content_store import ContentStore, differing, expected_content, hashes_of
+from farm.devices.execution.shell import shell_script
+from farm.devices.execution.takeover import take_over
 from farm.devices.identity import identify
 from farm.devices.recovery import TELL_BOOT, TELL_STATE
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-from farm.execution.content_store import ContentStore, differing, expected_content, hashes_of
-from farm.execution.shell import shell_script
-from farm.execution.takeover import take_over
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from processors import of_an_arm
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import DeviceError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import parse_listing
 from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import _joined, scan, scan_all
 from farm.devices.identity import identify
-from farm.errors import DeviceError, InfraError
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,15 +15,15 @@ from dropbear_server import DropbearServer
 from ssh_server import alive
 from waiting import until
 
+from farm.base.errors import DeviceError, DeviceGoneError
+from farm.base.processes import Supervisor
+from farm.devices.execution.content_store import ContentStore, hashes_of
 from farm.devices.identity import identify
 from farm.devices.room import free_bytes
 from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.login import takes_one_program
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-from farm.errors import DeviceError, DeviceGoneError
-from farm.execution.content_store import ContentStore, hashes_of
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

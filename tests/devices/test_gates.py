@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.config.settings import HealthConfig
+from farm.base.config.settings import HealthConfig
 from farm.devices.status import DeviceStatus, check, wait_until_cool
-from farm.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

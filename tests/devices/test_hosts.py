@@ -17,7 +17,9 @@ from processors import of_an_arm
 from ssh_server import SshServer
 from waiting import until
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import ConfigError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices import discovery
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb
@@ -26,9 +28,7 @@ from farm.devices.discovery import Scan, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels
 from farm.devices.identity import identify, read_soc
 from farm.devices.status import read_status
-from farm.errors import ConfigError, InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

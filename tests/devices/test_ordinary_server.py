@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 from ordinary_server import kill_server, ordinary_adb_server
 
+from farm.base.errors import InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import find_adb, ordinary_server, outdated, suitable_adb
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import open_transport
 from farm.devices.hosts import Servers
-from farm.errors import InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,14 +13,14 @@ import pytest
 from ssh_server import alive
 from waiting import until
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import ConfigError, DeviceError, DeviceTimeoutError
 from farm.devices import discovery
 from farm.devices.connect import require_named
 from farm.devices.device import Device, PowerCommand
 from farm.devices.power import cycle_power
 from farm.devices.recovery import Step, StepResult, recover
-from farm.errors import ConfigError, DeviceError, DeviceTimeoutError
-from farm.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_a_device_that_does_not_come_back_is_revived_by_its_power_command(
     bench: Bench, device: Device, tmp_path: Path
 ) -> None:
     root = bench.root / device.serial
-    revive = f"from pathlib import Path; from farm.virtual.faults import clear; clear(Path({str(root)!r}))"
+    revive = f"from pathlib import Path; from farm.devices.virtual.faults import clear; clear(Path({str(root)!r}))"
     (tmp_path / "revive.py").write_text(revive)
     hub = script(
         tmp_path,

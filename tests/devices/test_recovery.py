@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.device import Device, LocalAddress
 from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover
 from farm.devices.status import read_status
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.errors import DeviceError, DeviceTimeoutError
+from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
-from farm.errors import DeviceError, DeviceTimeoutError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,10 +20,10 @@ from networks import Relay
 from ssh_server import SshServer, alive, descendants
 from waiting import until
 
+from farm.base.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
+from farm.base.processes import Supervisor
 from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.transport import SshTransport
-from farm.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from ssh_server import SshServer
 
-from farm.config.devices import SshLogin
-from farm.config.settings import load_config
+from farm.base.config.devices import SshLogin
+from farm.base.config.settings import load_config
+from farm.base.errors import ConfigError, DeviceError, DeviceGoneError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.device import SshAddress
 from farm.devices.discovery import _alone
 from farm.devices.hosts import reach_server
 from farm.devices.ssh.config import ssh_address
 from farm.devices.ssh.transport import SshTransport
-from farm.errors import ConfigError, DeviceError, DeviceGoneError, InfraError
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

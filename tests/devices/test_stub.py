@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from farm.base.errors import ConfigError, DeviceError, DeviceGoneError, UsageError
 from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import Device
 from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
 from farm.devices.stub.transport import StubAddress
 from farm.devices.transport import Link
-from farm.errors import ConfigError, DeviceError, DeviceGoneError, UsageError
 
 ANSWER = "ro.soc.model=SM8650\nro.serialno=R5CT\nkernel=6.1\nstorage=ok\n"
 

@@ -20,6 +20,8 @@ from dropbear_server import DropbearServer, newer_system
 from ssh_server import SshServer, alive
 from waiting import until
 
+from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import from_plain, open_transport
@@ -27,9 +29,7 @@ from farm.devices.device import Device, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.transport import Link
-from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

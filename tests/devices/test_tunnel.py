@@ -15,9 +15,9 @@ import pytest
 from ssh_server import SshServer
 from waiting import is_idle, poll, until
 
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.processes import Supervisor
 from farm.devices.hosts import reach_server
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

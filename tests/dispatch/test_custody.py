@@ -9,15 +9,15 @@ import pytest
 from stub_dispatch import Bench, device, fails_here, given_up, unfit
 from waiting import until
 
-from farm.config.settings import LeaseConfig
+from farm.base.config.settings import LeaseConfig
+from farm.base.errors import NoDeviceError, StoreError
 from farm.devices.health import HealthEvent
 from farm.dispatch.local_run import LocalRecords, replay_results, result_log
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.lease_keeper import LeaseTerms
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.errors import NoDeviceError, StoreError
 from farm.policy.situation import Lease, Priority
-from farm.pool.device_pool import DevicePool
-from farm.pool.lease_keeper import LeaseTerms
 from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord

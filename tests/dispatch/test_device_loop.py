@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.device_run.canary import canary_job
 from farm.dispatch.device_process import DeviceLoop
+from farm.dispatch.device_run.canary import canary_job
 from farm.dispatch.messages import (
     SETTLED,
     Begin,
@@ -22,8 +22,8 @@ from farm.dispatch.messages import (
     SetGrant,
     Settle,
 )
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.worker import Outcome, Returned
-from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
 
 if TYPE_CHECKING:

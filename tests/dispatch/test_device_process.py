@@ -10,7 +10,11 @@ import msgspec
 import pytest
 from farm_home import FarmHome
 
+from farm.base.clock import now_s
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.messages import (
     SETTLED,
@@ -28,13 +32,9 @@ from farm.dispatch.messages import (
     Settle,
 )
 from farm.dispatch.process_link import ForkedProcess
+from farm.dispatch.request.plan import RunPlan, read_plan
 from farm.policy.retries import Tried
-from farm.request.plan import RunPlan, read_plan
 from farm.results.attempt import Cause, Verdict
-from farm.system.clock import now_s
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.device_run.canary import canary_job
+from farm.base.errors import ArtifactsError, FarmError
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.device_run.canary import canary_job
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.job_source import Prepared
 from farm.dispatch.messages import (
@@ -27,9 +28,8 @@ from farm.dispatch.messages import (
     Settle,
     ToDevice,
 )
-from farm.errors import ArtifactsError, FarmError
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.situation import Lease, Priority
-from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 from farm.suites.suite import Case, Job

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import ends, until
 
-from farm.device_run.canary import canary_job
+from farm.base.processes import Supervisor
+from farm.dispatch.device_run.canary import canary_job
 from farm.dispatch.fork_server import PROCESS_NAME, SECRETS, SERVER_NAME, ForkServer
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
-from farm.request.plan import PlannedJob, RunPlan
-from farm.system.processes import Supervisor
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DISPATCHER = """
 import json, pathlib, signal, sys
 from farm.dispatch.fork_server import ForkServer
-from farm.system.processes import Supervisor
+from farm.base.processes import Supervisor
 with Supervisor() as supervisor:
     forks = ForkServer(supervisor)
     forked = forks.fork(pathlib.Path(sys.argv[1]))

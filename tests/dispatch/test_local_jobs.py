@@ -26,12 +26,12 @@ from stub_dispatch import (
     verdicts,
 )
 
+from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
+from farm.base.processes import Supervisor
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import _Found, scan_all
 from farm.dispatch.messages import SETTLED, JobBroken, JobEnded, JobReturned
-from farm.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.results.attempt import Cause, Verdict
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

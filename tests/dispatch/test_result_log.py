@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from farm.base.errors import FarmError
 from farm.dispatch.local_run import replay_results, result_log
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.errors import FarmError
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult
 from farm.store.records import RunRecord

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from watched_transport import Watched
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
-from farm.runtime.runtime import Runtime
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

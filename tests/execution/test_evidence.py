@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.device_run.artifacts import AttemptArtifacts
-from farm.device_run.device_run import DeviceRun
 from farm.devices.device import AdbAddress, Device
-from farm.execution.crash_logs import collect_crash_logs
-from farm.execution.raw import RunnerOptions
-from farm.request.profiling import Profile
+from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
+from farm.dispatch.device_run.artifacts import AttemptArtifacts
+from farm.dispatch.device_run.device_run import DeviceRun
+from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending
 from farm.results.outcome import outcome
-from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.bundles.bundle import Bundle
-    from farm.runtime.runtime import Runtime
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
 
 LOGCAT = """#!/bin/sh
 # Says what it was asked for, and one line of a crash.

@@ -13,20 +13,20 @@ import pytest
 from small_disk import small_disk
 from watched_transport import Watched
 
+from farm.base.errors import DeviceError
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import DeviceError
-from farm.execution.content_store import ContentStore
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.execution.content_store import ContentStore
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farm.bundles.bundle import Bundle
-    from farm.runtime.runtime import Runtime
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
 MIB = 1 << 20
@@ -206,7 +206,7 @@ def small(tmp_path: Path) -> Iterator[tuple[Watched, Path]]:
 def test_the_least_recently_used_objects_make_room(
     small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.devices.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small
     files = [local(tmp_path, f"model{n}", unique(6 * MIB)) for n in range(4)]
     names = [next(iter(file)) for file in files]
@@ -225,7 +225,7 @@ def test_the_least_recently_used_objects_make_room(
 def test_what_a_session_links_to_stays(
     small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.devices.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small
     files = [local(tmp_path, f"model{n}", unique(8 * MIB)) for n in range(3)]
     names = [next(iter(file)) for file in files]
@@ -241,7 +241,7 @@ def test_what_a_session_links_to_stays(
 def test_a_device_without_room_is_told_before_anything_is_pushed(
     small: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.devices.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small
     with pytest.raises(DeviceError, match="has no room: 30 MiB and a reserve of 1 MiB are needed, . MiB are lacking"):
         ContentStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
@@ -256,7 +256,7 @@ def test_a_session_with_more_models_than_room_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.devices.execution.content_store.RESERVE_BYTES", MIB)
     transport, _ = small
     bundles = [make_bundle(b"good " + unique(6 * MIB)) for _ in range(6)]
     session, problems = run_once(transport, runtime, bundles, tmp_path, "many")

@@ -12,25 +12,25 @@ import pytest
 from ssh_server import SshServer
 from waiting import ends, until
 
+from farm.base.processes import Supervisor
+from farm.builds.runtime.runtime import Runtime
+from farm.devices.execution import one_shot as one_shot_module
+from farm.devices.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.execution.takeover import take_over
 from farm.devices.ssh.transport import SshTransport
-from farm.execution import one_shot as one_shot_module
-from farm.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.execution.takeover import take_over
 from farm.policy.retries import Tried, classify
 from farm.results.attempt import Cause, Ending, Stage, Verdict
 from farm.results.iterations import describe_differing
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
-from farm.runtime.runtime import Runtime
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from watched_transport import Watched
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
 
 STUB = Path(__file__).with_name("one_shot_stub.sh")
 OPTIONS = RunnerOptions(iterations=2, warm_up=1, timeout_s=30)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from farm.bundles.bundle import Bundle
-from farm.device_run.device_run import Staged, require_device
-from farm.device_run.executor import Executor
+from farm.base.errors import MissingPackageError
+from farm.builds.bundles.bundle import Bundle
 from farm.devices.device import AdbAddress, Device
-from farm.errors import MissingPackageError
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.dispatch.device_run.device_run import Staged, require_device
+from farm.dispatch.device_run.executor import Executor
 from farm.results.attempt import Stage, Verdict
 from farm.suites.suite import Case, Job, Target
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.device_run.device_worker import DeviceWorker
-    from farm.execution.raw import RawResult
-    from farm.request.plan import PlannedJob, RunPlan
-    from farm.runtime.runtime import Runtime
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.device_run.device_worker import DeviceWorker
+    from farm.dispatch.request.plan import PlannedJob, RunPlan
 
 PLACES = ("x86_64", "android", "hexagon")
 OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=30)

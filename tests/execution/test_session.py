@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from waiting import ends
 
+from farm.base.processes import Supervisor
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions, heap_folders
-from farm.execution.session import DeviceSession
-from farm.runtime.runtime import Runtime
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions, heap_folders
+from farm.devices.execution.session import DeviceSession
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
 
 OPTIONS = RunnerOptions(timeout_s=30)
 
@@ -97,7 +97,7 @@ def test_packed_weights_which_are_as_large_as_the_program_do_not_pile_up(
 def test_a_process_is_renewed_before_it_has_grown(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.session._JOBS_OF_A_PROCESS", 3)
+    monkeypatch.setattr("farm.devices.execution.session._JOBS_OF_A_PROCESS", 3)
     bundle = make_bundle(b"good")
     raws = [session.execute("s/c", session.stage(bundle), tmp_path / str(n), OPTIONS) for n in range(7)]
     assert [raw.exit_code for raw in raws] == [0] * 7
@@ -228,7 +228,7 @@ def test_a_job_that_ends_the_runner_is_blamed_and_the_next_gets_a_new_one(
     exit_code: int | None,
     timed_out: bool,
 ) -> None:
-    monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.execution.session._GRACE_SECONDS", 0.5)
     good = make_bundle(b"good")
     first = session.execute("s/c", session.stage(good), tmp_path / "first", OPTIONS)
     ready = session.stage(good)

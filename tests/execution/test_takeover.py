@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.execution.takeover import take_over
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.execution.takeover import take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.bundles.bundle import Bundle
-    from farm.runtime.runtime import Runtime
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
 SECONDS = 10.0

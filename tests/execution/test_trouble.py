@@ -11,21 +11,21 @@ import pytest
 from waiting import poll
 from watched_transport import Watched
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
 from farm.devices.recovery import recover
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
     from farm.devices.device import Device
-    from farm.execution.raw import RawResult
-    from farm.runtime.runtime import Runtime
+    from farm.devices.execution.raw import RawResult
 
 OPTIONS = RunnerOptions(timeout_s=30)
 
@@ -148,12 +148,12 @@ def test_a_runner_that_dies_on_a_device_that_stays_crashed(run: Callable[..., Ra
 def test_a_hang_counts_only_when_the_device_answers(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.execution.session._GRACE_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     short = RunnerOptions(timeout_s=1)
     assert ending(run(b"hang", options=short)) == ("", "", True, True)
     assert run(b"good").error == ""
-    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.execution.liveness._ASK_SECONDS", 0.5)
     raw = during(lambda: run(b"hang", options=short), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more (the runner did not end in its time)" in raw.error
@@ -163,10 +163,10 @@ def test_a_hang_counts_only_when_the_device_answers(
 def test_a_long_silence_is_no_reason_to_wait_for_a_device_that_is_dead(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.runner_process.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.execution.runner_process.SILENCE_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     assert run(b"good").error == ""
-    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.execution.liveness._ASK_SECONDS", 0.5)
     raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more" in raw.error

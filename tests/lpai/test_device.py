@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import load_bundle, read_tensor
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
-from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import BuildReply, BuildRequest
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.errors import NoDeviceError
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import load_bundle, read_tensor
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.toolchain import Compiler
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import open_transport
-from farm.errors import NoDeviceError
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
-from farm.pool.fleet import Fleet, virtual_fleet
-from farm.pytest_plugin.lease import DeviceLease
-from farm.pytest_plugin.plan import SuitePlan
-from farm.pytest_plugin.worker import SuiteWorker
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.virtual import boot as boot_module
+from farm.dispatch.pool.fleet import Fleet, virtual_fleet
+from farm.dispatch.pytest_plugin.lease import DeviceLease
+from farm.dispatch.pytest_plugin.plan import SuitePlan
+from farm.dispatch.pytest_plugin.worker import SuiteWorker
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.manifests import load_suite
 from farm.suites.options import runtime_flags
-from farm.suites.socs import find_soc
 from farm.suites.suite import Job, Target
-from farm.system.processes import Supervisor
-from farm.toolchains.prepare import prepare
-from farm.toolchains.toolchain import Compiler
-from farm.virtual import boot as boot_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lpai_sdk_stub import StubSdk
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
 
 SUITE = Path(__file__).with_name("lpai_cases") / "suite.toml"
 

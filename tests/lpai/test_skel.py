@@ -14,19 +14,19 @@ from attached import attach
 from lpai_sdk_stub import make_stub_sdk
 from skel_stub import AUDIO, allow_unsigned, build_skel_stub, make_skel, make_skel_sdk, trust
 
-from farm.bundles.bundle import load_bundle
-from farm.bundles.cache import BundleCache
-from farm.config.settings import load_config
-from farm.device_run.artifacts import AttemptArtifacts
-from farm.device_run.device_run import DeviceRun
-from farm.execution.raw import RunnerOptions
-from farm.request.profiling import Profile
+from farm.base.config.settings import load_config
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.runtime.runtime import virtual_runtime
+from farm.builds.runtime.signing.sign import adopt
+from farm.devices.execution.raw import RunnerOptions
+from farm.dispatch.device_run.artifacts import AttemptArtifacts
+from farm.dispatch.device_run.device_run import DeviceRun
+from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Cause, Verdict
-from farm.runtime.runtime import virtual_runtime
-from farm.runtime.signing.sign import adopt
 from farm.store.store import open_store
 from farm.suites.manifests import load_suite
-from farm.suites.socs import find_soc
 from farm.suites.suite import Job, Target
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import wait_for_no_process
 
-from farm.pytest_plugin.upstream import TARGET, lay_out_sdk, runner_script
-from farm.suites.socs import find_soc
-from farm.virtual.tools import SU
+from farm.base.socs import find_soc
+from farm.devices.virtual.tools import SU
+from farm.dispatch.pytest_plugin.upstream import TARGET, lay_out_sdk, runner_script
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

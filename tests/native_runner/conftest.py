@@ -18,10 +18,10 @@ import pytest
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 from waiting import until
 
-from farm.runtime.packages import package_folder, package_version
-from farm.runtime.runtime import simulator_runtime
-from farm.system.publish import published
-from farm.system.resources import data_folder
+from farm.base.publish import published
+from farm.base.resources import data_folder
+from farm.builds.runtime.packages import package_folder, package_version
+from farm.builds.runtime.runtime import simulator_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable

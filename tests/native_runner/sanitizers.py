@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.runtime.native import build as native_build
-from farm.runtime.native.build import build_native
+from farm.builds.runtime.native import build as native_build
+from farm.builds.runtime.native.build import build_native
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import run_program
 
-from farm.runtime.native.build import build_native
+from farm.builds.runtime.native.build import build_native
 
 HERE = Path(__file__).parent
 SOC_MODEL = 57

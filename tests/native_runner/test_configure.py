@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.runtime.packages import package_folder, packaged_tool
-from farm.system.resources import data_folder
+from farm.base.resources import data_folder
+from farm.builds.runtime.packages import package_folder, packaged_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.backends.registry import BACKENDS
+from farm.base.backends.registry import BACKENDS
 
 if TYPE_CHECKING:
     from typing import Any

@@ -14,22 +14,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
+from farm.builds.runtime.packages import package_folder
+from farm.builds.runtime.runtime import simulator_runtime
+from farm.devices.execution.flags import options_for, program_and_profile, session_flags
+from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
+from farm.devices.execution.workspace import Workspace, job_layout
 from farm.devices.transport import Link
-from farm.execution.flags import options_for, program_and_profile, session_flags
-from farm.execution.raw import RESULT_FILE, RawResult, RunnerOptions
-from farm.execution.workspace import Workspace, job_layout
 from farm.results.attempt import Stage, Verdict
 from farm.results.judge import judge
-from farm.runtime.packages import package_folder
-from farm.runtime.runtime import simulator_runtime
 from farm.suites.generate import Generate
 from farm.suites.suite import Case, Job, Target
-from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
+    from farm.builds.runtime.runtime import Runtime
     from farm.results.attempt import Attempt
-    from farm.runtime.runtime import Runtime
 
 MUTATIONS = (
     "value_not_written",

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.config.settings import Config, load_config
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import FarmError, InfraError, NoDeviceError
+from farm.builds.program.layers import Gap, Layer, LayerStep
+from farm.cli.running import debug_failures as module
+from farm.cli.running.debug_failures import debug_failures
 from farm.devices.device import AdbAddress, Device
-from farm.errors import FarmError, InfraError, NoDeviceError
-from farm.nightly import debug_failures as module
-from farm.nightly.debug_failures import debug_failures
-from farm.nightly.record import CellResult, DebuggedJob
-from farm.program.layers import Gap, Layer, LayerStep
+from farm.dispatch.nightly.record import CellResult, DebuggedJob
+from farm.dispatch.request.choose import jobs_of
+from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome
-from farm.request.choose import jobs_of
-from farm.request.request import RunRequest
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.layers import diagnose
 from farm.store.records import RunRecord

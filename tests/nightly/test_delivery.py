@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
-from farm.nightly.tables import MailTable
-from farm.nightly.templates import SAMPLE, render
-from farm.notify import mail as mail_module
-from farm.notify import webhook
-from farm.notify.mail import message, send
-from farm.notify.webhook import NotifyError, origin, post
+from farm.dispatch.nightly.tables import MailTable
+from farm.dispatch.nightly.templates import SAMPLE, render
+from farm.dispatch.notify import mail as mail_module
+from farm.dispatch.notify import webhook
+from farm.dispatch.notify.mail import message, send
+from farm.dispatch.notify.webhook import NotifyError, origin, post
 
 if TYPE_CHECKING:
     from pathlib import Path

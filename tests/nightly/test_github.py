@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.nightly.record import JobNote
-from farm.nightly.render import night_annotations, night_markdown
-from farm.nightly.templates import SAMPLE
+from farm.dispatch.nightly.record import JobNote
+from farm.dispatch.nightly.render import night_annotations, night_markdown
+from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView

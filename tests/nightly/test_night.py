@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from receivers import web_server
 
-from farm.config.settings import Config, load_config
-from farm.errors import InfraError, MissingToolError, NoDeviceError
-from farm.nightly.night import CANDIDATES_SHARE, CellWork, run_night
-from farm.nightly.plan import read_plan
-from farm.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night
-from farm.notify.credentials import Credentials
-from farm.request.request import RunOutcome, RunRequest
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import InfraError, MissingToolError, NoDeviceError
+from farm.dispatch.nightly.night import CANDIDATES_SHARE, CellWork, run_night
+from farm.dispatch.nightly.plan import read_plan
+from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night
+from farm.dispatch.notify.credentials import Credentials
+from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Stage(CellWork):
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
         credentials = Credentials(plan.webhooks, plan.mail)
-        return run_night(self.config, plan, credentials, front, self.said.append, resume=resume, work=self)
+        return run_night(self.config, plan, credentials, front, self.said.append, self, resume=resume)
 
     def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from farm.config.settings import Config, load_config
-from farm.errors import ConfigError, UsageError
-from farm.nightly.plan import Plan, read_plan
-from farm.request.profiling import Profile
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import ConfigError, UsageError
+from farm.dispatch.nightly.plan import Plan, read_plan
+from farm.dispatch.request.profiling import Profile
 
 HEAD = '[nightly]\nname = "n"\n'
 RUN = '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'

@@ -5,10 +5,10 @@ import itertools
 import msgspec
 import pytest
 
-from farm.nightly.check import CellForecast, matrix_lines
-from farm.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, night_code
-from farm.nightly.render import night_lines
-from farm.nightly.templates import SAMPLE
+from farm.dispatch.nightly.check import CellForecast, matrix_lines
+from farm.dispatch.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, night_code
+from farm.dispatch.nightly.render import night_lines
+from farm.dispatch.nightly.templates import SAMPLE
 
 CELL = CellResult(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=False)
 

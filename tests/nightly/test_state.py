@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.errors import InfraError, UsageError
-from farm.nightly.state import Nights, new_id, write_whole
-from farm.nightly.templates import SAMPLE
+from farm.base.errors import InfraError, UsageError
+from farm.dispatch.nightly.state import Nights, new_id, write_whole
+from farm.dispatch.nightly.templates import SAMPLE
 
 
 def test_one_night_of_a_name_at_a_time(tmp_path: Path) -> None:

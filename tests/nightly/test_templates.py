@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.errors import UsageError
-from farm.nightly.record import JobNote
-from farm.nightly.render import render_night
-from farm.nightly.tables import MailTable
-from farm.nightly.templates import SAMPLE, check_template, context, render, subject
-from farm.notify.mail import message
+from farm.base.errors import UsageError
+from farm.dispatch.nightly.record import JobNote
+from farm.dispatch.nightly.render import render_night
+from farm.dispatch.nightly.tables import MailTable
+from farm.dispatch.nightly.templates import SAMPLE, check_template, context, render, subject
+from farm.dispatch.notify.mail import message
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
-from farm.config.settings import Config, load_config
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import ConfigError
 from farm.devices.health import HealthEvent
-from farm.errors import ConfigError
-from farm.notify import webhook
-from farm.notify.webhook import NotifyError, post
-from farm.pool import announce
-from farm.pool.announce import announcing
+from farm.dispatch.notify import webhook
+from farm.dispatch.notify.webhook import NotifyError, post
+from farm.dispatch.pool import announce
+from farm.dispatch.pool.announce import announcing
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:

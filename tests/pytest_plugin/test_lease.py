@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.config.settings import LeaseConfig
+from farm.base.config.settings import LeaseConfig
+from farm.base.errors import NoDeviceError
 from farm.devices.device import AdbAddress, Device
-from farm.errors import NoDeviceError
+from farm.dispatch.pytest_plugin.lease import DeviceLease, release_of
 from farm.policy.situation import Priority
-from farm.pytest_plugin.lease import DeviceLease, release_of
 from farm.store.leases.registry import Seen
 from farm.store.store import open_store
 

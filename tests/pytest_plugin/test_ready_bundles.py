@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.bundles import ready
-from farm.execution.workspace import program_flags
-from farm.program.pte import Program, read_pte
-from farm.pytest_plugin.bundles import Bundles
+from farm.builds.bundles import ready
+from farm.builds.program.pte import Program, read_pte
+from farm.devices.execution.workspace import program_flags
+from farm.dispatch.pytest_plugin.bundles import Bundles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from farm.pytest_plugin.record import FACTS, DeviceFacts, attempt_of, job_of_test
+from farm.dispatch.pytest_plugin.record import FACTS, DeviceFacts, attempt_of, job_of_test
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.values import case_column, case_of
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.errors import UsageError
-from farm.pytest_plugin.rework import count_report, follow_workspaces, require_tree, rooted_arguments
-from farm.toolchains.toolchain import Compiler
+from farm.base.errors import UsageError
+from farm.builds.toolchains.toolchain import Compiler
+from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces, require_tree, rooted_arguments
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

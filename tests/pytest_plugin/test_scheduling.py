@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.pytest_plugin.scheduling import GroupScheduling
+from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def test_after():
 """
 CONFTEST = """
 def pytest_xdist_make_scheduler(config):
-    from farm.pytest_plugin.scheduling import GroupScheduling
+    from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
 
     return GroupScheduling(config)
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import ProgramError
+from farm.base.errors import ProgramError
 
 REFUSED = ProgramError("load: refused", stage="load", cause="refused")
 

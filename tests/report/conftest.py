@@ -33,7 +33,7 @@ START_MS = 1_767_261_600_000
 BUILD_LOG = """[INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 1
 [WARNING] [Qnn ExecuTorch]: unexpected GraphHtpSettings option 66
 Traceback (most recent call last):
-  File "farm/compile/flows/compiler.py", line 118, in lower
+  File "farm/builds/compile/flows/compiler.py", line 118, in lower
     program = to_edge_transform_and_lower_to_qnn(module, inputs, specs)
 RuntimeError: Failed to finalize Qnn Graph with error: 1002
 [ERROR] [Qnn ExecuTorch]: graph_prepare.cc:233::ERROR:could not create op: q::ScatterElements

@@ -17,8 +17,8 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 import farm
-from farm.nightly.render import render_night
-from farm.nightly.templates import SAMPLE
+from farm.dispatch.nightly.render import render_night
+from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.html.compare import render_compare
 from farm.report.html.page import render_diff
 from farm.report.html.page_of_run import write_html

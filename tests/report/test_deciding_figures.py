@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from farm.analysis.scale import Series
-from farm.compare.pairing import figures_of
-from farm.regressions import bisect
+from farm.numbers.compare.pairing import figures_of
+from farm.numbers.regressions import bisect
 from farm.replay.repro import rows
 from farm.report.formats.hud import render_hud
 from farm.report.html.page_of_run import render_html
@@ -22,6 +21,7 @@ from farm.report.model.history import tables
 from farm.report.model.summary import spread_of, summarize
 from farm.report.terminal.history import history_lines
 from farm.report.terminal.job import job_lines
+from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import HistoryPoint
 from farm.store.view import RunView

@@ -11,7 +11,7 @@ import pytest
 from chromium import flaws, keep_screenshot, look, start
 from report_pages import in_full, unpacked
 
-from farm.bundles.bundle import Generation
+from farm.builds.bundles.bundle import Generation
 from farm.report.html.page_of_run import render_html, write_html
 from farm.report.model.chart import ChartPoint, chart, distributions
 from farm.report.model.generation import generation_charts, generation_of

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.history import Point
-from farm.analysis.scale import Series
 from farm.report.html.context import ReportContext
 from farm.report.html.page_of_run import render_html
 from farm.report.model.heap import HeapRow, heap_rows
 from farm.report.terminal.run import render_summary
+from farm.results.analysis.history import Point
+from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.queries.points import JobPast, SeriesPast
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import UsageError
-from farm.pool.inventory import resolve_device
+from farm.base.errors import UsageError
+from farm.dispatch.pool.inventory import resolve_device
 from farm.report.model.rerun import rerun_command, ways_again
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.store import open_store

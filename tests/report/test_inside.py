@@ -7,7 +7,7 @@ from html import unescape
 import msgspec
 import pytest
 
-from farm.program.layers import LayerStep
+from farm.builds.program.layers import LayerStep
 from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import render_html
 from farm.report.model.profile_tables import ROW_LIMITS, SHOWN_JOBS, layer_table, operator_tables, row_limit

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from farm.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.report.html.layer_graph import GRAPH_KIND, layer_graph, shown_graphs
 from farm.report.html.layer_layout import MOST_ROWS, Sizes, lay_out
 from farm.results.layers import diagnose

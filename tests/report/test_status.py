@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from report_context import alert
 
-from farm.analysis.flakiness import Record, Reliability
-from farm.errors import FIRST_RUN
+from farm.base.errors import FIRST_RUN
 from farm.report.model.status import SickDevice, Standing, run_standing, standing, status_of
 from farm.report.terminal.status import status_lines
+from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.view import RunToolchain, RunView
 

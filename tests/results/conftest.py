@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from farm.bundles.bundle import Bundle, Manifest, TensorSpec
-from farm.execution.raw import RawResult
+from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.devices.execution.raw import RawResult
 from farm.suites.suite import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
 
 if TYPE_CHECKING:

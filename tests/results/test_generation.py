@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import Bundle, Generation, Manifest, TensorSpec
-from farm.execution.raw import RawResult
+from farm.builds.bundles.bundle import Bundle, Generation, Manifest, TensorSpec
+from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt, Cause
 from farm.results.generation import report_problem
 from farm.results.judge import judge

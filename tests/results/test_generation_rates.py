@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.bundles.bundle import Generation
+from farm.builds.bundles.bundle import Generation
 from farm.results.attempt import Measurement
 from farm.results.generation_rates import WINDOWS, rate_measurements, stretch
 from farm.results.runner_report import Generated, RunnerReport

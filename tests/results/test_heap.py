@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from farm.execution.raw import HEAP_FILE, HEAP_LIMIT
+from farm.devices.execution.raw import HEAP_FILE, HEAP_LIMIT
 from farm.results.heap import HeapState, parse_heap, read_heap
 
 if TYPE_CHECKING:

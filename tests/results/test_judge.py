@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
+from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
 from farm.devices.health import Event, Health, HealthMark, next_health
 from farm.policy.retries import Blame, classify, tried
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from farm.base.text import REASON_LIMIT
 from farm.policy.retries import classify, tried
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed
 from farm.results.dsp_trouble import explain_ending, known_trouble
 from farm.results.judge import build_failure
 from farm.results.known_troubles import TROUBLES, Party, Retry
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.text import REASON_LIMIT
 
 REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REFUSED)
 ROWS = [(row, line) for row in TROUBLES for line in row.lines]

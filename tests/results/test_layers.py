@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.program.layers import INPUT, Gap, Layer, LayerStep
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
 from farm.results.layers import (
     DROP_DB,
     FLOOR_DB,

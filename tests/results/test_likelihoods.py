@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import TOLD, Bundle, Generation, Manifest, TensorSpec
-from farm.execution.raw import RawResult
+from farm.builds.bundles.bundle import TOLD, Bundle, Generation, Manifest, TensorSpec
+from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.results.expected_text import slow_problem, told_problem
 from farm.results.judge import judge

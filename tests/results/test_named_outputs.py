@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.execution.flags import options_for
-from farm.execution.raw import RunnerOptions
+from farm.devices.execution.flags import options_for
+from farm.devices.execution.raw import RunnerOptions
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.suites.suite import Metric
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import run_program
 
+from farm.base.publish import published
 from farm.report.formats.trace import chrome_trace
 from farm.results.attempt import OperatorProfile
 from farm.results.profile.cycles import OPERATOR_LIMIT, operator_rows, read_profile, timed_inferences
 from farm.results.profile.etdump import ETDumpError, read_etdump
 from farm.results.profile.event_names import is_whole_call
 from farm.results.runner_report import RunnerReport, parse_report
-from farm.system.publish import published
 
 from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
 
@@ -38,9 +38,9 @@ def official(farm_cache: Path) -> Path:
     """The folder that official_profile.py fills."""
     if find_spec("executorch") is None or find_spec("onnxruntime_qnn") is None:
         pytest.skip("needs the extras build and simulator")
-    from farm.runtime.packages import package_version
-    from farm.runtime.runtime import simulator_runtime
-    from farm.runtime.simulator import host_sdk
+    from farm.builds.runtime.packages import package_version
+    from farm.builds.runtime.runtime import simulator_runtime
+    from farm.builds.runtime.simulator import host_sdk
 
     runtime = simulator_runtime(farm_cache)
     versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))

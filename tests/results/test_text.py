@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.system.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line, reason_line
+from farm.base.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line, reason_line
 
 from .conftest import PATIENT
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from waiting import until
 
-from farm.compile.protocol import BuildReply
-from farm.device_run.builds import builds_folder, has_reply
-from farm.run.compiling import _Builds
+from farm.builds.compile.protocol import BuildReply
+from farm.dispatch.device_run.builds import builds_folder, has_reply
+from farm.dispatch.run.compiling import _Builds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 from farm_home import FarmHome
 
-from farm.bundles.bundle import MANIFEST, Manifest, TensorSpec
-from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
+from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import MANIFEST, Manifest, TensorSpec
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.protocol import BuildReply
+from farm.builds.program.canonical import program_hash
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.cli.running.compile_only import compiled_lines
-from farm.compile.protocol import BuildReply
-from farm.program.canonical import program_hash
-from farm.run.compile_only import Compilation, CompiledJob, CompileOutcome
-from farm.run.rebuild import Rebuild
+from farm.dispatch.run.compile_only import Compilation, CompiledJob, CompileOutcome
+from farm.dispatch.run.rebuild import Rebuild
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system.hashes import sha256_of
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from attached import attach
 from farm_home import FarmHome, wait_for_no_process
 from planted import JOB, Planted, write_suite
 
-from farm.analysis.scale import GATES, Scale
-from farm.runtime.native.build import planned_native
+from farm.builds.runtime.native.build import planned_native
+from farm.devices.virtual.faults import Fault, inject
+from farm.results.analysis.scale import GATES, Scale
 from farm.store.store import Store, open_store
-from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from planted import JOB, Planted, write_suite
 
-from farm.analysis.candidates import LEAST_BASELINE
+from farm.results.analysis.candidates import LEAST_BASELINE
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

@@ -9,23 +9,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.analysis.confirmation import Answer, Confirmation
-from farm.analysis.factors import AttributionKind, Factor
-from farm.analysis.first_bad import MOST_PROBES, Bracket
-from farm.analysis.scale import Series
-from farm.errors import UnknownNameError, UsageError
-from farm.regressions.confirm_job import require_comparable
-from farm.regressions.factor_swap import Swaps, swap_factors
-from farm.regressions.paired_test import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
-from farm.regressions.remeasure import of_one_bundle
+from farm.base.errors import UnknownNameError, UsageError
+from farm.numbers.regressions.confirm_job import require_comparable
+from farm.numbers.regressions.factor_swap import Swaps, swap_factors
+from farm.numbers.regressions.paired_test import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
+from farm.numbers.regressions.remeasure import of_one_bundle
 from farm.replay.stored_result import StoredResult
+from farm.results.analysis.confirmation import Answer, Confirmation
+from farm.results.analysis.factors import AttributionKind, Factor
+from farm.results.analysis.first_bad import MOST_PROBES, Bracket
+from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
 
 if TYPE_CHECKING:
-    from farm.analysis.confirmation import Pair
-    from farm.regressions.interleaved_ab import InterleavedBench, Side
-    from farm.regressions.paired_test import MeasuredPairs
+    from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.numbers.regressions.paired_test import MeasuredPairs
+    from farm.results.analysis.confirmation import Pair
 
 JOB = "suite/case[SM8650-htp-8a8w]"
 CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)

@@ -21,14 +21,14 @@ from farm_home import FarmHome, processes_of, wait_for_no_process
 from warm_torch import run_script
 from wrong_operator import SUITE, write_wrong_suite
 
-from farm.compile.debug.protocol import DebugReply
-from farm.config.settings import load_config
-from farm.errors import UnknownNameError, UsageError
-from farm.program.layers import LayerStep
+from farm.base.config.settings import load_config
+from farm.base.errors import UnknownNameError, UsageError
+from farm.builds.compile.debug.protocol import DebugReply
+from farm.builds.program.layers import LayerStep
+from farm.dispatch.request.resume import leave_intent
 from farm.replay.debug import DebugRequest, debug
 from farm.replay.debug_job import job_to_debug
 from farm.replay.stored_result import find_recorded_job
-from farm.request.resume import leave_intent
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import RunRecord
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
         if "virtual device" in line:
             break
     # Its compiler is loading torch.
-    assert any("farm.compile.debug.debugger" in command for command in processes_of(home).values())
+    assert any("farm.builds.compile.debug.debugger" in command for command in processes_of(home).values())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stdout.read()
@@ -249,7 +249,7 @@ class CompilerStub:
 
 @pytest.fixture
 def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugReply], tuple[int, RunView]]:
-    monkeypatch.setattr("farm.compile.debug.process.DebugProcess", CompilerStub)
+    monkeypatch.setattr("farm.builds.compile.debug.process.DebugProcess", CompilerStub)
 
     def run(reply: DebugReply) -> tuple[int, RunView]:
         monkeypatch.setattr(CompilerStub, "reply", reply)

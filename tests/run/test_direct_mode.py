@@ -12,30 +12,30 @@ import pytest
 from attached import attach
 from farm_home import FarmHome
 
-from farm.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.base.config.settings import load_config
+from farm.base.errors import IllegalTargetError, InfraError, UsageError
+from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.builds.runtime.runtime import Runtime
 from farm.cli.options import executions
-from farm.config.settings import load_config
-from farm.device_run.canary import canary_jobs
-from farm.errors import IllegalTargetError, InfraError, UsageError
-from farm.pytest_plugin.bundles import Bundles
-from farm.pytest_plugin.runner import DeviceProgram, Runner
-from farm.regressions.confirm_job import require_bundles
-from farm.regressions.interleaved_ab import InterleavedBench, Side
+from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.pytest_plugin.bundles import Bundles
+from farm.dispatch.pytest_plugin.runner import DeviceProgram, Runner
+from farm.dispatch.request.choose import check_ready, jobs_of
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunRequest
+from farm.numbers.regressions.confirm_job import require_bundles
+from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.bundle_folder import readme
 from farm.replay.debug_job import job_to_debug
 from farm.replay.one_off import _require_executions
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.ready_program import ReadyRequest, plan_ready
-from farm.request.choose import check_ready, jobs_of
-from farm.request.profiling import Profile
-from farm.request.request import RunRequest
-from farm.runtime.runtime import Runtime
 from farm.suites.suite import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.execution.raw import RunnerOptions
+    from farm.devices.execution.raw import RunnerOptions
 
 JOB = "smoke/linear[SM8650-htp-8a8w{}]"
 DIRECT = ("--option", "direct_mode=true")

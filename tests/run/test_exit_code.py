@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from farm.request.ending import exit_code_of
+from farm.dispatch.request.ending import exit_code_of
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView, Stale
 

@@ -11,7 +11,7 @@ from attached import Attached, attach
 from receivers import web_server
 from stub_home import make_stub_home, write_stub_suite
 
-from farm.virtual.faults import Fault, FaultKind, inject
+from farm.devices.virtual.faults import Fault, FaultKind, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
         inject(pair.root(number), Fault(FaultKind.KILL_RUNNER, times=0))
     hub = tmp_path / "hub.py"
     hub.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\nfrom farm.virtual.faults import clear\n"
+        f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\nfrom farm.devices.virtual.faults import clear\n"
         f"clear(Path({str(pair.root(0))!r}))\nprint('cycled', *sys.argv[1:])\n"
     )
     hub.chmod(0o700)

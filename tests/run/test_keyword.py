@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from stub_home import make_stub_home
 
-from farm.errors import UsageError
-from farm.request.keyword import matching
+from farm.base.errors import UsageError
+from farm.dispatch.request.keyword import matching
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,10 +23,10 @@ VICTIMS = {
     "controller": "run --soc",
     "fork server": SERVER_NAME,
     "worker": PROCESS_NAME,
-    "builder": "farm.compile.builder",
+    "builder": "farm.builds.compile.builder",
     "adb server": "server nodaemon",
     "runner": "--serve",
-    "virtual device": "farm.virtual",
+    "virtual device": "farm.devices.virtual",
 }
 OFTEN = ("controller", "worker")
 REAL = (*OFTEN, "builder")

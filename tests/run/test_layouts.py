@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import load_bundle
-from farm.bundles.cache import BundleCache
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.cache import BundleCache
 from farm.replay.bundle_folder import write_bundle_folder
 from farm.suites.suite import Target
 

@@ -18,8 +18,8 @@ from small_disk import small_disk
 from stub_home import StubHome, make_stub_home, write_stub_suite
 from waiting import until
 
+from farm.devices.virtual.faults import Fault, inject
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
-from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

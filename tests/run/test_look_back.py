@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pair_bench_stub import World
 
-from farm.analysis.candidates import Finding, judge
-from farm.analysis.history import Point
-from farm.analysis.scale import Series
-from farm.errors import DeviceGoneError, UsageError
-from farm.regressions import baseline
-from farm.regressions.look_back import changed_programs, compared_series, look_back, record_look_back
+from farm.base.errors import DeviceGoneError, UsageError
+from farm.dispatch.look_back import changed_programs, compared_series, look_back, record_look_back
+from farm.numbers.regressions import baseline
+from farm.results.analysis.candidates import Finding, judge
+from farm.results.analysis.history import Point
+from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from farm_home import FarmHome
 
-from farm.runtime.simulator import package_libraries
+from farm.builds.runtime.simulator import package_libraries
 
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d and 8a8w", "--virtual", "1", "--json")
 

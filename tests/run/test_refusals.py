@@ -12,27 +12,27 @@ import numpy as np
 import pytest
 from run_model import Script, World
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
-from farm.bundles.cache import BundleCache
-from farm.config.settings import HealthConfig
+from farm.base.config.settings import HealthConfig
+from farm.base.errors import DeviceError, ProgramError
+from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.health import Event
+from farm.devices.virtual.boot import boot
 from farm.dispatch.messages import Grant
+from farm.dispatch.pool.acquire import AcquiredDevice
+from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
+from farm.dispatch.pytest_plugin.worker import SuiteWorker
+from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.profiling import Profile
 from farm.dispatch.worker import Returned, Worker
-from farm.errors import DeviceError, ProgramError
 from farm.policy.retries import Tried
-from farm.pool.acquire import AcquiredDevice
-from farm.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
-from farm.pytest_plugin.worker import SuiteWorker
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.one_off_tries import OneOffTries
-from farm.request.plan import PlannedJob, RunPlan
-from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.runtime.runtime import Runtime
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

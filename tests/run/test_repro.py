@@ -22,20 +22,20 @@ from farm_home import FarmHome
 from waiting import until
 
 import farm
-from farm.bundles.cache import BundleCache
-from farm.config.settings import load_config
-from farm.errors import MissingToolError, UnknownNameError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.errors import MissingToolError, UnknownNameError, UsageError
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.runtime.device_files import android_places, device_parts
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.replay.repro import compare_outputs, differences, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
-from farm.runtime.device_files import android_places, device_parts
 from farm.store.store import Store, open_store
 from farm.suites.features import Features, OpPackage
-from farm.suites.socs import find_soc
 from farm.suites.suite import InputSpec, MethodInputs
-from farm.system.processes import Supervisor
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

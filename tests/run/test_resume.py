@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.request.resume import missing_jobs
+from farm.dispatch.request.resume import missing_jobs
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
 from farm.suites.suite import Case, InputSpec, Job, Target

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_home import StubHome, make_stub_home, write_stub_suite
 
-from farm.errors import UsageError
-from farm.request.budget import Budget
-from farm.request.plan import PlannedJob
-from farm.request.selection import (
+from farm.base.errors import UsageError
+from farm.dispatch.request.budget import Budget
+from farm.dispatch.request.plan import PlannedJob
+from farm.dispatch.request.selection import (
     Cost,
     Shard,
     Version,

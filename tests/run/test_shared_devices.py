@@ -17,7 +17,7 @@ from ordinary_server import kill_server
 from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import until
 
-from farm.virtual.faults import Fault, inject
+from farm.devices.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.analysis.history import Point, split
-from farm.config.settings import load_config
-from farm.device_run.executor import Executor
-from farm.errors import UsageError
-from farm.nightly.plan import command_of
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.dispatch.device_run.executor import Executor
+from farm.dispatch.nightly.plan import command_of
+from farm.dispatch.request.choose import jobs_of, select
+from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunRequest
 from farm.replay.stored_result import StoredResult
-from farm.request.choose import jobs_of, select
-from farm.request.plan import PlannedJob, RunPlan
-from farm.request.profiling import Profile
-from farm.request.request import RunRequest
+from farm.results.analysis.history import Point, split
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
 from farm.suites.generate import Generate

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import FarmError, UsageError
 from farm.cli.main import cli
-from farm.config.settings import Config, load_config
-from farm.errors import FarmError, UsageError
-from farm.nightly.collect_results import confirm_candidates
-from farm.regressions.confirm_run import RunFindings
-from farm.request.request import RunRequest
-from farm.request.resume import config_of_run, config_to_run_again, leave_intent
+from farm.cli.running.confirm_candidates import confirm_candidates
+from farm.dispatch.request.request import RunRequest
+from farm.dispatch.request.resume import config_of_run, config_to_run_again, leave_intent
+from farm.numbers.regressions.confirm_run import RunFindings
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import open_store
@@ -38,7 +38,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     sdk = tmp_path / "sdk"
     (tmp_path / "farm.toml").write_text(f'[toolchain.main]\nqnn = "{sdk}"\n[toolchain.other]\nqnn = "{sdk}"\n')
     # Which SDK it is is not asked here.
-    monkeypatch.setattr("farm.toolchains.select.resolve_qnn", lambda _config, qnn: Path(qnn))
+    monkeypatch.setattr("farm.builds.toolchains.select.resolve_qnn", lambda _config, qnn: Path(qnn))
     return load_config(tmp_path / "farm.toml")
 
 
@@ -64,7 +64,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
         found.append((config.toolchain.name, budget_s))
         return FINDINGS
 
-    monkeypatch.setattr("farm.regressions.confirm_run.confirm_run", confirm_run)
+    monkeypatch.setattr("farm.numbers.regressions.confirm_run.confirm_run", confirm_run)
     return found
 
 
@@ -146,8 +146,8 @@ def test_candidates_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
 @pytest.mark.parametrize(
     ("arguments", "module", "name"),
     [
-        (("confirm", "s/c"), "farm.regressions.confirm_job", "confirm_job"),
-        (("bisect", "s/c", "--good", "a", "--bad", "b"), "farm.regressions.bisect", "bisect"),
+        (("confirm", "s/c"), "farm.numbers.regressions.confirm_job", "confirm_job"),
+        (("bisect", "s/c", "--good", "a", "--bad", "b"), "farm.numbers.regressions.bisect", "bisect"),
         (("repro", "s/c"), "farm.replay.repro", "repro"),
     ],
 )
@@ -159,8 +159,8 @@ def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
         description: str = ""
 
     old, new = Past(begin(RunToolchain())), Past(begin())
-    monkeypatch.setattr("farm.regressions.confirm_job.choose_results", lambda *_: (old, new))
-    monkeypatch.setattr("farm.regressions.bisect.find_ends", lambda *_: (old, new))
+    monkeypatch.setattr("farm.numbers.regressions.confirm_job.choose_results", lambda *_: (old, new))
+    monkeypatch.setattr("farm.numbers.regressions.bisect.find_ends", lambda *_: (old, new))
     monkeypatch.setattr("farm.replay.stored_result.find_stored_result", lambda *_: new)
     used: list[str] = []
 

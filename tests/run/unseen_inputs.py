@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from farm.bundles.bundle import load_bundle
-from farm.bundles.cache import BundleCache
-from farm.compile.flows.factory import make_inputs, make_module
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.suites.manifests import load_suite
 
 if TYPE_CHECKING:
-    from farm.bundles.bundle import Manifest
+    from farm.builds.bundles.bundle import Manifest
     from farm.suites.suite import Case, InputSpec
 
 SQNR_DB = {"8a8w": 24.0, "fp16": 61.0, "fp32": 100.0}

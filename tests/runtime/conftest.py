@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from elf_maker import SIGNED, UNSIGNED, ElfMaker, make_elf
 
-from farm.config.settings import Config, load_config
-from farm.runtime.native.wheels import fetch_wheel
-from farm.runtime.signing.sign import adopt
+from farm.base.config.settings import Config, load_config
+from farm.builds.runtime.native.wheels import fetch_wheel
+from farm.builds.runtime.signing.sign import adopt
 
 
 @pytest.fixture

@@ -17,23 +17,23 @@ import numpy as np
 import pytest
 from ssh_server import SshServer
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.base.errors import InfraError, MissingToolError, UnknownNameError
+from farm.base.processes import Supervisor
+from farm.base.publish import published
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.builds.runtime.native import cross_compilers as toolchains
+from farm.builds.runtime.native.build import build_native, planned_native
+from farm.builds.runtime.native.cross_compilers import AndroidKit
+from farm.builds.runtime.native.elf import AARCH64, read_elf, required_versions
+from farm.builds.runtime.native.wheels import fetch_wheel
+from farm.builds.runtime.packages import package_folder, package_version, packaged_tool
+from farm.builds.runtime.runtime import Runtime, linux_runtime
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
 from farm.devices.ssh.transport import SshTransport
-from farm.errors import InfraError, MissingToolError, UnknownNameError
-from farm.execution.raw import RunnerOptions
-from farm.execution.session import DeviceSession
 from farm.results.attempt import Ending
 from farm.results.iterations import describe_differing
 from farm.results.outcome import outcome
-from farm.runtime.native import cross_compilers as toolchains
-from farm.runtime.native.build import build_native, planned_native
-from farm.runtime.native.cross_compilers import AndroidKit
-from farm.runtime.native.elf import AARCH64, read_elf, required_versions
-from farm.runtime.native.wheels import fetch_wheel
-from farm.runtime.packages import package_folder, package_version, packaged_tool
-from farm.runtime.runtime import Runtime, linux_runtime
-from farm.system.processes import Supervisor
-from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,7 +240,7 @@ def test_a_wheel_that_is_damaged_is_no_traceback(tmp_path: Path, monkeypatch: py
         wheel.write_bytes(b"PK\x03\x04 and no more")
         return wheel
 
-    monkeypatch.setattr("farm.runtime.native.wheels._download", stub_download)
+    monkeypatch.setattr("farm.builds.runtime.native.wheels._download", stub_download)
     with pytest.raises(InfraError, match=r"stub\.whl is damaged"):
         fetch_wheel(tmp_path / "cache", "executorch", "aarch64", "build", ("executorch/lib/",))
 

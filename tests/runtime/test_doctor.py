@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from elf_maker import make_elf
 
-from farm.config.settings import Config
-from farm.errors import IllegalTargetError, MissingToolError
-from farm.runtime import doctor as doctor_module
-from farm.runtime.doctor import Ability, Doctor, backends_of, list_tools, runnable
-from farm.runtime.native.build import build_native
-from farm.suites.socs import find_soc, load_socs
+from farm.base.config.settings import Config
+from farm.base.errors import IllegalTargetError, MissingToolError
+from farm.base.socs import find_soc, load_socs
+from farm.builds.runtime import doctor as doctor_module
+from farm.builds.runtime.doctor import Ability, Doctor, backends_of, list_tools, runnable
+from farm.builds.runtime.native.build import build_native
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.errors import ConfigError
-from farm.runtime.native.elf import HEXAGON, read_elf
-from farm.runtime.packages import package_folder
+from farm.base.errors import ConfigError
+from farm.builds.runtime.native.elf import HEXAGON, read_elf
+from farm.builds.runtime.packages import package_folder
 
 ARCHS = (68, 69, 73, 75, 79, 81)
 

@@ -9,14 +9,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from farm.config.settings import Config
-from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError, UsageError
-from farm.runtime import parts
-from farm.runtime import runtime as runtime_module
-from farm.runtime.device_files import device_parts, device_places
-from farm.runtime.inventory import inspect
-from farm.runtime.native.targets import TARGETS, Mode
-from farm.runtime.runtime import (
+from farm.base.config.settings import Config
+from farm.base.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError, UsageError
+from farm.base.socs import find_soc
+from farm.builds.runtime import parts
+from farm.builds.runtime import runtime as runtime_module
+from farm.builds.runtime.device_files import device_parts, device_places
+from farm.builds.runtime.inventory import inspect
+from farm.builds.runtime.native.targets import TARGETS, Mode
+from farm.builds.runtime.runtime import (
     Runtime,
     attached_runtime,
     device_command,
@@ -26,8 +27,7 @@ from farm.runtime.runtime import (
     staged_runtime,
     virtual_runtime,
 )
-from farm.runtime.signing.sign import adopt
-from farm.suites.socs import find_soc
+from farm.builds.runtime.signing.sign import adopt
 
 COMMON = {
     "qnn_executor_runner": "{build}/examples/qualcomm/executor_runner",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from programs import run_program
 
-from farm.errors import InfraError, MissingToolError
-from farm.runtime import packages
-from farm.runtime.native import build as native
-from farm.runtime.native.build import build_native
+from farm.base.errors import InfraError, MissingToolError
+from farm.builds.runtime import packages
+from farm.builds.runtime.native import build as native
+from farm.builds.runtime.native.build import build_native
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -112,7 +112,7 @@ def test_nothing_heavy_is_imported(farm_cache: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from farm.runtime.runtime import simulator_runtime\n"
+        "from farm.builds.runtime.runtime import simulator_runtime\n"
         "simulator_runtime(Path(sys.argv[1]))\n"
         "heavy = {'torch', 'executorch', 'onnxruntime_qnn', 'numpy', 'cmake', 'sqlalchemy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"

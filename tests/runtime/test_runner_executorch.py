@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.config.settings import Config, load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.errors import MissingToolError, UsageError
-from farm.runtime.native import executorch as executorch_module
-from farm.runtime.native.build import build_native, planned_native
-from farm.runtime.native.executorch import default_executorch, runner_executorch
-from farm.runtime.runtime import virtual_runtime
-from farm.runtime.simulator import older_runner
+from farm.base.config.settings import Config, load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import MissingToolError, UsageError
+from farm.builds.runtime.native import executorch as executorch_module
+from farm.builds.runtime.native.build import build_native, planned_native
+from farm.builds.runtime.native.executorch import default_executorch, runner_executorch
+from farm.builds.runtime.runtime import virtual_runtime
+from farm.builds.runtime.simulator import older_runner
 
 
 @pytest.fixture

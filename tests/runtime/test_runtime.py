@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import IllegalTargetError, MissingToolError
-from farm.runtime.device_files import Places
-from farm.runtime.parts import library as part
-from farm.runtime.qnn_sdk import android_files
-from farm.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
-from farm.suites.socs import find_soc
+from farm.base.errors import IllegalTargetError, MissingToolError
+from farm.base.socs import find_soc
+from farm.builds.runtime.device_files import Places
+from farm.builds.runtime.parts import library as part
+from farm.builds.runtime.qnn_sdk import android_files
+from farm.builds.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
 
 
 def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:

@@ -16,16 +16,16 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
 
-from farm.config.settings import Config
-from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
-from farm.runtime.native.elf import read_elf
-from farm.runtime.native.targets import TARGETS
-from farm.runtime.runtime import Runtime, staged_runtime
-from farm.runtime.sign_record import SignRecord, read_record, record_path
-from farm.runtime.signing import elfsigner
-from farm.runtime.signing.elfsigner import find_elfsigner, find_python
-from farm.runtime.signing.sign import Signing, adopt, plan_signing, sign
-from farm.suites.socs import find_soc
+from farm.base.config.settings import Config
+from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageError
+from farm.base.socs import find_soc
+from farm.builds.runtime.native.elf import read_elf
+from farm.builds.runtime.native.targets import TARGETS
+from farm.builds.runtime.runtime import Runtime, staged_runtime
+from farm.builds.runtime.sign_record import SignRecord, read_record, record_path
+from farm.builds.runtime.signing import elfsigner
+from farm.builds.runtime.signing.elfsigner import find_elfsigner, find_python
+from farm.builds.runtime.signing.sign import Signing, adopt, plan_signing, sign
 
 SECRET = b"stub of a private key"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from farm.config.settings import load_config
-from farm.errors import MissingToolError
-from farm.runtime import simulator
-from farm.runtime.simulator import host_sdk
+from farm.base.config.settings import load_config
+from farm.base.errors import MissingToolError
+from farm.builds.runtime import simulator
+from farm.builds.runtime.simulator import host_sdk
 
 STUB = Path(__file__).resolve().parent.parent / "native_runner" / "qnn_stub.cpp"
 

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from sqlalchemy import text
 
-from farm.config.settings import Config, load_config
+from farm.base.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus

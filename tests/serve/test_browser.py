@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from conftest import Filled, Server
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 TOKEN = "correct-horse-battery-staple"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from conftest import Filled, Server
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 
 @pytest.fixture

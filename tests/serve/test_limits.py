@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Filled, Server
     from users import User
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conftest import Filled, Server
     from farm_home import FarmHome
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
 
 PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/devices", "/devices/pixel-left",
          "/history?job=quantized_ops", "/history")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.serve import security
 from farm.serve.security import Attempts, Sessions, is_loopback, local_path, names_this_machine, read_token
 

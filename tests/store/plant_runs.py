@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.bundles.key import bundle_key
-from farm.config.settings import load_config
+from farm.base.config.settings import load_config
+from farm.base.resources import data_folder
+from farm.builds.bundles.key import bundle_key
+from farm.builds.toolchains.prepare import prepare
 from farm.devices.device import AdbAddress, Device
-from farm.request.resume import leave_intent
+from farm.dispatch.request.resume import leave_intent
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store import rows, schema
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
-from farm.system.resources import data_folder
-from farm.toolchains.prepare import prepare
 
 DAY_S = 86_400
 

@@ -9,9 +9,9 @@ import pytest
 from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
 
-from farm.config.settings import load_config
-from farm.config.store_address import shown_address
-from farm.errors import FIRST_RUN, NoStoreError, StoreError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.config.store_address import shown_address
+from farm.base.errors import FIRST_RUN, NoStoreError, StoreError, UsageError
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

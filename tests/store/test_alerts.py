@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.analysis.history import split
-from farm.errors import UnknownNameError
-from farm.regressions.look_back import record_look_back
+from farm.base.errors import UnknownNameError
+from farm.dispatch.look_back import record_look_back
+from farm.results.analysis.history import split
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.store.records import AlertState, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms

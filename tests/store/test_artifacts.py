@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import StoreError
+from farm.base.errors import StoreError
 from farm.store.artifacts import ArtifactStore
 
 

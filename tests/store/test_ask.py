@@ -15,7 +15,7 @@ import pytest
 from store_template import place_store
 from waiting import until
 
-from farm.errors import StoreError, UsageError
+from farm.base.errors import StoreError, UsageError
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 

@@ -11,7 +11,7 @@ import pytest
 from old_store import revision
 from programs import run_program
 
-from farm.errors import FIRST_RUN, StoreError
+from farm.base.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 

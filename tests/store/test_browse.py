@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import StoreError, UnknownNameError
+from farm.base.errors import StoreError, UnknownNameError
 from farm.report.html.page import Served, render
 from farm.results.attempt import Verdict
 from farm.serve import pages

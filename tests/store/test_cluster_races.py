@@ -15,8 +15,8 @@ from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shar
 from sqlalchemy import select, text
 from waiting import until
 
+from farm.base.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
 from farm.devices.device import AdbAddress, Device
-from farm.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
 from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
@@ -42,7 +42,7 @@ _COMMON = """
 import os, random, sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from farm.errors import LeaseLostError
+from farm.base.errors import LeaseLostError
 from farm.store.store import open_store
 from farm.store.cluster.records import AgentId
 from farm.policy.situation import Priority

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, shards_of, submit
 
-from farm.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
+from farm.base.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict

@@ -11,8 +11,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import MetaData, create_engine, select
 
-from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.program.layers import LayerStep
+from farm.base.errors import StoreError, UnknownNameError, UsageError
+from farm.builds.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
 from farm.store.records import ArtifactRecord, RunRecord

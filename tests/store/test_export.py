@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.errors import StoreError, UsageError
+from farm.base.errors import StoreError, UsageError
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 from farm.store.transfer.files import export, file_names

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import event
 
-from farm.analysis.flakiness import LOOKED_AT, Reliability
+from farm.results.analysis.flakiness import LOOKED_AT, Reliability
 from farm.results.attempt import Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 from sqlalchemy import delete, func, select
 from waiting_requests import grant, to_yield
 
+from farm.base.errors import LeaseLostError
 from farm.devices.health import HealthEvent
-from farm.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority, Request
 from farm.store import schema
 from farm.store.answers import Answers

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from old_store import make_old_store, snapshot
 
-from farm.analysis.flakiness import Reliability
-from farm.config.retention import Rules
-from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.regressions.baseline import accept, levels
-from farm.regressions.look_back import record_look_back
+from farm.base.config.retention import Rules
+from farm.base.errors import StoreError, UnknownNameError, UsageError
+from farm.dispatch.look_back import record_look_back
+from farm.numbers.regressions.baseline import accept, levels
 from farm.report.model.drift import drift_of
 from farm.report.model.status_query import read_status
+from farm.results.analysis.flakiness import Reliability
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from store_template import place_store
 
-from farm.errors import StoreError, StoreLostError
+from farm.base.errors import StoreError, StoreLostError
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, make_old_store, old_rows, revision, snapshot
 from sqlalchemy import Engine, event
 
-from farm.errors import StoreError
+from farm.base.errors import StoreError
 from farm.results.measurements import counted
 from farm.store.queries.browse import RunFilter
 from farm.store.schema import REVISION
@@ -206,7 +206,7 @@ import os, sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/tests"]
 from pathlib import Path
 from old_store import make_old_store, revision, snapshot
-from farm.errors import StoreError
+from farm.base.errors import StoreError
 from farm.results.measurements import counted
 from farm.store.store import open_store
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import NoStoreError
+from farm.base.errors import NoStoreError
 from farm.store import store_file
 from farm.store.store import open_store
 from farm.store.store_file import network_kind

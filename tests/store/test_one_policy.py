@@ -12,13 +12,13 @@ from shared_rows import SOC, agent, shards, submit
 from sqlalchemy import event
 from waiting import until
 
+from farm.base.config.settings import LeaseConfig
 from farm.cli.cluster.queue import command as queue_command
-from farm.cluster.queue import queued
-from farm.config.settings import LeaseConfig
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.cluster.queue import queued
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.lease_keeper import LeaseTerms
 from farm.policy.situation import Priority
-from farm.pool.device_pool import DevicePool
-from farm.pool.lease_keeper import LeaseTerms
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store

@@ -17,7 +17,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from programs import run_program
 
-from farm.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
+from farm.base.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
 from farm.store.store import open_store
 
@@ -244,7 +244,7 @@ def test_reading_a_store_that_is_not_there_says_how_to_make_one(tmp_path: Path) 
 _FILL = """
 import sys
 sys.path[:0] = [sys.argv[2]]
-from farm.errors import StoreError
+from farm.base.errors import StoreError
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store

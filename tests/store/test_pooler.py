@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import listens, until
 
-from farm.errors import NoStoreError
+from farm.base.errors import NoStoreError
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

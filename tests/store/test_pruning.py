@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from old_store import snapshot
 from sqlalchemy import update
 
-from farm.config.retention import KeepReason, Rules
+from farm.base.config.retention import KeepReason, Rules
 from farm.results.attempt import LayerComparison, LayerStep, OperatorProfile, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore

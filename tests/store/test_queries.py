@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
+from farm.base.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
 from farm.policy.situation import Priority
 from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.records import RunRecord

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from farm.base.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
-from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store.leases.registry import Seen
 
 if TYPE_CHECKING:

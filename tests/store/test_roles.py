@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from postgresql_server import running_cluster
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
 
-from farm.cluster.ending import finish
+from farm.base.errors import LeaseLostError, StoreError, UsageError
 from farm.devices.device import AdbAddress
 from farm.devices.health import HealthEvent
-from farm.errors import LeaseLostError, StoreError, UsageError
+from farm.dispatch.cluster.ending import finish
 from farm.policy.situation import Priority
 from farm.store.cluster.records import Build, NewBuild, NewOrder
 from farm.store.leases.registry import Seen
@@ -635,7 +635,7 @@ def test_messages_are_sent_and_taken_by_agents(lab: Lab) -> None:
 def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
     import threading
 
-    from farm.cluster.delivery.worker import MessageDelivery
+    from farm.dispatch.cluster.delivery.worker import MessageDelivery
 
     heard = threading.Event()
     notes: list[str] = []

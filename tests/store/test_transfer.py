@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from store_template import place_store
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.results.attempt import (
     Cause,
     Direction,

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from shared_rows import SOC, TTL_S, agent, result, shards, submit
 
-from farm.cluster.ending import finish
-from farm.errors import UsageError
+from farm.base.errors import UsageError
+from farm.dispatch.cluster.ending import finish
 from farm.store.cluster.records import NewBuild
 from farm.store.cluster.unreadable import REFUSED_BY
 from farm.store.protocol import PROTOCOL

@@ -18,15 +18,15 @@ from made_environments import make_executorch_wheel, make_wheel
 from small_disk import small_disk
 from waiting import until
 
-from farm.errors import InfraError, MissingToolError, UsageError
-from farm.toolchains.environments import about, environments_folder, made_environment
-from farm.toolchains.interpreters import inspect
+from farm.base.errors import InfraError, MissingToolError, UsageError
+from farm.builds.toolchains.environments import about, environments_folder, made_environment
+from farm.builds.toolchains.interpreters import inspect
 
 RELEASE = "1.4.7"
 _MAKE = """
 import sys
 from pathlib import Path
-from farm.toolchains.environments import made_environment
+from farm.builds.toolchains.environments import made_environment
 print(made_environment(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)))
 """
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from made_environments import make_environment
 
-from farm.errors import MissingToolError
-from farm.toolchains.handover import handover
-from farm.toolchains.interpreters import inspect, process_environment
+from farm.base.errors import MissingToolError
+from farm.builds.toolchains.handover import handover
+from farm.builds.toolchains.interpreters import inspect, process_environment
 
 _LOADED = """
 import sys
-import farm.compile.builder, farm.compile.debug.debugger
+import farm.builds.compile.builder, farm.builds.compile.debug.debugger
 print(*sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}))
 print(farm.__file__)
 import coverage.tracer

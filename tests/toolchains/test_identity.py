@@ -16,23 +16,23 @@ import msgspec
 import pytest
 from executorch_checkout import commit, make_checkout, make_repository, run_git
 
-from farm.bundles.key import bundle_key
-from farm.config.settings import load_config
-from farm.errors import UsageError
+from farm.base import hashes
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.builds.bundles.key import bundle_key
+from farm.builds.toolchains.content.distributions import parts_of
+from farm.builds.toolchains.content.identity import PackageTree, ToolchainIdentity, identify
+from farm.builds.toolchains.content.source_state import developed_roots, source_state
+from farm.builds.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.select import select, toolchain_of
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.system import hashes
-from farm.toolchains.content.distributions import parts_of
-from farm.toolchains.content.identity import PackageTree, ToolchainIdentity, identify
-from farm.toolchains.content.source_state import developed_roots, source_state
-from farm.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
-from farm.toolchains.prepare import prepare
-from farm.toolchains.select import select, toolchain_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.toolchains.toolchain import SourceState, Toolchain
+    from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
 PASS = "executorch/backends/qualcomm/_passes/fold.py"
 DECODER = "executorch/examples/qualcomm/oss_scripts/llama/model/static_llama.py"
@@ -145,7 +145,7 @@ def test_the_bridge_counts_by_its_source_as_other_machines_compile_it_to_other_b
     assert environment.content()["qnn_content"] == before
     (tmp_path / "sources" / "bridge").mkdir(parents=True)
     (tmp_path / "sources" / "bridge" / "qnn_bridge.cpp").write_text("// edited")
-    monkeypatch.setattr("farm.toolchains.content.identity.data_folder", lambda _name: tmp_path / "sources")
+    monkeypatch.setattr("farm.builds.toolchains.content.identity.data_folder", lambda _name: tmp_path / "sources")
     assert environment.content()["qnn_content"] != before
 
 
@@ -417,8 +417,8 @@ def test_a_schema_compiler_that_the_user_names_counts_though_the_package_brings_
 def test_what_builders_load_counts(farm_cache: Path) -> None:
     # Of all that the flows import, nothing is left out but what carries requests.
     code = (
-        "import sys, farm.compile.flows.compiler as c\n"
-        "from farm.backends.registry import BACKENDS\n"
+        "import sys, farm.builds.compile.flows.compiler as c\n"
+        "from farm.base.backends.registry import BACKENDS\n"
         "[c.flow_of(name) for name in BACKENDS]\n"
         "print(*{name.partition('.')[0] for name, one in sys.modules.items() if getattr(one, '__file__', None)})"
     )

@@ -20,16 +20,16 @@ from farm_home import FarmHome
 from made_environments import make_source_tree
 from miniature_sdk import HOST, VERSION, Server, give_downloader, make_library, make_wheel, sdk_files, served, zipped
 
-from farm.config.settings import Config, load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.errors import FarmError, InfraError, MissingToolError, UsageError
-from farm.runtime.qnn_sdk import linux_files
-from farm.toolchains.sdk import archive as archive_module
-from farm.toolchains.sdk.archive import check_sdk, unpack_sdk
-from farm.toolchains.sdk.downloader import fetch_sdk, offered_sdk
-from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
-from farm.toolchains.sdk.wheels import KNOWN_WHEELS, candidates, fetch_wheel_sdk
-from farm.toolchains.sdks import installed_sdks, native_fields, resolve_qnn, wheel_version
+from farm.base.config.settings import Config, load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import FarmError, InfraError, MissingToolError, UsageError
+from farm.builds.runtime.qnn_sdk import linux_files
+from farm.builds.toolchains.sdk import archive as archive_module
+from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
+from farm.builds.toolchains.sdk.downloader import fetch_sdk, offered_sdk
+from farm.builds.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
+from farm.builds.toolchains.sdk.wheels import KNOWN_WHEELS, candidates, fetch_wheel_sdk
+from farm.builds.toolchains.sdks import installed_sdks, native_fields, resolve_qnn, wheel_version
 
 
 @pytest.fixture

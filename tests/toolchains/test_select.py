@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from farm_home import FarmHome
 from made_environments import make_environment, make_source_tree
 
+from farm.base.config.settings import Config, load_config
+from farm.base.config.toolchains import release_of
+from farm.base.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
+from farm.builds.toolchains.generations import generation_of, newer_than_known, variables_of
+from farm.builds.toolchains.interpreters import inspect, process_environment
+from farm.builds.toolchains.prepare import is_private, line_of
+from farm.builds.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
 from farm.cli.main import cli
-from farm.config.settings import Config, load_config
-from farm.config.toolchains import release_of
-from farm.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
-from farm.toolchains.generations import generation_of, newer_than_known, variables_of
-from farm.toolchains.interpreters import inspect, process_environment
-from farm.toolchains.prepare import is_private, line_of
-from farm.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
 
 ALL = ("torch", "executorch")
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.bundles.key import stub_of
-from farm.config.settings import load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.request.recording import run_record
-from farm.runtime.qnn_sdk import sdk_product, sdk_version
+from farm.base.config.settings import load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.builds.bundles.key import stub_of
+from farm.builds.runtime.qnn_sdk import sdk_product, sdk_version
+from farm.builds.toolchains.prepare import line_of
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
+from farm.dispatch.request.recording import run_record
 from farm.store.store import open_store
 from farm.store.view import Purpose, RunToolchain
-from farm.toolchains.prepare import line_of
-from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path

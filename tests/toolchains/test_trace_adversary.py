@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from farm.bundles import reuse
-from farm.bundles.trace import DevelopedRoot, read_trace
-from farm.compile.tracing import may_run_python
+from farm.builds.bundles import reuse
+from farm.builds.bundles.trace import DevelopedRoot, read_trace
+from farm.builds.compile.tracing import may_run_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TRACED = """
 import sys
 from pathlib import Path
-from farm.bundles.trace import write_trace
-from farm.compile.tracing import Tracer
+from farm.builds.bundles.trace import write_trace
+from farm.builds.compile.tracing import Tracer
 
 root, out, cache = sys.argv[1:]
 sys.path.insert(0, root)
@@ -89,7 +89,7 @@ def python(code: str, *arguments: Path, startup: str = "") -> str:
 
 
 def is_served(root: Path, cache: Path, then: DevelopedRoot, out: Path) -> bool:
-    """Whether what was run before serves for the package as it is now, as `farm.bundles.reuse` decides it."""
+    """Whether what was run before serves for the package as it is now, as `farm.builds.bundles.reuse` decides it."""
     now, trace = developed(root), read_trace(out)
     return trace is not None and now.rest == then.rest and reuse._is_true(trace, (now,), reuse._EditOf(cache))
 

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 from executorch_checkout import commit, make_repository, run_git
 
+from farm.base.config.settings import Config, load_config
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import InfraError, NativeBuildError, UsageError
+from farm.base.git import git
+from farm.builds.toolchains.commits import Checkout, is_native
+from farm.builds.toolchains.worktrees import prune_worktrees, worktree, worktrees
 from farm.cli.main import cli
-from farm.config.settings import Config, load_config
-from farm.config.toolchains import ToolchainConfig
-from farm.errors import InfraError, NativeBuildError, UsageError
-from farm.system.git import git
-from farm.toolchains.commits import Checkout, is_native
-from farm.toolchains.worktrees import prune_worktrees, worktree, worktrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,8 +227,8 @@ def test_a_range_goes_along_first_parents(checkout: Path) -> None:
 
 def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
     script = (
-        "import sys; from pathlib import Path; from farm.config.settings import load_config;"
-        "from farm.toolchains.worktrees import worktree;"
+        "import sys; from pathlib import Path; from farm.base.config.settings import load_config;"
+        "from farm.builds.toolchains.worktrees import worktree;"
         "worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), 'HEAD');"
         "print('made', flush=True); sys.stdin.read()"
     )
@@ -253,8 +253,8 @@ def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
 MADE = """
 import sys
 from pathlib import Path
-from farm.config.settings import load_config
-from farm.toolchains.worktrees import worktree
+from farm.base.config.settings import load_config
+from farm.builds.toolchains.worktrees import worktree
 worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), "HEAD")
 print("made", flush=True)
 sys.stdin.read()
@@ -297,7 +297,7 @@ def test_a_worktree_stays_where_git_is_too_slow_to_say_what_it_is(
     slow.write_text(f'#!/bin/sh\ncase "$*" in *status*) exec sleep 5;; esac\nexec {real} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("farm.toolchains.worktrees.git", functools.partial(git, timeout_s=0.3))
+    monkeypatch.setattr("farm.builds.toolchains.worktrees.git", functools.partial(git, timeout_s=0.3))
     with pytest.raises(InfraError, match="git status did not finish"):
         worktree(config, checkout, "HEAD")
     assert tree.stat().st_ino == inode
@@ -311,7 +311,7 @@ def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
     [entry] = worktrees(config.cache_dir)
     os.utime(Path(entry.path) / "worktree.json", (1, 1))
     prune = (
-        "import sys; from pathlib import Path; from farm.toolchains.worktrees import prune_worktrees;"
+        "import sys; from pathlib import Path; from farm.builds.toolchains.worktrees import prune_worktrees;"
         "print(len(prune_worktrees(Path(sys.argv[1]), older_than_s=60.0)))"
     )
     counts = list[str]()
@@ -321,7 +321,7 @@ def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
         counts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         return git(*arguments, **options)
 
-    monkeypatch.setattr("farm.toolchains.worktrees.git", meanwhile)
+    monkeypatch.setattr("farm.builds.toolchains.worktrees.git", meanwhile)
     assert (worktree(config, checkout, "HEAD").toolchain.checkout / "exir/__init__.py").is_file()
     assert counts == ["0"]
 

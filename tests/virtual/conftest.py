@@ -9,10 +9,10 @@ import pytest
 from adbd_device import DAEMONS
 from ssh_server import alive
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

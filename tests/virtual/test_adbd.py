@@ -12,8 +12,8 @@ import pytest
 from adbd_device import device_image, processes_on, start_adbd
 from waiting import until
 
-from farm.errors import MissingToolError
-from farm.system.processes import Supervisor
+from farm.base.errors import MissingToolError
+from farm.base.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from waiting import is_idle, listens, until
 
+from farm.base.errors import InfraError, UnknownNameError
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import InfraError, UnknownNameError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import Fault, clear, inject
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
     from conftest import Attached
 
-    from farm.system.processes import Child
+    from farm.base.processes import Child
 
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 
 PARENT = """
 import signal, sys
-from farm.system import processes
+from farm.base import processes
 from pathlib import Path
 from farm.devices.adb.server import start_adb_server
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
+from farm.base.processes import Supervisor
+from farm.devices.virtual.boot import boot
 root = Path(sys.argv[1])
 supervisor = Supervisor()
 server = start_adb_server(supervisor, root / "adb")
@@ -174,7 +174,7 @@ def test_a_device_that_is_killed_while_it_starts_is_told_at_once(
 
 
 def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
+    argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
         said = json.loads(daemon.stdout.readline())
@@ -197,7 +197,7 @@ def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:
-    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path / "x"), *words]
+    argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path / "x"), *words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert said in done.stderr
@@ -328,7 +328,7 @@ def test_nobody_else_takes_the_port_of_a_device_that_is_away(device: Attached) -
 
 
 def test_a_port_is_one_devices_alone(device: Attached, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path / "x"), "--soc", "SM8650"]
+    argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path / "x"), "--soc", "SM8650"]
     argv += ["--port", str(_port(device))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

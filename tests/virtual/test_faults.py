@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
+from farm.base.errors import DeviceError, DeviceTimeoutError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.errors import DeviceError, DeviceTimeoutError, InfraError
-from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.faults import (
+from farm.devices.virtual.boot import boot
+from farm.devices.virtual.faults import (
     Fault,
     FaultKind,
     clear,
@@ -410,7 +410,7 @@ def test_boot_randomizes_once_everything_is_up(tmp_path: Path) -> None:
 
 
 def test_by_hand_with_a_rate_and_only_one_daemon_a_folder(tmp_path: Path) -> None:
-    argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", str(tmp_path / "root"), "--soc", "SM8750"]
+    argv = [sys.executable, "-S", "-m", "farm.devices.virtual", "--root", str(tmp_path / "root"), "--soc", "SM8750"]
     package = str(Path(__file__).resolve().parents[2])
     environment = {"PATH": os.defpath, "PYTHONPATH": package}
     random = ["--fault-rate", "1", "--fault-seed", "7", "--fault-kinds", "exit_code,stall"]

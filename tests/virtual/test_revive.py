@@ -6,10 +6,10 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
-from farm.system.processes import Supervisor
-from farm.virtual.boot import MOST_STARTS, Reviver, boot
+from farm.devices.virtual.boot import MOST_STARTS, Reviver, boot
 
 if TYPE_CHECKING:
     from pathlib import Path

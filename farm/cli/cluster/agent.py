@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import UnknownNameError, UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, opened, show, width
-from farm.config.settings import load_config
-from farm.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
 
@@ -67,7 +67,7 @@ def command(
     builds = config.agent.build if builds is None else builds
     if no_devices and not builds and not config.agent.nights:
         raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
-    from farm.cluster.agent.host_agent import HostAgent, stop_by_signal
+    from farm.dispatch.cluster.agent.host_agent import HostAgent, stop_by_signal
 
     agent = HostAgent(config, name, note=_log.info, builds=builds, has_devices=not no_devices)
     _begin_log(agent.name, log_form)
@@ -77,7 +77,7 @@ def command(
 
 def _begin_log(name: str, form: str) -> None:
     """Log on standard error: as JSON, as the journal reads it, or with the time in front."""
-    from farm.system.log_setup import (
+    from farm.base.log_setup import (
         JournalFormatter,
         JsonFormatter,
         LineFormatter,
@@ -98,7 +98,7 @@ def _begin_log(name: str, form: str) -> None:
 @json_option()
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
     """List the hosts of the farm, their devices, and who has these; the nights that they started last."""
-    from farm.cluster.nights import night_lines
+    from farm.dispatch.cluster.nights import night_lines
     from farm.report.terminal.layout import LEAST_WIDTH
 
     _require_shared(load_config(config_file))
@@ -162,6 +162,6 @@ def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int)
 
 
 def _require_shared(config: Config) -> None:
-    from farm.cluster.client.devices import require_shared
+    from farm.dispatch.cluster.client.devices import require_shared
 
     require_shared(config.is_shared)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import OUTPUT_FILE, config_option, json_option
 from farm.cli.output import deliver, echo, notice, opened
-from farm.config.settings import load_config
-from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ def attach_command(
     """
     from farm.cli.cluster.following import asking, show_left
     from farm.cli.progress import make_front
-    from farm.cluster.client.attach import attach
-    from farm.cluster.client.devices import require_shared
+    from farm.dispatch.cluster.client.attach import attach
+    from farm.dispatch.cluster.client.devices import require_shared
 
     config = load_config(config_file)
     require_shared(config.is_shared)
@@ -59,8 +59,8 @@ def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | No
     What it found so far is kept, and farm run --resume RUN does what is
     missing. A run that is not on a shared farm ends by Ctrl-C.
     """
-    from farm.cluster.client.cancel import await_end, cancel
-    from farm.cluster.client.devices import require_shared
+    from farm.dispatch.cluster.client.cancel import await_end, cancel
+    from farm.dispatch.cluster.client.devices import require_shared
 
     with opened(config_file, existing=True) as (config, store):
         require_shared(config.is_shared)

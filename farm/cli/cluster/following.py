@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cli.progress import Front
-    from farm.cluster.client.follow import Meaning
-    from farm.request.request import RunOutcome
+    from farm.dispatch.cluster.client.follow import Meaning
+    from farm.dispatch.request.request import RunOutcome
 
 
 def asking(front: Front) -> Callable[[], Meaning] | None:
@@ -23,7 +23,7 @@ def asking(front: Front) -> Callable[[], Meaning] | None:
 
 def _ask(front: Front) -> Meaning:
     """Ask whether to leave the run running. A second Ctrl-C raises KeyboardInterrupt, and leaves as well."""
-    from farm.cluster.client.follow import Meaning
+    from farm.dispatch.cluster.client.follow import Meaning
 
     meanings = {"l": Meaning.LEAVE, "c": Meaning.CANCEL, "f": Meaning.FOLLOW}
     with front.paused():

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.text import one_line
 from farm.cli.options import json_option
 from farm.cli.output import opened, show, width
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.cluster.queue import QueuedRun
+    from farm.dispatch.cluster.queue import QueuedRun
 
 # Names are last, and cut where there is no room.
 _HEAD = ("run", "age", "runs on", "waiting", "builds", "begins", "ends", "user")
@@ -37,8 +37,8 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     the fewest devices is next: see docs/explanation/leases.md. farm quota bounds users.
     """
     from farm.cli.devices.compact import waiting_lines
-    from farm.cluster.client.devices import require_shared
-    from farm.cluster.queue import queued
+    from farm.dispatch.cluster.client.devices import require_shared
+    from farm.dispatch.cluster.queue import queued
     from farm.report.terminal.layout import LEAST_WIDTH
 
     with opened(config_file, existing=True) as (config, store):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import json_option
 from farm.cli.output import opened, show
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.devices.hold import (
     CommandWithWords,
     device_held,
@@ -14,13 +15,12 @@ from farm.cli.devices.hold import (
     terminal_restored,
     words_of,
 )
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.devices.device import AdbAddress, Device
 
 # They choose no device, or say something of adb alone.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line
 from farm.devices.discovery import ABSENT, OUT
-from farm.pool.inventory import wanted_of
+from farm.dispatch.pool.inventory import wanted_of
 from farm.report.model.format import short_age
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
-    from farm.pool.inventory import DeviceRow
     from farm.store.leases.registry import Registered
 
 ATTENTION = "NEEDS ATTENTION"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import InfraError, UsageError
 from farm.cli.devices.adb import adb_address, is_elsewhere
 from farm.cli.devices.hold import (
     CommandWithWords,
@@ -18,7 +19,6 @@ from farm.cli.devices.hold import (
     words_of,
 )
 from farm.cli.output import echo
-from farm.errors import InfraError, UsageError
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
     from farm.devices.adb.host import AdbHost
     from farm.devices.adb.names import adb_target
     from farm.devices.device import LOOPBACK
-    from farm.virtual.relay import Relay
+    from farm.devices.virtual.relay import Relay
 
     device, address = held.device, adb_address(held.device)
     if _hangs_on(server, held):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.text import one_line
 from farm.cli.options import SuggestingGroup, config_option, duration, json_option, limit_option
 from farm.cli.output import echo, opened, show, width
 from farm.report.terminal.layout import columns
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,9 +112,9 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool
     The exit code is 4 where one is not fit, where one that was named could not
     be checked, or where none could be.
     """
+    from farm.base.errors import InfraError
     from farm.cli.output import notice
-    from farm.errors import InfraError
-    from farm.pool.announce import announcing
+    from farm.dispatch.pool.announce import announcing
     from farm.replay.check import CheckOutcome, check_devices
 
     with opened(config_file) as (config, store), announcing(config, store, notice):
@@ -205,7 +205,7 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
 
 @contextmanager
 def _device(config_file: Path | None, name: str, *, forgotten: bool = False) -> Iterator[tuple[Store, Registered]]:
-    from farm.pool.inventory import resolve_device
+    from farm.dispatch.pool.inventory import resolve_device
 
     with opened(config_file) as (_, store):
         yield store, resolve_device(store, name, forgotten=forgotten)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from farm.base.text import one_line
 from farm.cli.devices.compact import ATTENTION, compact_lines, holder_of, waiting_lines
 from farm.cli.options import json_option
 from farm.cli.output import echo, echo_coloured, has_reader, opened, print_json
 from farm.cli.output import width as terminal_width
 from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
-    from farm.pool.inventory import DeviceRow
 
 _WATCH_SECONDS = 2.0
 _MOST_DETAILED = 8
@@ -50,9 +50,9 @@ def command(
     are shown as absent. Of many devices, what needs attention is first. Who
     waits for devices is shown below.
     """
-    from farm.pool.inventory import find_rows, take_inventory
+    from farm.base.processes import Supervisor
+    from farm.dispatch.pool.inventory import find_rows, take_inventory
     from farm.report.terminal.run import rendered
-    from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor, opened(config_file) as (config, store):
 
@@ -99,7 +99,7 @@ def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool 
     import msgspec
     from rich.live import Live
 
-    from farm.system.text import plain_json
+    from farm.base.text import plain_json
 
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not sys.stdout.isatty():

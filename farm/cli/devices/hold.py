@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config, LeaseConfig
+    from farm.base.config.settings import Config, LeaseConfig
+    from farm.base.processes import Child, Supervisor
     from farm.devices.device import Device
     from farm.policy.situation import Lease
     from farm.store.store import Store
-    from farm.system.processes import Child, Supervisor
 
 # What a shell gets to end by itself after SIGHUP.
 _HANGUP_SECONDS = 1.0
@@ -101,9 +101,9 @@ def device_held(
     `require` raises for a device that cannot serve: of several, those that can are taken. What former owners left on
     the device is ended first. Raises UsageError, NoDeviceError, and LeaseLostError by what is run in the body.
     """
+    from farm.base.processes import Supervisor
     from farm.cli.devices.lease import acquire, ended_in_order, find_devices
     from farm.devices.adb.names import named_device
-    from farm.system.processes import Supervisor
 
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         # The device of ANDROID_SERIAL, where it names one.
@@ -123,8 +123,8 @@ def device_held(
 
 def _my_only(store: Store) -> str:
     """Return the id of the only device that is reserved for this user. Raises UsageError."""
+    from farm.base.errors import UsageError
     from farm.cli.devices.lease import reserved_by_me
-    from farm.errors import UsageError
 
     mine = [lease.device for lease in reserved_by_me(store)]
     if len(mine) != 1:
@@ -135,7 +135,7 @@ def _my_only(store: Store) -> str:
 
 def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> list[Device]:
     """Return those that `require` accepts. Raises what it says of the first one where there are none."""
-    from farm.errors import FarmError
+    from farm.base.errors import FarmError
 
     serving, refusals = [], []
     for device in devices:
@@ -186,14 +186,14 @@ class Hold:
         self._raise_if_lost(what)
 
     def _raise_if_lost(self, what: str) -> None:
-        from farm.errors import LeaseLostError
+        from farm.base.errors import LeaseLostError
 
         if self._lost:
             raise LeaseLostError(f"{self._name} {self._lost}: {what}")
 
     def _renew(self) -> None:
-        from farm.errors import StoreError
-        from farm.pool.device_pool import LOOK_SECONDS
+        from farm.base.errors import StoreError
+        from farm.dispatch.pool.device_pool import LOOK_SECONDS
 
         renewed, ttl_s, heartbeat_s = time.monotonic(), self._times.ttl_s, self._times.heartbeat_s
         while not self._over.wait(LOOK_SECONDS):
@@ -243,9 +243,9 @@ class Hold:
 
 def _take_over(device: Device) -> None:
     """End what former owners left on a device, and say so where that cannot be: a shell may be what helps."""
+    from farm.base.errors import DeviceError
     from farm.devices.connect import open_transport
-    from farm.errors import DeviceError
-    from farm.execution.takeover import take_over
+    from farm.devices.execution.takeover import take_over
 
     transport = open_transport(device)
     try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.cli.options import config_option, duration, json_option
 from farm.cli.output import echo, opened, show
-from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
     from farm.devices.device import Device
     from farm.devices.discovery import Scan
     from farm.policy.situation import Lease
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
-    from farm.system.processes import Supervisor
 
 _SHOWN_CHARACTERS = 500
 
@@ -49,9 +49,9 @@ def lease_command(
     A SOC gives one more device each time; of a DEVICE that you have, the time
     is changed, and counts from now. farm release gives it back earlier.
     """
-    from farm.pool.inventory import resolve_device
-    from farm.suites.socs import reported_profile
-    from farm.system.processes import Supervisor
+    from farm.base.processes import Supervisor
+    from farm.base.socs import reported_profile
+    from farm.dispatch.pool.inventory import resolve_device
 
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
@@ -125,7 +125,7 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
 
 def _find_lease(store: Store, device: str) -> Lease:
     """Return what is held of a device. Raises UnknownNameError, UsageError when it is free."""
-    from farm.pool.inventory import resolve_device
+    from farm.dispatch.pool.inventory import resolve_device
 
     leases = {lease.device: lease for lease in store.leases.all()}
     id_ = device if device in leases else resolve_device(store, device).id
@@ -169,10 +169,10 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
 
     Raises UnknownNameError for what is none of these, NoDeviceError, with the reasons, where none can be used.
     """
+    from farm.base.socs import load_socs, reported_profile
     from farm.devices.discovery import scan_all
-    from farm.pool.fleet import narrowed
+    from farm.dispatch.pool.fleet import narrowed
     from farm.store.leases.registry import Seen
-    from farm.suites.socs import load_socs, reported_profile
 
     scan = scan_all(config, supervisor)
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
@@ -210,8 +210,8 @@ def acquire(
 
     With `seconds`, it is reserved for the user as well before anybody else can have it.
     """
+    from farm.dispatch.pool.device_pool import LOOK_SECONDS
     from farm.policy.situation import Priority
-    from farm.pool.device_pool import LOOK_SECONDS
 
     user = store.user
     token = store.leases.request(

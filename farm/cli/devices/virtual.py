@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import InfraError, StoreError, UnknownNameError, UsageError
+from farm.base.text import one_line
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, opened, show
-from farm.config.settings import load_config
-from farm.errors import InfraError, StoreError, UnknownNameError, UsageError
+from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
+from farm.devices.virtual.faults import clear as clear_faults
+from farm.devices.virtual.tree import BUILDS
 from farm.report.terminal.layout import columns
-from farm.system.text import one_line
-from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
-from farm.virtual.faults import clear as clear_faults
-from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from farm.base.processes import Supervisor
     from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
-    from farm.system.processes import Supervisor
 
 _MOST_DEVICES = 64
 _LOOK_SECONDS = 0.5
@@ -69,10 +69,10 @@ def up(
     **behaviour: Any,
 ) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
+    from farm.base.processes import Supervisor
+    from farm.base.socs import find_soc
     from farm.devices.adb.server import ordinary_server, start_adb_server
-    from farm.suites.socs import find_soc
-    from farm.system.processes import Supervisor
-    from farm.virtual.boot import boot
+    from farm.devices.virtual.boot import boot
 
     kinds = [_kind(name) for name in fault_kinds.split(",") if name]
     names = [find_soc(name).name for name in dict.fromkeys(socs)]

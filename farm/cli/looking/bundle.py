@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import FarmError, UsageError
 from farm.cli.options import FOLDER, json_option, named, toolchain_option
 from farm.cli.output import notice, opened, show
-from farm.errors import FarmError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
     from farm.store.view import JobView
     from farm.suites.suite import Job, Target
 
@@ -125,9 +125,9 @@ def _compile_command(job: Job, suite: str, toolchain: str) -> str:
 def _of_result(
     config_file: Path | None, job: str, ref: str | None, toolchain: str
 ) -> tuple[Bundle, str, Target, list[str]]:
+    from farm.dispatch.request.resume import config_to_run_again
     from farm.replay.repro_script import stored_bundle
     from farm.replay.stored_result import find_stored_result, target_of
-    from farm.request.resume import config_to_run_again
 
     try:
         with opened(config_file, readonly=True, existing=True) as (config, store):
@@ -147,12 +147,12 @@ def _of_result(
 
 
 def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundle, str, Target, list[str]]:
-    from farm.bundles.cache import BundleCache
-    from farm.bundles.reuse import find_bundle_for
-    from farm.config.settings import load_config
-    from farm.request.named_job import named_job
-    from farm.toolchains.prepare import prepare
-    from farm.toolchains.select import use_toolchain
+    from farm.base.config.settings import load_config
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.bundles.reuse import find_bundle_for
+    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.request.named_job import named_job
 
     config = use_toolchain(load_config(config_file), toolchain, notice)
     chosen = named_job(config, job, "farm bundle --compiled")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.backends.registry import DEFAULT_BACKEND
+from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.cli.options import OUTPUT_FILE, json_option, line_option, soc_option
 from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 

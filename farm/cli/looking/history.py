@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
+from farm.base.text import one_line
 from farm.cli.options import SuggestingGroup, json_option, limit_option, line_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, show, width
-from farm.errors import UsageError
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.regressions.baseline import Level
+    from farm.numbers.regressions.baseline import Level
 
 
 @click.command("history")
@@ -100,7 +100,7 @@ def show_levels(
     JOB is as for 'farm history'. That is the median of at most 21 runs that
     can be compared with the newest, on its level; 8 are needed.
     """
-    from farm.regressions.baseline import levels
+    from farm.numbers.regressions.baseline import levels
 
     with opened(config_file, readonly=True) as (_, store):
         found = levels(store, job, soc, metrics, store.status.line_to_show(line))
@@ -150,7 +150,7 @@ def accept(
     as for 'farm history': a suite, or a pattern, accepts all candidates and
     regressions there.
     """
-    from farm.regressions import baseline
+    from farm.numbers.regressions import baseline
 
     if not note.strip():
         raise UsageError("--note says why the level is right: somebody will ask")

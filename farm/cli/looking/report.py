@@ -22,7 +22,7 @@ def report_command(
     run: str, html: Path | None, junitxml: Path | None, config_file: Path | None, *, as_json: bool
 ) -> None:
     """Write the HTML report of RUN (an id, the start of one, latest, latest~1) and print its summary."""
-    from farm.request.ending import write_report
+    from farm.dispatch.request.ending import write_report
 
     with opened(config_file, readonly=True) as (config, store):
         view = store.runs.view(store.runs.resolve(run, unbegun_named=True))
@@ -78,7 +78,7 @@ def serve_command(*, host: str, port: int, token_file: Path | None, as_json: boo
     import json
     import os
 
-    from farm.config.settings import load_config
+    from farm.base.config.settings import load_config
     from farm.serve.security import read_token, require_token
     from farm.serve.server import listen, serve, url_of
 

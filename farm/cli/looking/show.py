@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import FOLDER, json_option
 from farm.cli.output import echo, opened, show
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
+from farm.base.text import one_line, spelled
 from farm.cli.options import json_option, limit_option, timeout_option
 from farm.cli.output import echo, notice, opened, print_json
-from farm.errors import UsageError
 from farm.report.terminal.layout import columns
-from farm.system.text import one_line, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

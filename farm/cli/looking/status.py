@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UnknownNameError, UsageError
 from farm.cli.options import json_option, limit_option, line_option
 from farm.cli.output import echo, opened, print_json, show, width
-from farm.errors import UnknownNameError, UsageError
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.durations import OLDEST_S, in_seconds
+from farm.base.errors import UsageError
 from farm.cli.options import OUTPUT_FILE, config_option, json_option
 from farm.cli.output import echo, notice, opened, print_json, standard_output, written
-from farm.errors import UsageError
 from farm.report.formats import DEFAULT, export_formats
 from farm.report.model.format import plural
-from farm.system.durations import OLDEST_S, in_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path

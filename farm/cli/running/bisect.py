@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.base.errors import UsageError
+from farm.base.text import one_line
 from farm.cli.options import (
     FOLDER,
     FOR_ATTACHED,
@@ -26,16 +28,14 @@ from farm.cli.running.confirm import (
     pairs_request,
     result_data,
 )
-from farm.errors import UsageError
 from farm.report.terminal.layout import SIMULATED, wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.regressions.bisect import BisectOutcome
-    from farm.regressions.paired_test import Probe
+    from farm.numbers.regressions.bisect import BisectOutcome
+    from farm.numbers.regressions.paired_test import Probe
     from farm.replay.stored_result import StoredResult
 
 _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
@@ -107,8 +107,8 @@ def _bisect_runs(job: str, config_file: Path | None, options: dict[str, Any], *,
     refuse_together(given, "{} is for --commits GOOD..BAD: leave it out")
     if not (options["good"] and options["bad"]):
         raise UsageError("name two runs with --good and --bad, or commits of a checkout with --commits GOOD..BAD")
-    from farm.regressions.bisect import bisect, find_ends
-    from farm.request.resume import config_to_run_again
+    from farm.dispatch.request.resume import config_to_run_again
+    from farm.numbers.regressions.bisect import bisect, find_ends
 
     request = pairs_request({name: options[name] for name in ("pairs", "inferences", "device", "virtual")})
 

@@ -5,29 +5,35 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from farm.base.errors import UsageError
+from farm.base.text import one_line
 from farm.cli.output import as_called, notice, opened, show, width, write_file
 from farm.cli.running.confirm import REGRESSION
-from farm.errors import UsageError
 from farm.report.terminal.layout import wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.compare.commit_bisect import BisectOutcome
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.commits import Commit
+    from farm.numbers.compare.commit_bisect import BisectOutcome
     from farm.suites.suite import Job
-    from farm.toolchains.commits import Commit
 
 _MOST_FILES = 20
 
 
 def bisect_over_commits(config_file: Path | None, name: str, options: dict[str, Any], *, as_json: bool) -> int:
     """Search, show the outcome, and return the exit code. Raises UsageError, NoDeviceError, InfraError."""
-    from farm.compare.commit_bisect import bisect_commits, bisected_toolchain, commits_of, comparing, search_folder
-    from farm.compare.request import ComparisonRequest, SideRequest
-    from farm.pool.fleet import Choice
+    from farm.dispatch.pool.fleet import Choice
+    from farm.numbers.compare.commit_bisect import (
+        bisect_commits,
+        bisected_toolchain,
+        commits_of,
+        comparing,
+        search_folder,
+    )
+    from farm.numbers.compare.request import ComparisonRequest, SideRequest
 
     build = _words(options["build"])
     with opened(config_file) as (opened_config, store):
@@ -55,7 +61,7 @@ def bisect_over_commits(config_file: Path | None, name: str, options: dict[str, 
 
 
 def _job(config: Config, text: str, options: dict[str, Any]) -> Job:
-    from farm.request.named_job import named_job
+    from farm.dispatch.request.named_job import named_job
 
     target = {name: options[name] for name in ("soc", "precision", "options")}
     job = named_job(config, text, "farm bisect", **target)
@@ -101,7 +107,7 @@ def _facts(outcome: BisectOutcome) -> Iterator[str]:
 
 def _program(outcome: BisectOutcome) -> Iterator[str]:
     """Yield the differences between the programs of the last good and the first bad commit."""
-    from farm.compare.symptom import compiled_values
+    from farm.numbers.compare.symptom import compiled_values
 
     job = outcome.job
     if job.same:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.base.errors import UsageError
 from farm.cli.options import (
     FOR_ATTACHED,
     OUTPUT_FILE,
@@ -17,12 +18,11 @@ from farm.cli.options import (
     refuse_together,
 )
 from farm.cli.output import as_called, echo, notice, opened, print_json, width, write_file
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.compare.compare import CompareOutcome
+    from farm.numbers.compare.compare import CompareOutcome
 
 _EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
 
@@ -76,9 +76,9 @@ def command(
     for want of a device or for trouble of the farm; 5 nothing selected; 130
     interrupted, with what is known reported.
     """
-    from farm.compare.compare import compare_sides
-    from farm.compare.request import ComparisonRequest, sides_of
-    from farm.pool.fleet import Choice
+    from farm.dispatch.pool.fleet import Choice
+    from farm.numbers.compare.compare import compare_sides
+    from farm.numbers.compare.request import ComparisonRequest, sides_of
 
     if not given["suites"]:
         raise UsageError("--suite must be given; 'farm suites' lists what there is")
@@ -110,7 +110,7 @@ def command(
 
 def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int, as_json: bool) -> None:
     """Print the comparison, write the page where asked, and the summary of a step on GitHub. Raises UsageError."""
-    from farm.compare.compare import PAGE_FILE
+    from farm.numbers.compare.compare import PAGE_FILE
     from farm.report.formats.compare import compare_commands, compare_data, compare_markdown
     from farm.report.formats.github import add_summary
     from farm.report.terminal.compare import compare_lines

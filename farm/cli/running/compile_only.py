@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from farm.cli.options import refuse_together
 from farm.cli.output import show, width
 from farm.cli.progress import make_front
+from farm.dispatch.run.compile_only import CompileOutcome, compile_only
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import columns, wrapped
-from farm.run.compile_only import CompileOutcome, compile_only
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
 
-    from farm.config.settings import Config
-    from farm.request.request import RunRequest
-    from farm.run.compile_only import Compilation, CompiledJob
+    from farm.base.config.settings import Config
+    from farm.dispatch.request.request import RunRequest
+    from farm.dispatch.run.compile_only import Compilation, CompiledJob
 
 
 def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:

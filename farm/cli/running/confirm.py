@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.base.errors import FIRST_RUN, MissingToolError, NoDeviceError, UsageError
+from farm.base.text import one_line
 from farm.cli.options import (
     FOR_ATTACHED,
     duration,
@@ -17,21 +19,19 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import as_called, notice, opened, show
-from farm.errors import FIRST_RUN, MissingToolError, NoDeviceError, UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.analysis.confirmation import Confirmation
-    from farm.analysis.scale import Scale
-    from farm.regressions.confirm_job import ConfirmOutcome, PairsRequest
-    from farm.regressions.confirm_run import RunFindings
-    from farm.regressions.paired_test import Compared
+    from farm.numbers.regressions.confirm_job import ConfirmOutcome, PairsRequest
+    from farm.numbers.regressions.confirm_run import RunFindings
+    from farm.numbers.regressions.paired_test import Compared
     from farm.replay.stored_result import StoredResult
+    from farm.results.analysis.confirmation import Confirmation
+    from farm.results.analysis.scale import Scale
 
 REGRESSION = 3
 """Exit code: a regression is confirmed."""
@@ -92,8 +92,8 @@ def confirm_command(
         return _confirm_run(config_file, run_ref, request, budget_s, toolchain, as_json=as_json)
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all candidates: leave JOB out, or use --bad RUN")
-    from farm.regressions.confirm_job import choose_results, confirm_job
-    from farm.request.resume import config_to_run_again
+    from farm.dispatch.request.resume import config_to_run_again
+    from farm.numbers.regressions.confirm_job import choose_results, confirm_job
 
     with opened(config_file, existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
@@ -105,8 +105,8 @@ def confirm_command(
 
 def pairs_request(bench: dict[str, Any]) -> PairsRequest:
     """Return what the options of `interleaved_options` ask for. Raises UsageError."""
-    from farm.analysis.confirmation import INFERENCES
-    from farm.regressions.confirm_job import PairsRequest
+    from farm.numbers.regressions.confirm_job import PairsRequest
+    from farm.results.analysis.confirmation import INFERENCES
 
     if bench["virtual"]:
         refuse_together({"--device": bench["device"]}, FOR_ATTACHED)
@@ -123,11 +123,11 @@ def _confirm_run(
     *,
     as_json: bool,
 ) -> int:
-    from farm.regressions.confirm_run import confirm_run
-    from farm.request.resume import config_of_run
-    from farm.system.interrupts import InterruptHandler
-    from farm.toolchains.prepare import line_of
-    from farm.toolchains.select import toolchain_of
+    from farm.base.interrupts import InterruptHandler
+    from farm.builds.toolchains.prepare import line_of
+    from farm.builds.toolchains.select import toolchain_of
+    from farm.dispatch.request.resume import config_of_run
+    from farm.numbers.regressions.confirm_run import confirm_run
 
     with opened(config_file, existing=True) as (config, store):
         line = line_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
@@ -216,7 +216,7 @@ def _median(turns: Sequence[Sequence[float]], unit: str) -> str:
 
 def change_interval(scale: Scale, one: Confirmation) -> str:
     """Return a change with its interval: `+8.2 % (+7.1 to +9.4)`."""
-    from farm.analysis.scale import change_text
+    from farm.results.analysis.scale import change_text
 
     if math.isnan(one.change):
         return fmt.NOTHING
@@ -227,7 +227,7 @@ def change_interval(scale: Scale, one: Confirmation) -> str:
 
 def differing_lines(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
     """Yield what is not the same in both results."""
-    from farm.analysis.facts import fact_line
+    from farm.results.analysis.facts import fact_line
 
     own = {
         "bundle": (good.attempt.bundle_key[:12], new.attempt.bundle_key[:12]),

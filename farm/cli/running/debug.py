@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
 from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option, virtual_option
 from farm.cli.output import as_called, echo, notice, show, write_file
-from farm.config.settings import load_config
-from farm.errors import UsageError
 from farm.report.terminal.layout import WIDTH, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.program.layers import Gap, Layer, LayerStep
+    from farm.builds.program.layers import Gap, Layer, LayerStep
     from farm.replay.debug import DebugOutcome
 
 _FIGURES = 21
@@ -85,10 +85,10 @@ def command(
     2 usage, or a program whose layers cannot be told apart;
     4 no device or infrastructure; 130 interrupted.
     """
-    from farm.compile.debug.protocol import parse_metric
+    from farm.builds.compile.debug.protocol import parse_metric
+    from farm.builds.toolchains.select import use_toolchain
     from farm.replay.debug import DebugRequest, debug
     from farm.replay.debug_job import job_to_debug
-    from farm.toolchains.select import use_toolchain
 
     config = load_config(config_file)
     request = DebugRequest(
@@ -137,7 +137,7 @@ def check_writable(path: Path) -> None:
 
 
 def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> list[str]:
-    from farm.program.layers import LayerStep
+    from farm.builds.program.layers import LayerStep
 
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
@@ -179,7 +179,7 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
 
 def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]:
     """Return a row for each layer: operators ahead of time and at run time, the gap between these, module and line."""
-    from farm.program.layers import LayerStep
+    from farm.builds.program.layers import LayerStep
     from farm.report.terminal.layout import columns
 
     steps = [step for step in (LayerStep.DEVICE, LayerStep.COMPILER) if step in known]

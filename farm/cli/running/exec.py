@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import (
     FILE,
     FOLDER,
@@ -24,11 +25,10 @@ from farm.cli.options import (
 from farm.cli.output import as_called, echo, notice, opened, show, width
 from farm.cli.running import exec_text
 from farm.cli.running.program import NamedProgram, program_options
-from farm.errors import UsageError
-from farm.execution.raw import MOST_SECONDS
+from farm.devices.execution.raw import MOST_SECONDS
+from farm.dispatch.request.profiling import Profile
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
-from farm.request.profiling import Profile
 from farm.suites.state import State
 
 if TYPE_CHECKING:
@@ -131,14 +131,14 @@ def exec_command(
     a program for something else; 4 no device or infrastructure;
     130 interrupted.
     """
-    from farm.pool.fleet import Choice
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.pool.fleet import Choice
+    from farm.dispatch.request.choose import require_dsp, require_heap
     from farm.replay.generation import run_generation
     from farm.replay.llama_program import job_of
     from farm.replay.one_off_request import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
-    from farm.request.choose import require_dsp, require_heap
     from farm.store.view import Purpose
-    from farm.toolchains.select import use_toolchain
 
     program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
     if program["virtual"]:
@@ -314,9 +314,9 @@ def repro_command(
     Exit codes: 0 it passes now; 1 it fails now; 2 usage, or its bundle
     is gone; 4 no device or infrastructure; 130 interrupted.
     """
+    from farm.dispatch.request.resume import config_to_run_again
     from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
-    from farm.request.resume import config_to_run_again
 
     if virtual:
         refuse_together({"--device": device}, FOR_ATTACHED)
@@ -343,7 +343,7 @@ def repro_command(
 
 
 def _repro_lines(outcome: ReproOutcome) -> list[str]:
-    from farm.analysis.facts import fact_line
+    from farm.results.analysis.facts import fact_line
 
     past, now = outcome.stored, outcome.now
     if now.attempt is None:

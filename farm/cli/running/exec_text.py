@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
+from farm.dispatch.request.profiling import Profile
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED
-from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.bundles.bundle import Generation
+    from farm.builds.bundles.bundle import Generation
     from farm.replay.generation import GeneratingProgram, GenerationOutcome
     from farm.replay.ready_program import ReadyRequest
     from farm.results.runner_report import Generated

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import MissingToolError, NothingSelectedError, UsageError
 from farm.cli.options import FILE, json_option
 from farm.cli.output import echo, notice, show, width
-from farm.config.settings import load_config
-from farm.errors import MissingToolError, NothingSelectedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from farm.dispatch.nightly.record import Night
     from farm.dispatch.progress import ProgressListener
-    from farm.nightly.record import Night
 
 
 @click.command("nightly")
@@ -38,9 +38,9 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     configuration; 1 a job failed; 3 only regressions; 4 no device or
     infrastructure; 5 nothing was run; 0 otherwise.
     """
-    from farm.nightly.check import matrix, matrix_lines
-    from farm.nightly.plan import read_plan
-    from farm.notify.credentials import Credentials
+    from farm.dispatch.nightly.check import matrix, matrix_lines
+    from farm.dispatch.nightly.plan import read_plan
+    from farm.dispatch.notify.credentials import Credentials
 
     if check and resume:
         raise UsageError("--check runs nothing, so that there is nothing to resume: leave one of them out")
@@ -57,16 +57,19 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
             return MissingToolError.exit_code
         return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
 
-    from farm.nightly.night import run_night
+    from farm.cli.running.confirm_candidates import confirm_candidates
+    from farm.cli.running.debug_failures import debug_failures
+    from farm.dispatch.nightly.night import CellWork, run_night
 
-    night = run_night(config, plan, credentials, _front, notice, resume=resume)
+    work = CellWork(config, plan, notice, confirm_candidates, debug_failures)
+    night = run_night(config, plan, credentials, _front, notice, work, resume=resume)
     _tell(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code
 
 
 def _tell(night: Night, *, as_json: bool) -> None:
-    from farm.nightly.render import night_annotations, night_lines, night_markdown
+    from farm.dispatch.nightly.render import night_annotations, night_lines, night_markdown
     from farm.report.formats.github import add_summary
 
     add_summary(lambda: night_markdown(night))

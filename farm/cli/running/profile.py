@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from farm.backends.registry import runs_on_cpu
-from farm.bundles.key import stub_of
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import UsageError
+from farm.builds.bundles.key import stub_of
 from farm.cli.options import FOLDER, OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import echo, opened, print_json, width, write_file
-from farm.errors import UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import STUBBED
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
     from farm.report.model.profile_tables import OriginSum
     from farm.report.terminal.profile import JobChanges
     from farm.store.records import ProfileRecord

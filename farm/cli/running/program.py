@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import FILE, refuse_together, typed
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
 from farm.cli.options import (
     FOR_ATTACHED,
     OUTPUT_FILE,
@@ -18,8 +20,6 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import as_called, deliver, notice
-from farm.config.settings import load_config
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,10 +67,10 @@ def command(
     2 usage, configuration or a missing tool; 4 no device or
     infrastructure; 5 no test; 130 interrupted.
     """
-    from farm.pool.fleet import Choice
-    from farm.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.pool.fleet import Choice
+    from farm.dispatch.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
     from farm.store.view import Purpose
-    from farm.toolchains.select import use_toolchain
 
     require_separator(pytest_arguments)
     if is_listing(pytest_arguments):

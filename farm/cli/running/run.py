@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import (
     FOR_ATTACHED,
     OUTPUT_FILE,
@@ -23,21 +26,18 @@ from farm.cli.options import (
     timeout_option,
 )
 from farm.cli.output import as_called, deliver, echo, notice
-from farm.config.settings import load_config
-from farm.errors import UsageError
-from farm.execution.raw import MOST_SECONDS
+from farm.devices.execution.raw import MOST_SECONDS
+from farm.dispatch.request.profiling import Profile
 from farm.report.model.alerts import change_of, word_of
-from farm.request.profiling import Profile
-from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from farm.base.config.settings import Config
     from farm.cli.progress import Front
-    from farm.cluster.client.manner import Manner
-    from farm.config.settings import Config
-    from farm.request.request import RunOutcome, RunRequest
+    from farm.dispatch.cluster.client.manner import Manner
+    from farm.dispatch.request.request import RunOutcome, RunRequest
 
 FAILED = 1
 # Exit codes of runs that came to their end.
@@ -159,8 +159,8 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
-    from farm.cluster.client.anywhere import run
-    from farm.request.choose import collect
+    from farm.dispatch.cluster.client.anywhere import run
+    from farm.dispatch.request.choose import collect
 
     require_no_words(words)
     asked = SimpleNamespace(**given)
@@ -175,14 +175,14 @@ def command(
     requests = _requests(asked)
     config = load_config(config_file)
     if asked.collect_only:
-        from farm.cluster.client.devices import kind_of
+        from farm.dispatch.cluster.client.devices import kind_of
 
         for job_id in collect(config, requests[0], notice, kind_of=kind_of):
             echo(job_id)
         return 0
 
+    from farm.builds.toolchains.select import use_toolchain
     from farm.cli.progress import make_front
-    from farm.toolchains.select import use_toolchain
 
     if asked.watch:
         return _watched(config, requests[0], asked, html=html, junitxml=junitxml)
@@ -210,7 +210,7 @@ def command(
 def _manner(asked: SimpleNamespace, front: Front) -> Manner:
     """Return how a run is handed in to a shared farm."""
     from farm.cli.cluster.following import asking
-    from farm.cluster.client.manner import Manner
+    from farm.dispatch.cluster.client.manner import Manner
 
     return Manner(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
 
@@ -220,8 +220,8 @@ def _watched(
 ) -> int:
     """Run again what edits touch, until Ctrl-C; return the last exit code."""
     from farm.cli.progress import make_front
-    from farm.cluster.client.anywhere import run
-    from farm.run.watch import Watch
+    from farm.dispatch.cluster.client.anywhere import run
+    from farm.dispatch.run.watch import Watch
 
     code = 0
 
@@ -290,7 +290,7 @@ def _requests(asked: SimpleNamespace) -> list[RunRequest]:
     """Return one request for each toolchain."""
     import msgspec
 
-    from farm.toolchains.select import absolute_ref
+    from farm.builds.toolchains.select import absolute_ref
 
     request = _request(asked)
     # A run may be resumed from another folder.
@@ -300,9 +300,9 @@ def _requests(asked: SimpleNamespace) -> list[RunRequest]:
 
 def _request(asked: SimpleNamespace) -> RunRequest:
     """Return what options of a fresh run ask for: most of them are called as the field is."""
-    from farm.pool.fleet import Choice
-    from farm.request.request import RunRequest
-    from farm.request.selection import parse_shard
+    from farm.dispatch.pool.fleet import Choice
+    from farm.dispatch.request.request import RunRequest
+    from farm.dispatch.request.selection import parse_shard
     from farm.store.view import Purpose
 
     same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
@@ -324,12 +324,12 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
         return outcome
     import msgspec
 
+    from farm.base.interrupts import InterruptHandler
+    from farm.builds.toolchains.select import use_toolchain
     from farm.cli.running.confirm import REGRESSION
-    from farm.regressions.confirm_job import PairsRequest
-    from farm.regressions.confirm_run import confirm_run
+    from farm.numbers.regressions.confirm_job import PairsRequest
+    from farm.numbers.regressions.confirm_run import confirm_run
     from farm.store.store import open_store
-    from farm.system.interrupts import InterruptHandler
-    from farm.toolchains.select import use_toolchain
 
     run_id = outcome.view.id
     config = use_toolchain(config, outcome.toolchain)
@@ -346,7 +346,7 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
 
 def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
     from farm.cli.progress import make_front
-    from farm.cluster.client.anywhere import resume
+    from farm.dispatch.cluster.client.anywhere import resume
 
     context = click.get_current_context()
     own = {"resume", "budget_s", "detach", "build", "wait", "html", "junitxml", "as_json", "config_file"}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import json_option, limit_option, line_option
 from farm.cli.output import echo, opened, show, width
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,8 +50,8 @@ def list_command(
 
 
 def _cells(run: ListedRun) -> list[str]:
+    from farm.base.text import one_line
     from farm.report.model.format import short_age
-    from farm.system.text import one_line
 
     done = run.progress
     red = done.counts.get("failed", 0)
@@ -76,8 +76,8 @@ def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bo
     history and baselines. Files that were kept in the last ten minutes stay
     until farm prune --orphans. Old runs in numbers are for farm prune.
     """
+    from farm.dispatch.request.pruning import delete_run, require_deletable
     from farm.report.model.format import size
-    from farm.request.pruning import delete_run, require_deletable
 
     with opened(config_file, existing=True) as (config, store):
         view = store.runs.view(store.runs.resolve(run, unbegun=True))

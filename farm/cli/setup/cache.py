@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.bundles.cache import BundleCache, leftovers
+from farm.base.config.settings import load_config
+from farm.base.durations import age_in_seconds
+from farm.base.errors import UsageError
+from farm.builds.bundles.cache import BundleCache, leftovers
+from farm.builds.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
+from farm.builds.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, notice, show
-from farm.config.settings import load_config
-from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
 from farm.store.objects.cached import cached_objects, prune_objects
-from farm.system.durations import age_in_seconds
-from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
-from farm.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.bundles.cache import Leftover
+    from farm.builds.bundles.cache import Leftover
+    from farm.builds.toolchains.overview import EnvironmentRow
+    from farm.builds.toolchains.sdk.removal import CachedSdk
+    from farm.builds.toolchains.worktrees import WorktreeEntry
     from farm.store.objects.cached import CachedObject
-    from farm.toolchains.overview import EnvironmentRow
-    from farm.toolchains.sdk.removal import CachedSdk
-    from farm.toolchains.worktrees import WorktreeEntry
 
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -52,7 +52,7 @@ def command(context: click.Context) -> None:
 @json_option("Print JSON instead of a table.")
 def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
-    from farm.toolchains.overview import environment_rows
+    from farm.builds.toolchains.overview import environment_rows
 
     config = load_config(config_file)
     cache = BundleCache(config.cache_dir)
@@ -95,7 +95,7 @@ def prune(
     Without --yes nothing is removed. A script without a terminal still
     removes, as it always did, and hears that --yes is missing.
     """
-    from farm.toolchains.overview import remove_environment
+    from farm.builds.toolchains.overview import remove_environment
 
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
@@ -140,7 +140,7 @@ def prune(
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
     """Return environments not used for so long; without an age those that no command uses any more."""
-    from farm.toolchains.overview import environment_rows
+    from farm.builds.toolchains.overview import environment_rows
 
     rows = environment_rows(cache_dir)
     if age_s is None:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import BACKENDS, find_backend
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.config.settings import load_config
+from farm.base.errors import FarmError, UsageError
+from farm.base.socs import check_backend, find_soc, load_socs
 from farm.cli.options import json_option, soc_option, toolchain_option
 from farm.cli.output import notice, show
-from farm.config.settings import load_config
-from farm.errors import FarmError, UsageError
 from farm.report.terminal.layout import WIDTH, columns, wrapped
-from farm.suites.socs import check_backend, find_soc, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.config.settings import Config
+    from farm.base.config.settings import Config
+    from farm.builds.runtime.doctor import Ability, Availability, MissingItem, Tool
     from farm.devices.adb.host import AdbHost
-    from farm.runtime.doctor import Ability, Availability, MissingItem, Tool
 
 # Longer than a healthy phone takes; one that hangs must not hold up everything else.
 _SCAN_SECONDS = 3.0
@@ -58,8 +58,8 @@ def command(
     Nothing is built or fetched. Exit code 0, unless --soc and --backend ask for
     one that cannot be run: then 2.
     """
-    from farm.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
-    from farm.toolchains.select import look_into, use_toolchain
+    from farm.builds.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
+    from farm.builds.toolchains.select import look_into, use_toolchain
 
     if bundle is not None and (soc or backend):
         raise UsageError("--bundle is about this machine: leave out --soc and --backend")
@@ -92,8 +92,8 @@ def command(
 
 
 def _write_bundle(path: Path, config: Config, *, as_json: bool) -> None:
+    from farm.builds.runtime.doctor import list_tools
     from farm.cli.setup.doctor_bundle import write_bundle
-    from farm.runtime.doctor import list_tools
 
     names = write_bundle(path, config, list_tools(config))
     logs = f"{len(names) - 2} logs"

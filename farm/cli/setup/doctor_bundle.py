@@ -17,17 +17,17 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from farm import __version__
-from farm.config.store_address import secrets_of, shown_address
-from farm.errors import FarmError, UsageError
-from farm.notify.credentials import Credentials
-from farm.system.logs import end_of_log
-from farm.system.text import HIDDEN, json_document, redacted, visible
+from farm.base.config.store_address import secrets_of, shown_address
+from farm.base.errors import FarmError, UsageError
+from farm.base.logs import end_of_log
+from farm.base.text import HIDDEN, json_document, redacted, visible
+from farm.dispatch.notify.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from farm.config.settings import Config
-    from farm.runtime.doctor import Tool
+    from farm.base.config.settings import Config
+    from farm.builds.runtime.doctor import Tool
 
 _LOG_BYTES = 256 << 10
 """Kept of the end of one log."""

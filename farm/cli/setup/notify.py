@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import InfraError, UsageError
 from farm.cli.options import json_option
 from farm.cli.output import show
-from farm.config.settings import load_config
-from farm.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.config.notify import NotifyConfig
-    from farm.notify.delivery import Delivery
+    from farm.base.config.notify import NotifyConfig
+    from farm.dispatch.notify.delivery import Delivery
 
 
 @click.command("notify")
@@ -28,7 +28,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
     Receivers are [[notify.webhook]] and [notify.mail] of farm.toml. With
     --test: exit code 4 where one of them did not get it. See docs/explanation/health.md.
     """
-    from farm.notify.credentials import Credentials
+    from farm.dispatch.notify.credentials import Credentials
 
     config = load_config(config_file)
     if not config.notify.is_set:
@@ -42,7 +42,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
         answer = {"receivers": list(_receivers(config.notify)), "missing": missing}
         show(answer, [*_receivers(config.notify), *(f"MISSING: {line}" for line in missing)], as_json=as_json)
         return UsageError.exit_code if missing else 0
-    from farm.notify.quarantine import made_up_notice, send_notice
+    from farm.dispatch.notify.quarantine import made_up_notice, send_notice
 
     deliveries = send_notice(config.notify, credentials, made_up_notice())
     show({"deliveries": deliveries}, _lines(deliveries), as_json=as_json)
@@ -50,7 +50,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
 
 
 def _receivers(config: NotifyConfig) -> Iterator[str]:
-    from farm.notify.webhook import origin
+    from farm.dispatch.notify.webhook import origin
 
     for number, hook in enumerate(config.webhook, start=1):
         secret = f"${hook.url_env}" if hook.url_env else hook.url_file

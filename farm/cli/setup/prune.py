@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from farm.base.config.retention import KeepReason, RetentionConfig, Rules, age_ms
+from farm.base.config.settings import load_config
+from farm.base.errors import StoreError, UsageError
 from farm.cli.options import json_option
 from farm.cli.output import opened, show
-from farm.config.retention import KeepReason, RetentionConfig, Rules, age_ms
-from farm.config.settings import load_config
-from farm.errors import StoreError, UsageError
 from farm.report.model.format import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from farm.config.settings import Config
-    from farm.request.pruning import Freed
+    from farm.base.config.settings import Config
+    from farm.dispatch.request.pruning import Freed
     from farm.store.store import Store
 
 _WHY = {
@@ -109,8 +109,8 @@ def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: 
 
 
 def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
-    from farm.request.pruning import Freed, Remains
-    from farm.request.shared_pruning import SharedRemains
+    from farm.dispatch.request.pruning import Freed, Remains
+    from farm.dispatch.request.shared_pruning import SharedRemains
 
     remains, freed = Remains(config, store.pruning), Freed()
     decided = store.pruning.decide(rules) if rules else {}
@@ -129,8 +129,8 @@ def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -
 
 
 def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
-    from farm.request.pruning import Freed, Remains
-    from farm.request.shared_pruning import SharedRemains
+    from farm.dispatch.request.pruning import Freed, Remains
+    from farm.dispatch.request.shared_pruning import SharedRemains
 
     remains, freed = Remains(config, store.pruning), Freed()
     answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)

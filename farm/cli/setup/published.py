@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from farm.base.errors import UsageError
 from farm.cli.options import FOLDER
 from farm.cli.output import show
-from farm.errors import UsageError
 
 
 @click.command("published", short_help="Make a suite of published decoders that you have.")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.config.settings import load_config
+from farm.base.socs import find_soc
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option, soc_option
 from farm.cli.output import echo, notice, print_json, show
-from farm.config.settings import load_config
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
-from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.runtime.inventory import FileState
-    from farm.runtime.native.targets import Mode
+    from farm.builds.runtime.inventory import FileState
+    from farm.builds.runtime.native.targets import Mode
 
 _direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN and ExecuTorch's delegate on the DSP.")
 _backend_option = click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
@@ -47,7 +47,7 @@ def list_runtimes(
     config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
 ) -> None:
     """List the runtimes there are, and what each lacks here. Builds nothing."""
-    from farm.runtime.inventory import list_offers
+    from farm.builds.runtime.inventory import list_offers
 
     chosen = find_soc(soc) if soc else None
     if backend is not None:
@@ -69,12 +69,12 @@ def list_runtimes(
 @json_option()
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
-    from farm.runtime.device_files import android_kit
-    from farm.runtime.native.build import build_native
-    from farm.runtime.native.executorch import runner_executorch
-    from farm.runtime.native.targets import HOST, OE_LINUX
-    from farm.runtime.qnn_sdk import fetch_linux_files
-    from farm.runtime.simulator import host_sdk
+    from farm.builds.runtime.device_files import android_kit
+    from farm.builds.runtime.native.build import build_native
+    from farm.builds.runtime.native.executorch import runner_executorch
+    from farm.builds.runtime.native.targets import HOST, OE_LINUX
+    from farm.builds.runtime.qnn_sdk import fetch_linux_files
+    from farm.builds.runtime.simulator import host_sdk
 
     config = load_config(config_file)
     if target == OE_LINUX:
@@ -106,8 +106,8 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 
     Exit code 0 when all are right, 2 when one is not.
     """
-    from farm.runtime.inventory import default_target, inspect
-    from farm.runtime.native.targets import find_target
+    from farm.builds.runtime.inventory import default_target, inspect
+    from farm.builds.runtime.native.targets import find_target
 
     chosen = find_soc(soc)
     find_backend(backend)
@@ -120,7 +120,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
         return 2 if bad else 0
     lines = list(_state_lines(states))
     if place.kind == "linux" and not bad:
-        from farm.runtime.native.elf import required_versions
+        from farm.builds.runtime.native.elf import required_versions
 
         needed = required_versions(Path(state.source) for state in states)
         lines += ["", f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}"]
@@ -141,9 +141,9 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     For what is run by hand: farm run and farm exec bring it to a device by
     themselves.
     """
-    from farm.errors import IllegalTargetError
-    from farm.runtime.native.targets import ANDROID, OE_LINUX, find_target
-    from farm.runtime.runtime import device_command, stage_into, staged_runtime
+    from farm.base.errors import IllegalTargetError
+    from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, find_target
+    from farm.builds.runtime.runtime import device_command, stage_into, staged_runtime
 
     chosen, place = find_soc(soc), find_target(target)
     find_backend(backend)
@@ -172,9 +172,9 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     eval "$(farm runtime env --soc SM8650)"
     python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
     """
-    from farm.runtime.native.executorch import runner_executorch
-    from farm.runtime.simulator import outside_environment
-    from farm.suites.socs import check_backend
+    from farm.base.socs import check_backend
+    from farm.builds.runtime.native.executorch import runner_executorch
+    from farm.builds.runtime.simulator import outside_environment
 
     if soc:
         check_backend(find_soc(soc), DEFAULT_BACKEND)

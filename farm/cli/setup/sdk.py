@@ -9,19 +9,19 @@ from urllib.parse import urlsplit
 
 import click
 
+from farm.base.config.settings import load_config
+from farm.base.errors import FarmError, UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, notice, show
-from farm.config.settings import load_config
-from farm.errors import FarmError, UsageError
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.config.settings import Config
-    from farm.toolchains.sdk.downloader import SdkOffer
-    from farm.toolchains.sdks import SdkState
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.sdk.downloader import SdkOffer
+    from farm.builds.toolchains.sdks import SdkState
 
 _SHA256 = 64
 
@@ -46,7 +46,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 
     Compiles: the backends that it can compile for, each for at least one SoC.
     """
-    from farm.toolchains.sdks import sdk_states
+    from farm.builds.toolchains.sdks import sdk_states
 
     config = load_config(config_file)
     states = sdk_states(config)
@@ -90,10 +90,10 @@ def fetch(
     that ExecuTorch's downloader knows. Without one it is the latter. What pip
     fetches from where is pip's own configuration.
     """
-    from farm.toolchains.sdk.downloader import fetch_sdk, offered_sdk
-    from farm.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
-    from farm.toolchains.sdks import find_cached, is_version, require_version
-    from farm.toolchains.select import use_toolchain
+    from farm.builds.toolchains.sdk.downloader import fetch_sdk, offered_sdk
+    from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
+    from farm.builds.toolchains.sdks import find_cached, is_version, require_version
+    from farm.builds.toolchains.select import use_toolchain
 
     config = use_toolchain(load_config(config_file), toolchain or "", notice)
     if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
@@ -127,8 +127,8 @@ def use(config_file: Path | None, sdk: str) -> None:
     VERSION of one that 'farm sdk list' shows, or the folder of one. Comments
     and all else in farm.toml stay as they are.
     """
-    from farm.config.edit import set_sdk_root
-    from farm.toolchains.sdks import default_path, resolve_qnn
+    from farm.base.config.edit import set_sdk_root
+    from farm.builds.toolchains.sdks import default_path, resolve_qnn
 
     config = load_config(config_file)
     root = resolve_qnn(config, default_path(sdk))
@@ -150,7 +150,7 @@ _WHEELS = "wheels of onnxruntime-qnn"
 
 def _require_licence(offer: SdkOffer, *, accepted: bool) -> None:
     """Ask whether the licence is accepted, on a terminal. Raises UsageError where it is not."""
-    from farm.toolchains.sdk.downloader import LICENCE
+    from farm.builds.toolchains.sdk.downloader import LICENCE
 
     about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
     if accepted:
@@ -165,9 +165,9 @@ def _require_licence(offer: SdkOffer, *, accepted: bool) -> None:
 
 def _offers(config: Config) -> list[dict[str, str]]:
     """Return what can be fetched and is not here."""
-    from farm.toolchains.sdk.downloader import offered_sdk
-    from farm.toolchains.sdk.wheels import KNOWN_WHEELS, WHEEL_MB
-    from farm.toolchains.sdks import find_cached, wheel_version
+    from farm.builds.toolchains.sdk.downloader import offered_sdk
+    from farm.builds.toolchains.sdk.wheels import KNOWN_WHEELS, WHEEL_MB
+    from farm.builds.toolchains.sdks import find_cached, wheel_version
 
     offers = [
         {"fetch": ".".join(qnn.split(".")[:2]), "qnn": qnn, "from": f"onnxruntime-qnn {wheel}, {WHEEL_MB} MB"}

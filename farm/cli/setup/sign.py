@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from farm.base.config.settings import Config, load_config
+from farm.base.errors import UsageError
 from farm.cli.options import FILE, json_option, timeout_option
 from farm.cli.output import echo, notice, print_json
-from farm.config.settings import Config, load_config
-from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from farm.runtime.signing.sign import Signing
+    from farm.builds.runtime.signing.sign import Signing
 
 _ROOT = click.Path(path_type=Path)
 
@@ -79,7 +79,7 @@ def command(
     whose unsigned original has changed since, is not put on a device.
     """
     if not lpai:
-        from farm.runtime.signing.sign import lpai_versions
+        from farm.builds.runtime.signing.sign import lpai_versions
 
         raise UsageError(f"name the version of the LPAI: {' or '.join(f'--lpai {one}' for one in lpai_versions())}")
     if direct and not htp:
@@ -90,7 +90,7 @@ def command(
         if adopt and given:
             raise UsageError(f"--adopt signs nothing: leave {name} out")
     config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
-    from farm.runtime.signing.sign import adopt_all, plan_signing
+    from farm.builds.runtime.signing.sign import adopt_all, plan_signing
 
     if adopt:
         done = [(path, "adopted") for path in adopt_all(config, lpai, htp)]
@@ -110,8 +110,8 @@ def command(
 def _sign(
     config: Config, plan: tuple[Signing, ...], python: Path | None, timeout_s: float, *, force: bool
 ) -> list[tuple[Path, str]]:
-    from farm.runtime.signing.elfsigner import find_elfsigner, find_python
-    from farm.runtime.signing.sign import sign
+    from farm.builds.runtime.signing.elfsigner import find_elfsigner, find_python
+    from farm.builds.runtime.signing.sign import sign
 
     foreign = [one.signed for one in plan if one.reason == "foreign" or one.adopted]
     if foreign and not force:

@@ -51,8 +51,8 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
     Jobs and precisions are those that a suite declares. Every case also runs
     on the CPU of any SoC: farm run --backend xnnpack.
     """
-    from farm.backends.registry import cpu_backends
-    from farm.config.settings import load_config
+    from farm.base.backends.registry import cpu_backends
+    from farm.base.config.settings import load_config
     from farm.suites.manifests import find_suites, load_suite, resolve_suite
 
     known = find_suites(load_config(config_file).suite_folders)
@@ -96,7 +96,7 @@ suites_command.add_command(published_command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def socs_command(*, as_json: bool) -> None:
     """List the SoCs that farm knows, and what each has."""
-    from farm.suites.socs import load_socs
+    from farm.base.socs import load_socs
 
     socs = list(load_socs().values())
     rows = [["SoC", "id", "HTP", "VTCM", "LPAI", "backends", "product"]]

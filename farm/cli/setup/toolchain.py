@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.backends.registry import DEFAULT_BACKEND, cpu_backends
+from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
+from farm.base.config.settings import load_config
+from farm.base.config.toolchains import release_of
+from farm.base.errors import UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, notice, show
-from farm.config.settings import load_config
-from farm.config.toolchains import release_of
-from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.compile.trial import Trial
-    from farm.toolchains.overview import EnvironmentRow, ToolchainRow
-    from farm.toolchains.toolchain import SourceState, Toolchain
+    from farm.builds.compile.trial import Trial
+    from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
+    from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
 _FAILED = 1
 # A tiny job of each kind of flow: quantized on a Hexagon, and float on the CPU.
@@ -50,7 +50,7 @@ def list_command(config_file: Path | None, *, as_json: bool) -> None:
     That is the environment farm runs in, the tables of farm.toml, and
     environments of releases in the cache.
     """
-    from farm.toolchains.overview import environment_rows, toolchain_rows
+    from farm.builds.toolchains.overview import environment_rows, toolchain_rows
 
     config = load_config(config_file)
     rows, environments = toolchain_rows(config), environment_rows(config.cache_dir)
@@ -59,7 +59,7 @@ def list_command(config_file: Path | None, *, as_json: bool) -> None:
 
 
 def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
-    from farm.toolchains.overview import NOT_MADE
+    from farm.builds.toolchains.overview import NOT_MADE
 
     head = ("name", "kind", "executorch", "torch", "qnn", "commit")
     cells = [
@@ -112,8 +112,8 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     \b
     Exit codes: 0; 2 it is not there, or something of it is missing.
     """
-    from farm.toolchains.prepare import prepare
-    from farm.toolchains.select import use_toolchain
+    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.select import use_toolchain
 
     config = use_toolchain(load_config(config_file), name, notice)
     tools = prepare(config, notice)
@@ -177,11 +177,11 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     Exit codes: 0 it compiles; 1 a job does not compile; 2 it is not there, or
     something of it is missing.
     """
-    from farm.compile.trial import try_compiling
-    from farm.request.choose import jobs_of
-    from farm.request.request import RunRequest
-    from farm.toolchains.prepare import prepare
-    from farm.toolchains.select import use_toolchain
+    from farm.builds.compile.trial import try_compiling
+    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.request.choose import jobs_of
+    from farm.dispatch.request.request import RunRequest
 
     config = use_toolchain(load_config(config_file), name, notice)
     tools = prepare(config, notice, virtual=True)
@@ -222,8 +222,8 @@ def make_command(version: str, config_file: Path | None) -> None:
     VERSION is one such as 1.5.0. farm does so by itself when --toolchain VERSION first asks for it. It needs
     the package index; packages of farm's own environment are linked.
     """
-    from farm.toolchains.environments import made_environment
-    from farm.toolchains.overview import environment_rows
+    from farm.builds.toolchains.environments import made_environment
+    from farm.builds.toolchains.overview import environment_rows
 
     release = release_of(version)
     if not release:
@@ -241,7 +241,7 @@ def make_command(version: str, config_file: Path | None) -> None:
 @config_option
 def remove_command(version: str, config_file: Path | None) -> None:
     """Remove the environments of a release from the cache."""
-    from farm.toolchains.overview import environment_rows, remove_environment
+    from farm.builds.toolchains.overview import environment_rows, remove_environment
 
     rows = environment_rows(load_config(config_file).cache_dir)
     chosen = [row for row in rows if row.executorch == version]

@@ -14,8 +14,8 @@ from farm.cli.output import echo, notice, opened, print_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from farm.analysis.tolerances import SuggestedLimit
-    from farm.request.tuning import TunedPrecision, Tuning
+    from farm.dispatch.request.tuning import TunedPrecision, Tuning
+    from farm.results.analysis.tolerances import SuggestedLimit
 
 
 @click.command("tune", short_help="Suggest limits for a case, as a diff.")
@@ -52,14 +52,14 @@ def tune_command(
     Exit codes: 0, also when there is nothing to change; 2 usage, or there is
     no result to take limits from.
     """
-    from farm.request.tuning import TuneRequest, tune
+    from farm.base.atomic import write_atomically
+    from farm.base.socs import PRECISIONS
+    from farm.dispatch.request.tuning import TuneRequest, tune
     from farm.suites.edit import with_tolerances
-    from farm.suites.socs import PRECISIONS
-    from farm.system.atomic import write_atomically
 
     unknown = [precision for precision in precisions if precision not in PRECISIONS]
     if unknown:
-        from farm.errors import UnknownNameError
+        from farm.base.errors import UnknownNameError
 
         raise UnknownNameError("precision", unknown[0], PRECISIONS)
     request = TuneRequest(name=case, run=ref, precisions=precisions, margin=margin, looser=looser)

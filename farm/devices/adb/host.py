@@ -12,12 +12,12 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from farm.config.devices import Endpoint
+from farm.base.config.devices import Endpoint
+from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
+from farm.base.ids import NAME
 from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
-from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
-from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,18 +13,18 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.config.devices import Endpoint, is_ssh_host
+from farm.base.config.devices import Endpoint, is_ssh_host
+from farm.base.errors import InfraError, MissingToolError, UsageError
+from farm.base.reaper import MARK
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.names import environment_with
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
-from farm.errors import InfraError, MissingToolError, UsageError
-from farm.system.reaper import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.system.processes import Child, Supervisor
+    from farm.base.processes import Child, Supervisor
 
 ORDINARY_PORT = 5037
 WHOLE_OUTPUT = 41
@@ -225,7 +225,7 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
 
 def _start(server: AdbServer) -> None:
     command = [str(server.adb), "-P", str(server.port), "start-server"]
-    # It stays when whatever started this process ends: see farm.system.reaper.
+    # It stays when whatever started this process ends: see farm.base.reaper.
     env = environment_with(AdbHost.environment(server))
     env.pop(MARK, None)
     try:

@@ -11,9 +11,9 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+from farm.base.errors import DeviceError
 from farm.devices.adb.host import acknowledge
 from farm.devices.transport import TAIL_BYTES, Output, Process
-from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     import socket

@@ -9,13 +9,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.adb.host import acknowledge
 from farm.devices.adb.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.local.files import local_errors, replacing
 from farm.devices.min_throughput import MinThroughput, ahead
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
-from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     import socket

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import suitable_adb
@@ -19,7 +20,6 @@ from farm.devices.device import LOOPBACK
 from farm.devices.marks import END_MARKED, export_mark, new_mark
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, communicate, shell_command
-from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,8 +6,8 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from farm.errors import LocalError
-from farm.system import atomic
+from farm.base import atomic
+from farm.base.errors import LocalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from farm.base import atomic
+from farm.base.errors import DeviceError, DeviceSpaceError, InfraError
+from farm.base.processes import Supervisor
 from farm.devices.local.files import local_errors, replacing
 from farm.devices.transport import COMMAND_BYTES, Link, Output, Process, Transport, shell_command
-from farm.errors import DeviceError, DeviceSpaceError, InfraError
-from farm.system import atomic
-from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.config.devices import SSH_PORT, is_ssh_host, is_ssh_user
+from farm.base.config.devices import SSH_PORT, is_ssh_host, is_ssh_user
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.trust import weakness
 from farm.devices.device import SshAddress
 from farm.devices.text import clean_text
-from farm.errors import InfraError, MissingToolError
-from farm.system.trust import weakness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.config.devices import SshLogin
+    from farm.base.config.devices import SshLogin
 
 NONE = "none"
 """In the place of a file: no file is read."""

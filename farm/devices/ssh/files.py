@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paramiko.sftp import SFTP_NO_SUCH_FILE, SFTP_PERMISSION_DENIED
 
+from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.local.files import local_errors, replacing
 from farm.devices.ssh.sftp_stream import DATA_BYTES, WINDOW, Attributes, Room, SftpStatus, succeeded
 from farm.devices.transport import Link
-from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

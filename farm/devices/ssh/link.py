@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
+from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
 from farm.devices.device import LOOPBACK
 from farm.devices.ssh.login import OPEN_SECONDS, Connection
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from farm.config.devices import SSH_PORT
+from farm.base.config.devices import SSH_PORT
+from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.device import LOOPBACK
 from farm.devices.ssh.alive import HeardStream, keep_alive
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceGoneError
 
 if TYPE_CHECKING:
     from farm.devices.device import SshAddress

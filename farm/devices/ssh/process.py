@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
+from farm.base.errors import DeviceError
 from farm.devices.marks import END_MARKED, export_mark, new_mark
 from farm.devices.transport import COMMAND_BYTES, TAIL_BYTES, Output, Process
-from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,9 +37,9 @@ from paramiko.sftp import (
     SFTP_OK,
 )
 
+from farm.base.errors import DeviceError
 from farm.devices import min_throughput
 from farm.devices.text import clean_text
-from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from farm.base.errors import DeviceError, UsageError
 from farm.devices.ssh.files import Files
 from farm.devices.ssh.link import SshLink
 from farm.devices.ssh.process import SshProcess
 from farm.devices.ssh.sftp_stream import SftpStream
 from farm.devices.transport import ASK_SECONDS, Transport, shell_command
-from farm.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.errors import DeviceError, InfraError
+from farm.base.peer import accept_own
 from farm.devices.device import LOOPBACK, SshAddress
 from farm.devices.ssh.link import ForwardRefusedError, SshLink, end
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, InfraError
-from farm.system.peer import accept_own
 
 if TYPE_CHECKING:
     import paramiko

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.device import DeviceAddress, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.transport import Link, Output, Process, Transport
-from farm.errors import DeviceError, DeviceGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.text import json_document
 from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import compile_cost, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
 from farm.report.terminal.layout import STUBBED
-from farm.system.text import json_document
 
 if TYPE_CHECKING:
     from typing import Any

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm import __version__
+from farm.base.text import one_line, visible
 from farm.report.formats import export_format
 from farm.report.model.format import short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.results.attempt import Verdict
 from farm.store.values import jsonable
-from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

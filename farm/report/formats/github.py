@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line
 from farm.report.model.summary import Outcome, summarize
 from farm.report.terminal.layout import STUBBED
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.base.text import one_line
 from farm.report.formats import export_format
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.suites.figures import figure_of
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

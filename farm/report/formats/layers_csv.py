@@ -7,12 +7,12 @@ import io
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from farm.program.layers import LayerStep
+from farm.builds.program.layers import LayerStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.program.layers import Gap, Layer
+    from farm.builds.program.layers import Gap, Layer
     from farm.results.layers import Diagnosis
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import ArtifactRecord

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from farm.base.text import json_document
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.summary import summarize
 from farm.store.values import jsonable
 from farm.store.view import RunView
-from farm.system.text import json_document
 
 
 def render_json(view: RunView) -> str:

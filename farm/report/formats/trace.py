@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.base.text import one_line
 from farm.report.formats import export_format
 from farm.results.profile.event_names import CALL, names_node, unit_of
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.scale import Scale, change_text
 from farm.report.html.page import render
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import compile_cost, merged, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
+from farm.results.analysis.scale import Scale, change_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,15 +9,15 @@ import base64
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from farm.program.layers import INPUT, LayerStep
+from farm.base.text import one_line
+from farm.builds.program.layers import INPUT, LayerStep
 from farm.report.html.layer_layout import Sizes, lay_out
 from farm.results.layers import ROUNDING_STEPS
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.program.layers import Gap, Layer
+    from farm.builds.program.layers import Gap, Layer
     from farm.report.html.layer_layout import Point
     from farm.results.layers import Diagnosis
     from farm.store.artifacts import ArtifactStore

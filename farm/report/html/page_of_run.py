@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm import __version__
-from farm.program.layers import LayerStep
+from farm.base.atomic import write_atomically
+from farm.base.resources import data_folder
+from farm.base.text import one_line, visible
+from farm.builds.program.layers import LayerStep
 from farm.report.html.context import ReportContext, files_of
 from farm.report.html.matrix import matrices
 from farm.report.html.triage import triage
@@ -53,9 +56,6 @@ from farm.report.model.summary import (
 from farm.report.model.trends import SHOWN_STEPS, trends_of
 from farm.results.heap import no_heap
 from farm.results.profile.event_names import is_whole_call
-from farm.system.atomic import write_atomically
-from farm.system.resources import data_folder
-from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line
 from farm.store.records import AlertState
 from farm.suites.figures import TIME_UNITS
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def alert_change(alert: AlertRecord) -> str:
     """Return by how much a number changed: `+8.2 % (+7.1 % to +9.4 %)`; empty for one that has none."""
     if math.isnan(alert.change):
         return ""
-    from farm.analysis.scale import change_text, scale_of
+    from farm.results.analysis.scale import change_text, scale_of
 
     scale = scale_of(alert.metric, alert.unit)
     change = change_text(scale, alert.change)

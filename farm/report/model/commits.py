@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from farm.analysis.facts import SHORT_COMMIT
+from farm.results.analysis.facts import SHORT_COMMIT
 
 if TYPE_CHECKING:
     import msgspec

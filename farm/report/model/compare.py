@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.confirmation import Answer
-from farm.analysis.scale import Scale, change_text, scale_of
-from farm.bundles.key import stub_of
-from farm.bundles.same import data_hash, program_of
-from farm.bundles.trace import has_trace
+from farm.builds.bundles.key import stub_of
+from farm.builds.bundles.same import data_hash, program_of
+from farm.builds.bundles.trace import has_trace
 from farm.report.model import format as fmt
+from farm.results.analysis.confirmation import Answer
+from farm.results.analysis.scale import Scale, change_text, scale_of
 from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
-    from farm.bundles.bundle import Bundle
+    from farm.builds.bundles.bundle import Bundle
 
 
 class CompareGroup(StrEnum):

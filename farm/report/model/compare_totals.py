@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.scale import Scale, change_text
 from farm.report.model import format as fmt
 from farm.report.model.compare import CompareGroup
+from farm.results.analysis.scale import Scale, change_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

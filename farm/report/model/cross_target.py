@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.socs import load_socs
 from farm.report.model.format import plural
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
 from farm.store.view import CaseResult
-from farm.suites.socs import load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

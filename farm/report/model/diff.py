@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import changed_facts, fact_row
-from farm.bundles.same import ProgramComparison, compare_hashes
+from farm.builds.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
+from farm.results.analysis.facts import changed_facts, fact_row
 from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS, counter_of
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import changed_facts
-from farm.analysis.history import fact_text
 from farm.report.model.chart import Chart, ChartPoint, chart
 from farm.report.model.format import quantity
+from farm.results.analysis.facts import changed_facts
+from farm.results.analysis.history import fact_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

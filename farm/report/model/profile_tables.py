@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.program.layers import LayerStep
+from farm.builds.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.results.profile.event_names import is_whole_call, sums
 

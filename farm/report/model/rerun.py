@@ -8,7 +8,7 @@ import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.results.attempt import Cause
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.flakiness import Record, Reliability
 from farm.report.model import format as fmt
 from farm.report.model.commits import line_name
+from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
 from farm.store.view import Purpose
 

@@ -9,8 +9,8 @@ from farm.store.records import STEPS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.analysis.flakiness import Record
     from farm.report.model.status import RunStanding, SickDevice, Status
+    from farm.results.analysis.flakiness import Record
     from farm.store.records import AlertRecord, HistoryPoint, RunStatus
     from farm.store.store import Store
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import runs_on_cpu
-from farm.bundles.key import stub_of
+from farm.base.backends.registry import runs_on_cpu
+from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict

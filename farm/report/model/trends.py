@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.change_points import LEAST_LEVEL, change_points
-from farm.analysis.history import Point, split
-from farm.analysis.scale import GATES, Scale, change_text, scale_of, scaled
 from farm.report.model import format as fmt
+from farm.results.analysis.change_points import LEAST_LEVEL, change_points
+from farm.results.analysis.history import Point, split
+from farm.results.analysis.scale import GATES, Scale, change_text, scale_of, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

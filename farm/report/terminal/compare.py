@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line
 from farm.report.model import format as fmt
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import overview, sentence
 from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, fitted, titled, wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line
 from farm.report.model import format as fmt
 from farm.report.model.coverage.coverage import WORST_FIRST, Coverage, CoverageCell, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
 from farm.report.terminal.layout import wrapped
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

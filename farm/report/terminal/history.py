@@ -13,8 +13,8 @@ from farm.report.terminal.layout import LEAST_WIDTH, columns, fitted, wrapped
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.analysis.flakiness import Record
     from farm.report.model.history import HistoryTable
+    from farm.results.analysis.flakiness import Record
     from farm.store.records import AlertRecord, HistoryPoint
 
 _LEAST_ROOM = 24

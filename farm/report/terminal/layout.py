@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from farm.system.text import one_line
+from farm.base.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

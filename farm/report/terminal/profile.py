@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import changed_facts, fact_line
-from farm.bundles.key import stub_of
+from farm.base.text import one_line
+from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.diff import ONE_STUB
 from farm.report.model.profile_tables import by_unit
 from farm.report.terminal.layout import columns
+from farm.results.analysis.facts import changed_facts, fact_line
 from farm.results.profile.event_names import is_whole_call, sums
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from farm.base.text import one_line, visible
 from farm.report.model import format as fmt
 from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
@@ -18,7 +19,6 @@ from farm.report.terminal.generation import nearness, rates
 from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
 from farm.results.heap import no_heap
 from farm.store.view import Purpose
-from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.errors import FIRST_RUN
+from farm.base.errors import FIRST_RUN
 from farm.report.model import format as fmt
 from farm.report.model.alerts import UNSURE, by_range, change_of, remark_text, word_of
 from farm.report.model.commits import standing_text, toolchain_text

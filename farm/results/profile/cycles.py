@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.bundles.origins import NO_ORIGINS, UNKNOWN
-from farm.execution.raw import ETDUMP_FILE
+from farm.base.text import one_line
+from farm.builds.bundles.origins import NO_ORIGINS, UNKNOWN
+from farm.devices.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Direction, Measurement, OperatorProfile
 from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, node_cycles, read_etdump
 from farm.results.profile.event_names import (
@@ -23,13 +24,12 @@ from farm.results.profile.event_names import (
     sums,
     unit_of,
 )
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from farm.bundles.origins import Origin, Origins
+    from farm.builds.bundles.origins import Origin, Origins
     from farm.results.profile.etdump import Block, ProfileEvent
     from farm.results.runner_report import RunnerReport
 

@@ -5,7 +5,7 @@ Made by tools/generate_etdump_schema.py: do not edit.
 
 from __future__ import annotations
 
-from farm.program.flatbuffer import Slot
+from farm.builds.program.flatbuffer import Slot
 
 IDENTIFIER = b"ED00"
 

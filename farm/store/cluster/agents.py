@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from sqlalchemy import text
 
-from farm.errors import AgentRefusedError
+from farm.base.errors import AgentRefusedError
 from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, Minded

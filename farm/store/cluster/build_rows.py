@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from sqlalchemy import text
 
-from farm.compile.protocol import BuildReply
+from farm.builds.compile.protocol import BuildReply
 from farm.store import values
 from farm.store.cluster.records import Build
 from farm.store.messages.install import ensure_messages
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from farm.bundles.bundle import Manifest
+    from farm.builds.bundles.bundle import Manifest
     from farm.store.cluster.records import NewBuild, NewShard
 
 # So many at once: arrays of texts of kilobytes.

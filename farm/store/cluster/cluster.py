@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.store.cluster.agents import Agents
 from farm.store.cluster.builds import BuildWork
 from farm.store.cluster.claims import Claims

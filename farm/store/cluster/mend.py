@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from farm.errors import RowRefusedError, StoreError
+from farm.base.errors import RowRefusedError, StoreError
 from farm.policy.situation import usable
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows

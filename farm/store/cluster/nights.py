@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
+from farm.base.text import one_line
 from farm.store import values
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import NightStart
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text, update
 
-from farm.errors import StoreError
+from farm.base.errors import StoreError
 from farm.policy.situation import Priority
 from farm.store import rows, schema, values
 from farm.store.cluster.build_rows import want_builds, want_no_more
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
-    from farm.bundles.bundle import Manifest
+    from farm.builds.bundles.bundle import Manifest
     from farm.store.cluster.records import Build, NewBuild, NewShard
     from farm.store.view import Stale
     from farm.suites.suite import Job

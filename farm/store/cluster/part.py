@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import text
 
-from farm.errors import UnreadableRowError
+from farm.base.errors import UnreadableRowError
 from farm.store.cluster.unreadable import set_aside
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farm.compile.protocol import BuildReply
+from farm.builds.compile.protocol import BuildReply
 from farm.policy.retries import Tried
 from farm.policy.situation import Lease, Priority, Situation
 from farm.results.attempt import Attempt
@@ -50,7 +50,7 @@ class NewBuild(msgspec.Struct, frozen=True):
 
     key: str
     toolchain: str
-    """The id of the toolchain, by content: `farm.cluster.toolchain_id`."""
+    """The id of the toolchain, by content: `farm.dispatch.cluster.toolchain_id`."""
     job: Job
     versions: dict[str, str]
     source: str = ""
@@ -69,7 +69,7 @@ class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     """The command, for people."""
     terms: bytes
-    """JSON of `farm.cluster.terms.WorkTerms`: how its jobs are run. Opaque here."""
+    """JSON of `farm.dispatch.cluster.terms.WorkTerms`: how its jobs are run. Opaque here."""
     devices: tuple[str, ...] = ()
     """Names, serials or ids of the devices that it may use; empty for all."""
     labels: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class OfferedToolchain(msgspec.Struct, frozen=True):
     """A toolchain that a build host compiles with, for one backend."""
 
     id: str
-    """By content: `farm.cluster.toolchain_id`."""
+    """By content: `farm.dispatch.cluster.toolchain_id`."""
     name: str
     """As its host calls it."""
     backend: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
-from farm.errors import LeaseLostError
+from farm.base.errors import LeaseLostError
 from farm.policy.retries import avoided
 from farm.results.attempt import Verdict
 from farm.store import values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.store.rights.rights import become_owner, marked, owner_of, rights, run_script
 from farm.store.rights.rights import groups as groups_sql
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import text
 
-from farm.errors import UnreadableRowError
+from farm.base.errors import UnreadableRowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

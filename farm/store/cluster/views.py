@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from farm.errors import StoreLostError
+from farm.base.errors import StoreLostError
 from farm.store.cluster.agents import AGENTS, agent_of
 from farm.store.cluster.orders import OPEN_ORDERS, ORDER, order_of
 from farm.store.cluster.part import ClusterPart

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import update
 
-from farm.errors import LeaseLostError
+from farm.base.errors import LeaseLostError
 from farm.policy.reasons import NO_DEVICE
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store import schema, values

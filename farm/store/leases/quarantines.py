@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import select, update
 
+from farm.base.text import one_line
 from farm.devices.health import Health
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.leases.rows import lock_names
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

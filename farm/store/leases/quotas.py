@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select, text
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.policy.situation import LABEL, USER
 from farm.store import schema, values
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import func, or_, select, update
 
+from farm.base.errors import LeaseLostError, UnknownNameError, UsageError
+from farm.base.ids import NAME
+from farm.base.socs import is_soc
 from farm.devices.device import Device
 from farm.devices.health import RECOVERY, Event, Health, HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
-from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
 from farm.store.leases.adoption import adopt, earlier_rows, revive
 from farm.store.leases.rows import lease_row, lock_names
-from farm.suites.socs import is_soc
-from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import bindparam, delete, func, or_, select, text, update
 
-from farm.errors import LeaseLostError
+from farm.base.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority, Request, Waiting
 from farm.store import schema, values
 from farm.store.rows import insert_missing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import func, select, text
 
-from farm.errors import UnreadableRowError
+from farm.base.errors import UnreadableRowError
 from farm.policy.situation import LABEL, USER, LivingDevice, OpenOrder, Priority, Retry, Situation
 from farm.store import schema
 from farm.store.leases import rows as lease_rows

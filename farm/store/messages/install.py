@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from farm.errors import MissingToolError, StoreError
+from farm.base.errors import MissingToolError, StoreError
 from farm.store.rights.rights import HAS_JOBS, apply_again, become_owner, run_script
 
 if TYPE_CHECKING:

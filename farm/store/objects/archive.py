@@ -13,8 +13,8 @@ import tarfile
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
+from farm.base.errors import ArtifactLostError
 from farm.devices.local.files import local_errors
-from farm.errors import ArtifactLostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import s3fs
 
-from farm.errors import ArtifactsError
+from farm.base.errors import ArtifactsError
 from farm.store.objects.places import Stored, path_of, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.config.shared import ArtifactsAddress
+    from farm.base.config.shared import ArtifactsAddress
 
 # Of silence: a line that is cut without a word keeps a shard from others for so long.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 20.0

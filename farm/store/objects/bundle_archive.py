@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.bundles.bundle import MANIFEST, load_bundle
-from farm.errors import ArtifactLostError, BundleError
+from farm.base.errors import ArtifactLostError, BundleError
+from farm.builds.bundles.bundle import MANIFEST, load_bundle
 from farm.store.objects.archive import unpack, write_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.bundles.bundle import Bundle
-    from farm.bundles.cache import BundleCache
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.bundles.cache import BundleCache
     from farm.store.objects.objects import Objects
 
 LOG = "build.log"

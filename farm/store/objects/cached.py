@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.bundles.cache import folder_size
-from farm.system.publish import sweep, sweep_own, withdraw
+from farm.base.publish import sweep, sweep_own, withdraw
+from farm.builds.bundles.cache import folder_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

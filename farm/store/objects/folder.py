@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from farm.errors import ArtifactsError
+from farm.base.errors import ArtifactsError
 from farm.store.objects.places import INCOMING, LEFT_BEHIND_S, Stored, modified_s, path_of, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.config.shared import ArtifactsAddress
+    from farm.base.config.shared import ArtifactsAddress
 
 _READ_ONLY = 0o444
 _CHUNK = 1 << 20

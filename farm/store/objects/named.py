@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import delete, select, update
 
-from farm.compile.protocol import BuildReply
+from farm.builds.compile.protocol import BuildReply
 from farm.store import schema
 from farm.store.statements import chunks
 

@@ -18,19 +18,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from farm.base.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
+from farm.base.hashes import sha256_of
+from farm.base.publish import own_folder, published
 from farm.devices.local.files import local_errors
-from farm.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
 from farm.store.objects.cached import CONTENT, MAKING, OBJECTS
 from farm.store.objects.patience import Patience
-from farm.system.hashes import sha256_of
-from farm.system.publish import own_folder, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from farm.config.settings import Config
-    from farm.config.shared import ArtifactsAddress
+    from farm.base.config.settings import Config
+    from farm.base.config.shared import ArtifactsAddress
     from farm.store.objects.places import FilePlace, Stored
 
 GRACE_S = 24 * 3600.0

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from farm.errors import ArtifactsError, DeviceError, DeviceGoneError, DeviceTimeoutError, FarmError
-from farm.system.text import reason_line
+from farm.base.errors import ArtifactsError, DeviceError, DeviceGoneError, DeviceTimeoutError, FarmError
+from farm.base.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

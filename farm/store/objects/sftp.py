@@ -11,7 +11,7 @@ from farm.devices.ssh.config import ssh_address
 from farm.devices.ssh.link import SshLink
 
 if TYPE_CHECKING:
-    from farm.config.shared import ArtifactsAddress
+    from farm.base.config.shared import ArtifactsAddress
 
 _WHO = "artifacts"
 

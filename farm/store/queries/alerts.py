@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 from sqlalchemy import String, bindparam, cast, delete, insert, select, update
 
-from farm.errors import UnknownNameError
+from farm.base.errors import UnknownNameError
 from farm.store import rows, schema, values
 from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, RemarkState
 from farm.store.statements import chunks

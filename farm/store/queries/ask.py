@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import OperationalError
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

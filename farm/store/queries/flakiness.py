@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farm.analysis.flakiness import LOOKED_AT, Record, Try, record_of
+from farm.results.analysis.flakiness import LOOKED_AT, Record, Try, record_of
 from farm.results.attempt import Verdict
 from farm.store.statements import FEW, chunks, statement
 

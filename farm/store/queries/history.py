@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from farm.errors import FIRST_RUN, UnknownNameError, UsageError
+from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
+from farm.base.socs import find_soc
 from farm.store import values
 from farm.store.details import device_facts, fingerprints
 from farm.store.queries.runs import find_run
 from farm.store.records import HistoryPoint
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import of_line
-from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from sqlalchemy import Connection, Row
 
-    from farm.analysis.flakiness import Record
+    from farm.results.analysis.flakiness import Record
     from farm.store.database import Database
     from farm.store.queries.points import JobPast
     from farm.store.records import Background

@@ -1,4 +1,4 @@
-"""What jobs measured run by run, for `farm.analysis`: one value a run, and everything that it depends on."""
+"""What jobs measured run by run, for `farm.results.analysis`: one value a run, and everything that it depends on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.analysis.history import Point
-from farm.analysis.scale import Series
+from farm.results.analysis.history import Point
+from farm.results.analysis.scale import Series
 from farm.results.attempt import Direction
 from farm.store import values
 from farm.store.details import device_facts, fingerprints

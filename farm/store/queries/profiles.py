@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.store.details import artifact_of, operators_of
 from farm.store.queries.history import matching_jobs
 from farm.store.records import ArtifactRecord, ProfileRecord

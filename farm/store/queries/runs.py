@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.errors import FIRST_RUN, UnknownNameError, UsageError
+from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
 from farm.store.details import (

@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.store.transfer.lines import LINE_LIMIT, AttemptLine, Head, JobLine, RunLine, canonical, decode
 from farm.store.transfer.runs import another_run, digest_of
 

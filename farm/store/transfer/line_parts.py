@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from farm.program.layers import LayerStep
+from farm.base.ids import RUN_ID
+from farm.builds.program.layers import LayerStep
 from farm.results.attempt import Direction, Measurement
 from farm.store import values
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import RunToolchain
 from farm.suites.figures import counter_of
-from farm.system.ids import RUN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from farm.base.text import plain_json, reason_line
 from farm.results.attempt import (
     Attempt,
     Cause,
@@ -49,7 +50,6 @@ from farm.store.transfer.line_parts import (
     require_printable,
 )
 from farm.suites.suite import Case, Job, Target
-from farm.system.text import plain_json, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

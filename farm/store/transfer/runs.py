@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import select
 
 from farm import __version__
-from farm.errors import UsageError
+from farm.base.errors import UsageError
 from farm.results.attempt import Direction
 from farm.store import rows, schema, values
 from farm.store.details import artifact_of

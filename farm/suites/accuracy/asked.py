@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 from farm.suites.accuracy.wikitext import detokenized
 from farm.suites.prompts import generate_of, prompts_of, scored_of
 

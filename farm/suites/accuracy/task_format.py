@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

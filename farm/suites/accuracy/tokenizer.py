@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from farm.errors import ConfigError, MissingToolError
+from farm.base.errors import ConfigError, MissingToolError
 from farm.suites.generate import BYTES
 
 NAMES = ("tokenizer.json", "tokenizer.model")

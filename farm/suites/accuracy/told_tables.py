@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import ConfigError
+from farm.base.errors import ConfigError
 from farm.suites.accuracy.task_format import read_task
 from farm.suites.accuracy.tokenizer import NAMES, tokenizer_file
 from farm.suites.generate import BYTES, TOKENIZER_FILES, Generate

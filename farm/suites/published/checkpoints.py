@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import ConfigError, MissingToolError
+from farm.base.errors import ConfigError, MissingToolError
 from farm.suites.accuracy.tokenizer import NAMES, load_tokenizer, tokenizer_file
 from farm.suites.architectures import ARCHITECTURES, SIZES, params_of_hugging_face
 from farm.suites.manifests import load_suite

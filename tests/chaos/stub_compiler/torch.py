@@ -32,6 +32,6 @@ def _compile_job(job: Job, key: str, _versions: Mapping[str, str], folder: Path)
     fill_bundle(folder, key, words_of(job.case), elements, job.target.soc)
 
 
-_compiler = types.ModuleType("farm.compile.flows.compiler")
+_compiler = types.ModuleType("farm.builds.compile.flows.compiler")
 vars(_compiler).update(compile_job=_compile_job, flow_of=lambda _backend: None)
-sys.modules["farm.compile.flows.compiler"] = _compiler
+sys.modules["farm.builds.compile.flows.compiler"] = _compiler

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import runs_on_cpu
-from farm.errors import IllegalTargetError, UsageError
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import IllegalTargetError, UsageError
+from farm.base.socs import check_backend, find_soc
 from farm.report.model import format as fmt
 from farm.report.model.coverage.coverage import coverage, items_of, listed, made_of_others
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
-from farm.suites.socs import check_backend, find_soc
 from farm.suites.suite import plan
 from farm.suites.tested_operators import operators_in_tests
 

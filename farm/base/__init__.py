@@ -1,0 +1,1 @@
+"""Errors, farm.toml, SoC profiles and backends; processes, files and text of this machine."""

@@ -1,0 +1,167 @@
+"""What farm knows of a backend, as plain data: everything that differs from one backend to the next. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from farm.base.errors import UnknownNameError, UsageError
+
+# ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype.
+QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
+
+_INT_MAX = 2**31 - 1
+
+
+class BackendOption(msgspec.Struct, frozen=True):
+    """One option of one backend."""
+
+    when: Literal["compile", "run"]
+    """`compile`: a parameter of `Backend.compiler_spec`, and part of the bundle; `run`: a flag of the runner, which
+    holds for a whole process of it."""
+    words: dict[str, int] = {}
+    """What the option may be, with ExecuTorch's number for it; empty for a plain number, and for a file."""
+    least: int = 0
+    greatest: int = _INT_MAX
+    help: str = ""
+    set_by: str = ""
+    """What sets it; "" for the user's --option."""
+    suffix: str = ""
+    """Of the name of a file that the backend keeps in the folder of a job; "" for a number or a word."""
+    needs: tuple[str, str] | None = None
+    """The option, and its value, without which it has no effect."""
+
+    def normalize(self, name: str, text: str) -> str:
+        """Return the one spelling of a value. Raises UsageError, UnknownNameError."""
+        if self.suffix:
+            # A file of its own: the backend overwrites it, and must not find the program there, or leave the folder.
+            if not re.fullmatch(rf"\w{{1,60}}{re.escape(self.suffix)}", text, re.ASCII):
+                raise UsageError(
+                    f"option {name}={text[:40]}: expected the name of a file, as weights{self.suffix}, "
+                    f"of letters, digits and _ before {self.suffix}"
+                )
+            return text
+        if not self.words:
+            digits = text.lstrip("0") or "0"
+            fits = text.isascii() and text.isdecimal() and len(digits) <= len(str(self.greatest))
+            if not fits or not self.least <= int(digits) <= self.greatest:
+                raise UsageError(f"option {name}={text[:40]}: expected a number from {self.least} to {self.greatest}")
+            return digits
+        folded = text.casefold()
+        for word, number in self.words.items():
+            if folded in (word, str(number)):
+                return word
+        raise UnknownNameError(f"value of option {name}", text, self.words)
+
+
+SWITCH = {"false": 0, "true": 1}
+
+DIRECT_MODE = "direct_mode"
+"""The option of a backend that has a direct mode: QNN and ExecuTorch's delegate run on the DSP itself."""
+DIRECT_OPTION = {DIRECT_MODE: BackendOption("compile", SWITCH, help="QNN and the delegate run on the DSP itself")}
+
+
+class HostLibrary(msgspec.Struct, frozen=True):
+    """A library of a QNN SDK for this machine that compiling needs, as pip brings none that works."""
+
+    name: str
+    why: str
+    """Why pip's does not do, ending in how to get one; `{get_sdk}` and `{target}` are filled in."""
+    before: tuple[int, int] | None = None
+    """The first QNN release whose library does not work."""
+    too_new: str = ""
+    """What is wrong with such a release."""
+
+
+QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_node_ids")
+"""Of ExecuTorch's compiler, whichever backend of QNN it is for."""
+
+
+class FrameOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the options of a backend that refuses a program whose frame rate it cannot keep."""
+
+    fps: str
+    clock: str
+    """Factor of the base clock."""
+    cores: str
+    """Bit mask of cores."""
+    client: str
+    """Demand for real time."""
+    on_time: str
+    """Value of `client` with which a program is refused for its time."""
+    late: str
+    """Value with which none is."""
+    defaults: dict[str, str]
+    """Values of the compiler, by name."""
+    run_prefix: str
+    """Prefix of the same options at run time, which replace compiled values."""
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend. In names of files, fields of a Soc stand in braces: `libQnnHtpV{htp_arch}Skel.so`."""
+
+    name: str
+    precisions: tuple[str, ...]
+    flow: str
+    """Module whose FLOW lowers a program: farm/builds/compile/flows/flow.py. Imported in builder processes only."""
+    delegate: str = "QnnBackend"
+    """ExecuTorch's id of its delegates in a `.pte`."""
+    options: dict[str, BackendOption] = {}
+    frame_options: FrameOptions | None = None
+    """None for a backend that refuses no program for its time."""
+    features: tuple[str, ...] = ()
+    """What a case may ask of its compiler: names of `farm.suites.features.Features`; on the CPU they are left out."""
+
+    on_cpu: bool = False
+    """Every SoC has it, every case runs on it whatever its manifest says, and no QNN takes part."""
+    qnn_type: int | None = None
+    """ExecuTorch's QnnExecuTorchBackendType; None without QNN."""
+    first_qnn: tuple[int, int] | None = None
+    """The first QNN release that has it."""
+    host_library: HostLibrary | None = None
+    cpu_quantizes: bool = False
+    """The CPU quantizes what enters a delegate and dequantizes what leaves it: no `expect` names these operators."""
+    online_prepare: bool = False
+    """The device, not the compiler, makes the graph."""
+    compiler_spec: str = ""
+    """Name of ExecuTorch's function that takes the options of the compiler; "" without QNN."""
+    by_precision: dict[str, dict[str, int]] = {}
+    """Parameters of that function that follow from the precision: ExecuTorch's number by precision."""
+    host_cpus: dict[str, int] = {}
+    """Parameter `target_env` of that function by the processor that calls QNN; empty where the bundle is for any."""
+
+    on_host: Literal["runs", "rehearsed", "absent"] = "absent"
+    """Whether this machine runs its programs; `rehearsed`: its staging, options and rights can be tried here."""
+    hardware: str = ""
+    """Field of a Soc that says which version of the hardware it has; "" where all files are the same."""
+    libraries: tuple[str, ...] = ()
+    """QNN's files for the device's processor."""
+    skel: str = ""
+    """QNN's file for the DSP."""
+    dsp_folder: str = ""
+    """Folder of the files for the DSP, below lib/ of an SDK; the files are in its `signed` or `unsigned`."""
+    signed: bool = False
+    """The DSP loads signed files only."""
+    direct_library: str = ""
+    """QNN's library on the DSP in direct mode; "" where there is no such mode."""
+    direct_domain: int = 0
+    """Process domain of direct mode: ExecuTorch 1.5, examples/qualcomm/direct_executor_runner."""
+    needs_root: bool = False
+
+    generates_text: bool = False
+    """Decoders are compiled for it. ExecuTorch 1.5 has static ones for GPU as well, of which farm has no reference."""
+    canary_precision: str = "8a8w"
+    """What every SoC that has the backend can run."""
+    keeps_canary: bool = False
+    """A session keeps the canary loaded, as the backend goes down with the last program."""
+    has_dsp_heap: bool = False
+    """ExecuTorch profiles the DSP's heap."""
+    has_layers: bool = False
+    """`farm debug` can compare its layers: QNN writes their outputs when its programs are compiled for that."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a simulator of this machine runs its programs."""
+        return self.on_host == "runs" and not self.on_cpu

@@ -1,0 +1,147 @@
+"""Who is to be notified, and where the secrets for that are: tables of farm.toml and of nightly.toml."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from farm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path, PurePath
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAILBOX = re.compile(r"[^\s@<>(),;:\"\\]+@[^\s@<>(),;:\"\\]+")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:.]+")
+
+
+class Webhook(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a message goes as JSON; the address is a secret, as is the token."""
+
+    url_env: str = ""
+    """Environment variable with the address."""
+    url_file: str = ""
+    """File with the address."""
+    token_env: str = ""
+    """Environment variable with a bearer token."""
+    token_file: str = ""
+    """File with a bearer token."""
+
+
+class Mail(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a message goes as mail."""
+
+    host: str
+    """Mail server."""
+    sender: str = msgspec.field(name="from")
+    """Address of the sender."""
+    to: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Addresses of the recipients."""
+    port: Annotated[int, Meta(ge=1, le=65535)] = 587
+    """Port of the mail server."""
+    starttls: bool = True
+    """Whether to encrypt; `false` only without a password."""
+    user_env: str = ""
+    """Environment variable with the user."""
+    password_env: str = ""
+    """Environment variable with the password."""
+    password_file: str = ""
+    """File with the password."""
+
+
+class QuarantineWebhook(Webhook, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[[notify.webhook]]` of farm.toml."""
+
+    url: str = ""
+    """Address in place of `url_env` and `url_file`, where it is no secret."""
+    template: Literal["json", "slack"] = "json"
+    """Form of the message."""
+
+
+class QuarantineMail(Mail, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[notify.mail]` of farm.toml."""
+
+
+class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[notify]` of farm.toml: who hears of a device that is quarantined."""
+
+    webhook: tuple[QuarantineWebhook, ...] = ()
+    """Webhooks that receive each quarantine."""
+    mail: QuarantineMail | None = None
+    """Mail for each quarantine."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody is to be notified."""
+        return bool(self.webhook) or self.mail is not None
+
+
+def read_notify(path: Path, table: NotifyConfig, beside: Callable[[str], PurePath | None]) -> NotifyConfig:
+    """Return the table with absolute paths; `beside` makes a path of the file absolute. Raises ConfigError."""
+    webhooks = []
+    for number, hook in enumerate(table.webhook):
+        for problem in (*webhook_problems(hook), *_address_problems(hook)):
+            raise ConfigError(path, f"notify.webhook[{number}]", problem)
+        files = {key: str(beside(getattr(hook, key)) or "") for key in ("url_file", "token_file")}
+        webhooks.append(msgspec.structs.replace(hook, **files))
+    mail = table.mail
+    if mail is not None:
+        for problem in mail_problems(mail):
+            raise ConfigError(path, "notify.mail", problem)
+        mail = msgspec.structs.replace(mail, password_file=str(beside(mail.password_file) or ""))
+    return NotifyConfig(tuple(webhooks), mail)
+
+
+def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
+    """Yield what is wrong with an address in the file itself."""
+    if not hook.url:
+        return
+    try:
+        parts = urlsplit(hook.url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+    except ValueError:
+        is_address = False
+    if not is_address:
+        # Not shown: what somebody took for an address may be a secret.
+        yield "url: expected http://HOST/PATH or https://HOST/PATH, without a user"
+    elif parts.scheme == "http" and (hook.token_env or hook.token_file):
+        yield "a token over http is shown to everybody: use https"
+
+
+def webhook_problems(hook: Webhook) -> Iterator[str]:
+    """Yield what is wrong with a webhook."""
+    keys = ("url", "url_env", "url_file")
+    yield from _one_of(hook, tuple(key for key in keys if hasattr(hook, key)), needed=True)
+    yield from _one_of(hook, ("token_env", "token_file"))
+
+
+def mail_problems(mail: Mail) -> Iterator[str]:
+    """Yield what is wrong with mail."""
+    yield from _one_of(mail, ("password_env", "password_file"))
+    yield from _one_of(mail, ("user_env",))
+    password = mail.password_env or mail.password_file
+    if bool(mail.user_env) != bool(password):
+        yield "user_env and a password (password_env or password_file) go together"
+    if password and not mail.starttls:
+        yield "a password without starttls would be sent in the clear: leave starttls true"
+    if not _HOST.fullmatch(mail.host):
+        yield f"host {mail.host!r} is no name or address of a machine"
+    for key, address in (("from", mail.sender), *(("to", one) for one in mail.to)):
+        if not _MAILBOX.fullmatch(address):
+            yield f"{key}: {address!r} is no address: expected name@host"
+
+
+def _one_of(table: msgspec.Struct, keys: tuple[str, ...], *, needed: bool = False) -> Iterator[str]:
+    """Yield what is wrong with where a secret is said to be; what it is is asked for when it is needed."""
+    given = [key for key in keys if getattr(table, key)]
+    if len(given) > 1 or (needed and not given):
+        yield f"expected {' or '.join(keys)}, one of them"
+    for key in given:
+        # The value is not shown: somebody may have written the secret itself.
+        if key.endswith("_env") and not _VARIABLE.fullmatch(getattr(table, key)):
+            yield f"{key} is no name of an environment variable; the secret itself has no place here"

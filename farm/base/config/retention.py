@@ -1,0 +1,105 @@
+"""Which runs of the store are kept, and why. Pure; `docs/reference/store.md` says what each rule is for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.durations import age_in_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RESULTS = 30
+"""Newest results of every job that stay by default: a baseline of 21 and room for nights that cannot be compared."""
+
+
+class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[retention]` of farm.toml: what a run has to be to stay. None is no rule."""
+
+    keep: str | None = None
+    """Age up to which runs stay: `90d`, `12w`, `36h`."""
+    keep_nightly: str | None = None
+    """Age up to which nightly runs stay; default: as `keep`."""
+    keep_runs: int | None = None
+    """Newest runs of a branch that stay; local runs are counted apart."""
+    keep_results: int = RESULTS
+    """Newest results of each job whose runs stay, at least 1."""
+
+
+class FailuresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[failures]` of farm.toml: limits of the inputs and outputs that are kept of failed attempts."""
+
+    keep_attempts: int = 20
+    """Failed attempts of a run with kept files; 0 keeps none."""
+    keep_mb: int = 64
+    """Inputs and outputs of one attempt together, in MiB."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a run has to be to stay; at least one of `keep_ms` and `keep_runs` is set."""
+
+    keep_ms: int | None = None
+    keep_nightly_ms: int | None = None
+    """None: as for others."""
+    keep_runs: int | None = None
+    keep_results: int = RESULTS
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What is known of a run when it is decided whether it stays."""
+
+    run_id: str
+    started_ms: int
+    """Epoch, milliseconds."""
+    priority: str
+    line: str = ""
+    private: bool = False
+    """It was only compared with the line."""
+
+
+class KeepReason(StrEnum):
+    """Why a run stays."""
+
+    AGE = "age"
+    NEWEST = "newest"
+    """Among the newest runs of its line that `keep_runs` asks for."""
+    RESULTS = "results"
+    """One of its results is among the newest of a job."""
+    GOING_ON = "going on"
+    """It has no end and began within a day, or something was recorded of it within a day."""
+    ALERT = "alert"
+    """Something else in the store names it."""
+
+
+def age_ms(text: str) -> int | None:
+    """Return `90d`, `12w` or `36h` in milliseconds; None for what is none."""
+    seconds = age_in_seconds(text)
+    return None if seconds is None else int(seconds * 1000)
+
+
+def decide(
+    runs: Sequence[RunFacts], rules: Rules, now_ms: int, protected: Mapping[str, KeepReason]
+) -> dict[str, KeepReason | None]:
+    """Return why each run stays, None for one that goes, in the order of `runs`, which is the newest first.
+
+    A run stays for any one reason. `protected` are those that stay whatever their age.
+    """
+    nightly_ms = rules.keep_ms if rules.keep_nightly_ms is None else rules.keep_nightly_ms
+    decided: dict[str, KeepReason | None] = {}
+    newer: Counter[tuple[str, bool]] = Counter()
+    for run in runs:
+        # What somebody tries does not push nights out.
+        group = ("", True) if run.private else (run.line, False)
+        number, newer[group] = newer[group], newer[group] + 1
+        keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms
+        if keep_ms is not None and run.started_ms > now_ms - keep_ms:
+            decided[run.run_id] = KeepReason.AGE
+        elif rules.keep_runs is not None and number < rules.keep_runs:
+            decided[run.run_id] = KeepReason.NEWEST
+        else:
+            decided[run.run_id] = protected.get(run.run_id)
+    return decided

@@ -1,0 +1,379 @@
+"""farm.toml + environment + flags -> one frozen object."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import platformdirs
+
+from farm.base.config.devices import (
+    DeviceConfig,
+    DeviceTable,
+    DeviceTables,
+    HealthConfig,
+    HostConfig,
+    HostTable,
+    LeaseConfig,
+    SocTable,
+)
+from farm.base.config.notify import NotifyConfig, read_notify
+from farm.base.config.retention import FailuresConfig, RetentionConfig, age_ms
+from farm.base.config.shared import EXPECTED, AgentConfig, AgentTable, ArtifactsAddress, read_agent, read_artifacts
+from farm.base.config.store_address import with_files_beside
+from farm.base.config.toolchains import ToolchainConfig, read_toolchains
+from farm.base.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
+from farm.base.errors import ConfigError, UsageError
+from farm.base.ids import is_run_id
+from farm.base.memory import usable_bytes
+from farm.base.socs import set_like
+from farm.base.toml_tables import read_table
+from farm.base.trust import weakness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FILE_NAME = "farm.toml"
+
+# A week.
+_MOST_BUILD_SECONDS = 604_800
+_MEGABYTE = 2**20
+# A builder that has loaded torch has half of it, and needs the rest to compile anything.
+_LEAST_BUILDER_MB = 1024
+# A builder grows by about a megabyte a job: beyond this a fresh one costs less than what it holds.
+_MOST_RECYCLE_MB = 4096
+_STORE = re.compile(r"sqlite:///[^\0]+|postgres(ql)?(\+\w+)?://\S+")
+
+__all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig", "load_config"]
+
+
+class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cache: str | None = None
+    """Folder of bundles and native builds; safe to delete at any time."""
+    state: str | None = None
+    """Folder of store, reports and logs; keep it."""
+
+
+class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    builders: int | None = None
+    """Compiler processes at once; default: one for each usable core."""
+    timeout_s: float = 1800.0
+    """Longest time to compile one job, at least 1."""
+    memory_mb: int | None = None
+    """Memory limit of a compiler process in MiB, at least 1024; default: half of the machine, 80 % with one builder."""
+    recycle_mb: int | None = None
+    """Memory in MiB beyond which a compiler process is replaced before its next job, at least 1024."""
+    trace: bool | None = None
+    """Whether to record the sources that take part in a bundle; default: for source trees and edited wheels."""
+
+
+_QnnFields: Any = msgspec.defstruct(
+    "_QnnFields", [(name, str | None, None) for name in QNN_PATHS], frozen=True, forbid_unknown_fields=True
+)
+
+
+class _QnnTable(_QnnFields):  # type: ignore[misc]
+    pass
+
+
+class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    suites: tuple[str, ...] = ()
+    """Folders that are suites or hold suites."""
+    store: str | None = None
+    """Address of the store: `sqlite:///FILE` or `postgresql://user@host/database`."""
+    artifacts: str | None = None
+    """Place for the files of a shared farm: `file:///FOLDER`, `sftp://user@host/FOLDER` or `s3://BUCKET/PREFIX`."""
+    agent: AgentTable | None = None
+    paths: _PathsTable = _PathsTable()
+    build: _BuildTable = _BuildTable()
+    qnn: _QnnTable = _QnnTable()
+    host: tuple[HostTable, ...] = ()
+    device: tuple[DeviceTable, ...] = ()
+    soc: dict[str, SocTable] = {}
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
+    failures: FailuresConfig = FailuresConfig()
+    notify: NotifyConfig = NotifyConfig()
+    toolchain: dict[str, Any] = {}
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a command works with. Every path is absolute."""
+
+    cache_dir: Path
+    """Bundles and native builds: may be thrown away at any time."""
+    state_dir: Path
+    """The store, the runs and their artifacts: keep it."""
+    suite_folders: tuple[Path, ...]
+    store_url: str
+    builders: int
+    """Builder processes at once."""
+    build_timeout_s: float
+    """Longest that one job may take to compile."""
+    build_memory_mb: int
+    """Resident memory, in MiB, beyond which a builder is ended and its job fails."""
+    build_recycle_mb: int
+    """Resident memory, in MiB, beyond which a builder is replaced before the next job."""
+    sdk_root: Path | None
+    """QNN SDK; default: the libraries from PyPI."""
+    android_runner: Path | None
+    """Runner built for Android."""
+    android_backend_library: Path | None
+    """ExecuTorch's QNN backend library for that runner."""
+    android_ndk_root: Path | None
+    """Android NDK that builds the runner."""
+    android_executorch: Path | None
+    """Install prefix of ExecuTorch for Android, to build the runner against."""
+    executorch_build: Path | None
+    """Build folder of ExecuTorch for Android (`build-android` of its script); it may be the prefix as well."""
+    executorch_linux_build: Path | None
+    """Build folder of ExecuTorch for Arm Linux."""
+    executorch_direct_build: Path | None
+    """Build folder of ExecuTorch for the Hexagon, for direct mode."""
+    hexagon_sdk_root: Path | None
+    """Hexagon SDK, whose elfsigner signs skels."""
+    hexagon_tools_root: Path | None
+    """Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
+    file: Path | None
+    """The farm.toml that was read."""
+    hosts: tuple[HostConfig, ...] = ()
+    """Machines beside this one that devices hang on."""
+    devices: tuple[DeviceConfig, ...] = ()
+    """Devices that are named, or that discovery does not find."""
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
+    failures: FailuresConfig = FailuresConfig()
+    notify: NotifyConfig = NotifyConfig()
+    toolchains: dict[str, ToolchainConfig] = {}
+    """Those of farm.toml, by name."""
+    toolchain: ToolchainConfig = ToolchainConfig()
+    """What this command compiles with: farm/builds/toolchains/select.py."""
+    trace: bool | None = None
+    """Builders record what of ExecuTorch and torchao takes part in a bundle; None where somebody edits them."""
+    artifacts: ArtifactsAddress | None = None
+    """Where the files of a farm are that several hosts share; None where each keeps its own."""
+    agent: AgentConfig = AgentConfig()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several hosts share the farm: runs are submitted, and agents execute them."""
+        return self.artifacts is not None and self.store_url.startswith("postgres")
+
+    def require_there(self, *keys: str) -> None:
+        """Raise UsageError for a path, of these keys of the [qnn] table, that somebody named and that is not there."""
+        toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""
+        require_there({key: getattr(self, key) for key in keys}, self.file, toolchain)
+
+    def run_folder(self, run_id: str) -> Path:
+        """Return where a run keeps its plan, its logs and its report.
+
+        Ids come from a store that others may write: raises UsageError for what is none.
+        """
+        if not is_run_id(run_id):
+            raise UsageError(f"{run_id[:80]!r} is not the id of a run: whoever wrote it to the store was not farm")
+        return self.state_dir / "runs" / run_id
+
+
+HEARERS: list[Callable[[Config], None]] = []
+"""They hear of every configuration that is loaded."""
+
+
+def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
+    """Return the configuration.
+
+    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that no other user could
+    have written (`farm.base.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
+    $FARM_STATE_DIR, $FARM_STORE, $FARM_ARTIFACTS, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH,
+    $FARM_EXECUTORCH_BUILD, $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and
+    $HEXAGON_TOOLS_ROOT override it.
+    Raises ConfigError, naming file and key, and UsageError, naming the variable.
+    """
+    require_known_variables()
+    path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
+    table = _read(path) if path else _FarmToml()
+    base = path.parent.resolve() if path else Path.cwd()
+    builders = table.build.builders if table.build.builders is not None else _usable_cores()
+    if builders < 1:
+        raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
+    if not 1 <= table.build.timeout_s <= _MOST_BUILD_SECONDS:
+        problem = f"is {table.build.timeout_s:g}, expected 1 to {_MOST_BUILD_SECONDS} seconds"
+        raise ConfigError(path or FILE_NAME, "build.timeout_s", problem)
+    memory_mb, recycle_mb = _builder_memory(path or FILE_NAME, table.build, builders)
+    if table.store is not None and not _STORE.fullmatch(table.store):
+        # Not shown: it may hold a password.
+        problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
+        raise ConfigError(path or FILE_NAME, "store", problem)
+    attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
+    set_like(attached.socs(table.soc))
+    qnn_paths: dict[str, Any] = {
+        name: (_from_environment(variable) if variable else None) or _beside(base, getattr(table.qnn, name))
+        for name, variable in QNN_PATHS.items()
+    }
+    cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
+    state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
+    cache_dir = (cache_dir or platformdirs.user_cache_path("farm")).absolute()
+    state_dir = (state_dir or platformdirs.user_state_path("farm")).absolute()
+    for place, variable, key in ((cache_dir, "FARM_CACHE_DIR", "cache"), (state_dir, "FARM_STATE_DIR", "state")):
+        require_folder(place, variable if os.environ.get(variable) else f"{path or FILE_NAME}: paths.{key}")
+    store_url = _store_of_environment() or _store_url(base, table.store) or f"sqlite:///{state_dir / 'farm.db'}"
+    config = Config(
+        cache_dir=cache_dir,
+        state_dir=state_dir,
+        suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
+        store_url=store_url,
+        builders=builders,
+        build_timeout_s=table.build.timeout_s,
+        build_memory_mb=memory_mb,
+        build_recycle_mb=recycle_mb,
+        **qnn_paths,
+        file=path,
+        hosts=attached.hosts(table.host),
+        devices=attached.devices(table.device),
+        health=attached.health(table.health),
+        leases=attached.leases(table.leases),
+        retention=_retention(path or FILE_NAME, table.retention),
+        failures=_failures(path or FILE_NAME, table.failures),
+        notify=read_notify(path or Path(FILE_NAME), table.notify, lambda value: _beside(base, value)),
+        toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
+        trace=table.build.trace,
+        artifacts=_artifacts(path or Path(FILE_NAME), base, table, store_url),
+        agent=read_agent(path or FILE_NAME, table.agent or AgentTable(), lambda value: _beside(base, value)),
+    )
+    for hear in HEARERS:
+        hear(config)
+    return config
+
+
+def _artifacts(file: Path, base: Path, table: _FarmToml, store_url: str) -> ArtifactsAddress | None:
+    """Return where the files of a shared farm are, None for a farm of one machine.
+
+    $FARM_STORE with a file of SQLite makes it that, whatever farm.toml says: somebody tries something by himself.
+    """
+    variable = os.environ.get("FARM_ARTIFACTS", "")
+    on_postgresql = store_url.startswith("postgres")
+    needs = "files that several hosts share need a store that they share: set store = 'postgresql://user@host/database'"
+    if variable:
+        try:
+            found = read_artifacts(variable, lambda value: _beside(Path.cwd(), value))
+        except UsageError as error:
+            raise UsageError(f"FARM_ARTIFACTS {error}") from None
+        if not on_postgresql:
+            raise UsageError(f"FARM_ARTIFACTS is set, and the store is SQLite: {needs}, or unset FARM_ARTIFACTS")
+        return found
+    if table.artifacts is not None:
+        try:
+            found = read_artifacts(table.artifacts, lambda value: _beside(base, value))
+        except UsageError as error:
+            raise ConfigError(file, "artifacts", str(error)) from None
+        if not on_postgresql and not os.environ.get("FARM_STORE"):
+            raise ConfigError(file, "artifacts", f"the store is SQLite, and {needs}, or leave artifacts out")
+        return found if on_postgresql else None
+    if table.agent is not None and not os.environ.get("FARM_STORE"):
+        problem = f"an agent is for a farm that several hosts share: set store and artifacts ({EXPECTED}) as well"
+        raise ConfigError(file, "agent", problem)
+    return None
+
+
+def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
+    for key, age in (("keep", table.keep), ("keep_nightly", table.keep_nightly)):
+        if age is not None and age_ms(age) is None:
+            raise ConfigError(file, f"retention.{key}", f"is {age!r}, expected an age such as '90d', '12w' or '36h'")
+    for key, count in (("keep_runs", table.keep_runs), ("keep_results", table.keep_results)):
+        if count is not None and count < 1:
+            raise ConfigError(file, f"retention.{key}", f"is {count}, expected at least 1")
+    return table
+
+
+def _failures(file: Path | str, table: FailuresConfig) -> FailuresConfig:
+    for key in table.__struct_fields__:
+        if (value := getattr(table, key)) < 0:
+            raise ConfigError(file, f"failures.{key}", f"is {value}, expected at least 0")
+    return table
+
+
+def _usable_cores() -> int:
+    # Fewer than there are, where a container or taskset says so.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tuple[int, int]:
+    """Return what one builder may have at most, and beyond what it is replaced, in MiB."""
+    usable_mb = usable_bytes() // _MEGABYTE
+    # Large models are rare, so that one may have half of the machine.
+    most = table.memory_mb if table.memory_mb is not None else usable_mb * (8 if builders == 1 else 5) // 10
+    share = usable_mb // (2 * builders)
+    recycle = table.recycle_mb if table.recycle_mb is not None else min(max(share, _LEAST_BUILDER_MB), _MOST_RECYCLE_MB)
+    for key, value in (("memory_mb", table.memory_mb), ("recycle_mb", table.recycle_mb)):
+        if value is not None and value < _LEAST_BUILDER_MB:
+            problem = f"is {value}, expected at least {_LEAST_BUILDER_MB} MB: torch alone takes half of that"
+            raise ConfigError(file, f"build.{key}", problem)
+    return max(most, _LEAST_BUILDER_MB), recycle
+
+
+def _store_url(base: Path, value: str | None) -> str | None:
+    """Return the URL with the paths in it made absolute, relative to the file that names it."""
+    prefix = "sqlite:///"
+    if value is None or not value.startswith(prefix):
+        return value and with_files_beside(base, value)
+    return f"{prefix}{base / value.removeprefix(prefix)}"
+
+
+def _store_of_environment() -> str:
+    """Return $FARM_STORE: an address, or the path of a file. Raises UsageError for what is neither."""
+    value = os.environ.get("FARM_STORE", "")
+    is_path = "://" not in value and ("/" in value or bool(Path(value).suffix))
+    if value and not is_path and not _STORE.fullmatch(value):
+        # Not shown: it may hold a password.
+        expected = "a path such as ./farm.db, 'sqlite:///FILE' or 'postgresql://user@host/database'"
+        raise UsageError(f"FARM_STORE is no address of a store: expected {expected}")
+    return with_files_beside(Path.cwd(), value) if value.startswith("postgres") else value
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return _beside(Path.cwd(), value) if value else None
+
+
+def _beside(base: Path, value: str | None) -> Path | None:
+    if not value:
+        return None
+    try:
+        return (base / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # a home of an unknown user
+        raise UsageError(f"{value}: {error}") from None
+
+
+def _nearest(folder: Path) -> Path | None:
+    for parent in (folder, *folder.parents):
+        file = parent / FILE_NAME
+        if not file.is_file():
+            continue
+        problem = weakness(file)
+        if not problem:
+            return file
+        _warn(f"{file} is ignored: {problem}; if you trust it, name it with --config or FARM_CONFIG")
+    return None
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Print a line to standard error, once in a process; folders may have any name."""
+    from farm.base.text import one_line
+
+    print(f"farm: {one_line(text, 2000)}", file=sys.stderr)  # noqa: T201 - there is no command here that prints
+
+
+def _read(path: Path) -> _FarmToml:
+    try:
+        return read_table(path, _FarmToml)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None

@@ -1,0 +1,193 @@
+"""What farm.toml says of a farm that several hosts share: where its files are kept, and what this host's agent does."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from farm.base.config.devices import SshLogin, is_ssh_host, is_ssh_user
+from farm.base.durations import DAY_S, in_seconds
+from farm.base.errors import ConfigError, UnknownNameError, UsageError
+from farm.base.ids import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    BesideFile = Callable[[str], Path | None]
+
+EXPECTED = "'file:///FOLDER', 'sftp://user@host/FOLDER' or 's3://BUCKET/PREFIX'"
+
+_OPTIONS = {
+    "file": (),
+    "sftp": ("key_file", "known_hosts", "ssh_config"),
+    "s3": ("endpoint_url", "region", "profile"),
+}
+_NONE = "none"
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+# Amazon S3, "General purpose bucket naming rules"; MinIO and others take the same.
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PREFIX = re.compile(r"[\w./=-]*")
+_ENDPOINT = re.compile(r"https?://[\w.-]+(:\d{1,5})?/?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?/?")
+
+
+class NightTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `[agent] nights`, as it is written."""
+
+    file: str
+    """Path of the nightly.toml."""
+    at: str
+    """Time of day, `HH:MM`."""
+    timezone: str = "UTC"
+    """IANA name of the time zone."""
+    days: tuple[str, ...] = ()
+    """Days of the week, `mon` to `sun`; default: every day."""
+    late: str = "1h"
+    """Longest delay after which the nightly run still begins."""
+
+
+class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[agent]`, as it is written."""
+
+    name: str = ""
+    """Name of the host in the farm; default: the host's own name."""
+    build: bool = False
+    """Whether the host compiles for others, by the toolchains of this file."""
+    nights: tuple[NightTable, ...] = ()
+    """Nightly runs that the agent starts."""
+
+
+class NightConfig(msgspec.Struct, frozen=True):
+    """A night that the agent of this host starts, unless another has started it."""
+
+    file: Path
+    """Its nightly.toml, absolute."""
+    hour: int
+    minute: int
+    timezone: str
+    """Of both: a name of IANA's, the same on every host that has the night."""
+    days: tuple[int, ...]
+    """On which it starts, 0 is Monday."""
+    late_s: float
+    """So much later it may still begin: a host that comes back after that leaves it out."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True):
+    """What `farm agent` does on this host, unless its command line says otherwise."""
+
+    name: str = ""
+    """What the farm knows the host by; empty for the host's own name."""
+    build: bool = False
+    """It compiles for others, by the toolchains of this file."""
+    nights: tuple[NightConfig, ...] = ()
+
+
+class ArtifactsAddress(msgspec.Struct, frozen=True):
+    """Where the files of a shared farm are. It holds no secret: those come from the environment, or files of it."""
+
+    scheme: Literal["file", "sftp", "s3"]
+    path: str
+    """An absolute folder; of `s3` the bucket, and a prefix after a `/`."""
+    login: SshLogin | None = None
+    """Of `sftp`."""
+    endpoint_url: str = ""
+    """Of `s3`: the server, where it is not Amazon's."""
+    region: str = ""
+    profile: str = ""
+    """Of the credentials in ~/.aws, or $AWS_SHARED_CREDENTIALS_FILE; empty as $AWS_PROFILE says."""
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        if self.login is None:
+            return f"{self.scheme}://{self.path}"
+        user = f"{self.login.user}@" if self.login.user else ""
+        port = f":{self.login.port}" if self.login.port else ""
+        return f"sftp://{user}{self.login.host}{port}{self.path}"
+
+
+def read_agent(file: Path | str, table: AgentTable, beside: BesideFile) -> AgentConfig:
+    """Return the [agent] table, its files beside what `beside` says. Raises ConfigError for what cannot be."""
+    if table.name and not NAME.fullmatch(table.name):
+        problem = f"{table.name!r}: expected letters, digits, '.', '_', '-', at most 64"
+        raise ConfigError(file, "agent.name", problem)
+    nights = tuple(_night(file, f"agent.nights[{n}]", one, beside) for n, one in enumerate(table.nights))
+    return AgentConfig(table.name, table.build, nights)
+
+
+def _night(file: Path | str, key: str, table: NightTable, beside: BesideFile) -> NightConfig:
+    path = beside(table.file)
+    at = _CLOCK.fullmatch(table.at)
+    late_s = in_seconds(table.late, DAY_S)
+    unknown = [day for day in table.days if day not in DAYS]
+    if path is None:
+        raise ConfigError(file, f"{key}.file", "is empty, expected the path of a nightly.toml")
+    if at is None:
+        raise ConfigError(file, f"{key}.at", f"is {table.at!r}, expected a time of the day such as '22:00'")
+    if late_s is None:
+        raise ConfigError(file, f"{key}.late", f"is {table.late!r}, expected a time of at most a day, such as '1h'")
+    if unknown:
+        raise ConfigError(file, f"{key}.days", str(UnknownNameError("day", unknown[0], DAYS, shown=DAYS)))
+    try:
+        zoneinfo.ZoneInfo(table.timezone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        problem = f"is {table.timezone!r}, expected a name such as 'UTC' or 'Europe/Berlin'"
+        raise ConfigError(file, f"{key}.timezone", problem) from None
+    days = tuple(sorted({DAYS.index(day) for day in table.days or DAYS}))
+    return NightConfig(path, int(at[1]), int(at[2]), table.timezone, days, late_s)
+
+
+def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:
+    """Return the address in `text`; paths in it are relative to what `beside` says.
+
+    Raises UsageError with what is wrong with it, and quotes nothing that may be a secret.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port or 0
+    except ValueError:
+        raise UsageError(f"is no address: expected {EXPECTED}") from None
+    if parts.scheme not in _OPTIONS or not text.startswith(f"{parts.scheme}://") or parts.fragment:
+        raise UsageError(f"is no place that farm keeps files in: expected {EXPECTED}")
+    if parts.password is not None or (parts.scheme != "sftp" and "@" in parts.netloc):
+        how = "use a key" if parts.scheme == "sftp" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws"
+        raise UsageError(f"holds a password, which no file may hold: {how} (docs/reference/configuration.md)")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name not in _OPTIONS[parts.scheme]:
+            raise UsageError(str(UnknownNameError(f"option of {parts.scheme}://", name, _OPTIONS[parts.scheme])))
+    path = unquote(parts.path)
+    if parts.scheme == "s3":
+        return _s3(parts.netloc, path, options)
+    folder = path.rstrip("/")
+    if not folder.startswith("/") or "\0" in folder or ".." in folder.split("/"):
+        raise UsageError(f"expected a folder after the host, absolute and without '..': {EXPECTED}")
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise UsageError("file:// is a folder of this machine: expected three slashes, 'file:///FOLDER'")
+        return ArtifactsAddress("file", folder)
+    return ArtifactsAddress("sftp", folder, _login(parts.username, parts.hostname, port, options, beside))
+
+
+def _s3(bucket: str, path: str, options: dict[str, str]) -> ArtifactsAddress:
+    prefix = path.strip("/")
+    if not _BUCKET.fullmatch(bucket) or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
+        raise UsageError("expected a bucket, and a prefix of letters, digits and '_ . - = /': s3://BUCKET/PREFIX")
+    endpoint = options.get("endpoint_url", "")
+    if endpoint and not _ENDPOINT.fullmatch(endpoint):
+        raise UsageError("endpoint_url: expected 'https://HOST:PORT', without login and path")
+    place = f"{bucket}/{prefix}".rstrip("/")
+    region, profile = options.get("region", ""), options.get("profile", "")
+    return ArtifactsAddress("s3", place, endpoint_url=endpoint, region=region, profile=profile)
+
+
+def _login(user: str | None, host: str | None, port: int, options: dict[str, str], beside: BesideFile) -> SshLogin:
+    if not host or not is_ssh_host(host) or (user is not None and not is_ssh_user(user)):
+        raise UsageError("expected user@host or user@host:port after sftp://")
+    files = {name: options.get(name, "") for name in _OPTIONS["sftp"]}
+    found = {name: value if value == _NONE else str(beside(value) or "") for name, value in files.items()}
+    return SshLogin(user or "", host, port, found["key_file"], found["known_hosts"], found["ssh_config"])

@@ -1,0 +1,74 @@
+"""Environment variables of farm, and whether what they and farm.toml name is there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from farm.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+QNN_PATHS = {
+    "sdk_root": "QNN_SDK_ROOT",
+    "android_runner": "",
+    "android_backend_library": "",
+    "android_ndk_root": "ANDROID_NDK_ROOT",
+    "android_executorch": "FARM_ANDROID_EXECUTORCH",
+    "executorch_build": "FARM_EXECUTORCH_BUILD",
+    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
+    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
+    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
+    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
+}
+"""Paths of the [qnn] table, and the variable that overrides each; empty where there is none."""
+
+VARIABLES = {
+    "FARM_CONFIG": "configuration file, in place of the nearest farm.toml",
+    "FARM_STORE": "`store` of farm.toml, or the path of an SQLite file",
+    "FARM_ARTIFACTS": "`artifacts` of farm.toml",
+    "FARM_CACHE_DIR": "`paths.cache` of farm.toml",
+    "FARM_STATE_DIR": "`paths.state` of farm.toml",
+    "FARM_SERVE_TOKEN": "token that `farm serve` requires beyond this machine",
+    "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
+    "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
+}
+"""Variables of farm beside those of `QNN_PATHS`, and their meaning."""
+
+# As near as a slip of the finger, and not as another program's variable could be.
+_NEAR = 0.85
+
+
+def require_known_variables() -> None:
+    """Raise UsageError for a variable that is called nearly as one of farm's: it would be ignored in silence."""
+    known = [*VARIABLES, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
+    for name in os.environ:
+        if not name.startswith("FARM_") or name.startswith(tuple(known)):
+            continue
+        import difflib
+
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+            raise UsageError(f"{name} is no variable of farm: did you mean {near[0]}? Set that one, and unset {name}")
+
+
+def require_folder(path: Path, named: str) -> None:
+    """Raise UsageError where a folder, which somebody `named` so, cannot be: it is a file, or lies below one."""
+    there = next((place for place in (path, *path.parents) if place.exists()), path)
+    if not there.is_dir():
+        raise UsageError(f"{named}: {there} is no folder: name another place")
+
+
+def require_there(paths: Mapping[str, Path | None], file: Path | None, otherwise: str = "") -> None:
+    """Raise UsageError for a path of the [qnn] table of `file`, or of its variable, that is named and not there.
+
+    `paths` are by key; `otherwise` is what names those that are of neither.
+    """
+    for key, path in paths.items():
+        if path is None or path.exists():
+            continue
+        variable = QNN_PATHS[key]
+        value = os.environ.get(variable)
+        named = f"{variable}={value}" if value else otherwise or f"{file}: qnn.{key}"
+        raise UsageError(f"{named}: there is no {path}: correct it, or leave it out")

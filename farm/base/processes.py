@@ -1,0 +1,292 @@
+"""Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
+
+psutil finds children by their parent, which is gone after a fork into the background; marks and sessions stay. Reaper
+(farm.base.reaper) and pipe (farm.base.lifeline) share that: docs/developers/architecture.md, "Processes".
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import select
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, BinaryIO
+
+from farm.base import reaper
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.lifeline import Lifeline
+from farm.base.logs import end_of_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+_LINE_BYTES = 16 * 1024
+_LAST_MOMENT_S = 1.0
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, in words; `code` is Popen's, -n for signal n."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class Child:
+    """A process that a Supervisor started, and everything that it started itself."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], group: reaper.Group, lifeline: Lifeline, log: Path | None
+    ) -> None:
+        self.name, self.process, self._group, self._lifeline, self._log = name, process, group, lifeline, log
+        self._ending = threading.Lock()
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        """Process id, and the number of its session."""
+        return self.process.pid
+
+    @contextlib.contextmanager
+    def limited(self, timeout_s: float) -> Iterator[threading.Event]:
+        """End it when the body takes longer than `timeout_s`; the event that is yielded is set then."""
+        overdue = threading.Event()
+
+        def end() -> None:
+            overdue.set()
+            self.terminate(timeout_s=1.0)
+
+        timer = threading.Timer(timeout_s, end)
+        # Ctrl-C may come while it starts: nothing may wait for it then.
+        timer.daemon = True
+        try:
+            timer.start()
+            yield overdue
+        finally:
+            timer.cancel()
+
+    def first_line(self, timeout_s: float) -> bytes:
+        """Return the first line that it writes to its standard output, a pipe: what a server says once it is ready.
+
+        Without its end when it is over 16 KiB, or did not come in time, or the process ended before.
+        """
+        pipe = self.process.stdout
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+            readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
+            if not data:
+                break
+            line += data
+        return line
+
+    def why_silent(self, timeout_s: float) -> str:
+        """Return why `first_line(timeout_s)` brought no whole line: how it ended, or that it did not begin in time."""
+        # Its pipe ends a moment before it does.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LAST_MOMENT_S)
+        code = self.process.poll()
+        problem = f"it was not ready in {timeout_s:g} s" if code is None else f"it ended with {ending(code)}"
+        last = self.log_tail().strip().rpartition("\n")[2]
+        return f"{problem}: {last}" if last else problem
+
+    def log_tail(self) -> str:
+        """Return the last few KiB of its standard error, empty unless that went into a file."""
+        return "" if self._log is None else end_of_log(self._log)
+
+    def terminate(self, timeout_s: float = reaper.GRACE_S) -> int:
+        """End it and its whole group, with SIGKILL after `timeout_s`. Return its exit code, -n for signal n.
+
+        May be called again, and from several threads.
+        """
+        with self._ending:
+            if not self._ended:
+                # Once the leader is waited for, its number may belong to a stranger: then only the mark counts.
+                group = self._group if self.process.poll() is None else reaper.Group(self._group.mark)
+                reaper.end([group], timeout_s)
+                _link.send("drop", self._group)
+                self._lifeline.cut()
+                self._ended = True
+            return self.process.wait()
+
+
+class Supervisor:
+    """The processes that one part of farm started; `close`, also by leaving `with`, ends them all.
+
+    Several threads may use it. In a forked copy of the process it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closed = False
+
+    def spawn(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin_pipe: bool = False,
+        stdout_pipe: bool = False,
+        stderr: Path | None = None,
+        stderr_pipe: bool = False,
+        pass_fds: Sequence[int] = (),
+        foreground: bool = False,
+    ) -> Child:
+        """Start a process in a session of its own.
+
+        `env` is its whole environment, that of this process when None. Standard streams lead nowhere unless they are
+        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a file that is made anew. With `foreground`
+        it stays in this process group and has these standard streams, for a program that is to have the terminal; of
+        what it starts, only what keeps its environment ends with it.
+        Raises MissingToolError when the program is not there, InfraError when it cannot be started.
+        """
+        words = [str(word) for word in argv]
+        group = reaper.Group(secrets.token_hex(12))
+        with self._lock:
+            if self._closed:
+                raise InfraError(f"{name} cannot be started: farm is ending")
+            _link.send("watch", group)
+            nowhere = None if foreground else subprocess.DEVNULL
+            try:
+                with contextlib.ExitStack() as undo, contextlib.ExitStack() as stack:
+                    lifeline = Lifeline()
+                    undo.callback(lifeline.cut)
+                    errors = subprocess.PIPE if stderr_pipe else nowhere
+                    if stderr is not None:
+                        errors = stack.enter_context(_new_file(stderr)).fileno()
+                    process = subprocess.Popen(
+                        words,
+                        env={**(os.environ if env is None else env), reaper.MARK: group.mark},
+                        cwd=cwd,
+                        stdin=subprocess.PIPE if stdin_pipe else nowhere,
+                        stdout=subprocess.PIPE if stdout_pipe else nowhere,
+                        stderr=errors,
+                        pass_fds=(*pass_fds, lifeline.child_end),
+                        start_new_session=not foreground,
+                    )
+                    lifeline.tie(process.pid, group=not foreground)
+                    undo.pop_all()
+            except OSError as error:
+                _link.send("drop", group)
+                if isinstance(error, FileNotFoundError) and error.filename == words[0]:
+                    raise MissingToolError(f"{name} cannot be started: there is no {words[0]}") from None
+                raise InfraError(f"{name} cannot be started: {error}") from error
+            stat = reaper.read_stat(process.pid)
+            group = group._replace(session=process.pid, start=stat.start if stat else 0)
+            _link.send("lead", group)
+            child = Child(name, process, group, lifeline, stderr)
+            self._children.append(child)
+            return child
+
+    def find(self, name: str) -> Child:
+        """Return the youngest child of that name. Raises KeyError."""
+        with self._lock:
+            for child in reversed(self._children):
+                if child.name == name:
+                    return child
+        raise KeyError(name)
+
+    def close(self) -> None:
+        """End every process, all at the same time. May be called again."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closed = True
+            children, self._children = self._children, []
+        enders = [threading.Thread(target=child.terminate, name=f"end-{child.name}") for child in children]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _new_file(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
+class _ReaperLink:
+    """The one reaper of this process, started when it is first needed, and again should somebody have ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._live: dict[str, reaper.Group] = {}
+
+    def send(self, event: str, group: reaper.Group) -> None:
+        with self._lock:
+            if self._owner != os.getpid():
+                # A forked copy has no children of ours, and must not speak for its parent.
+                self._process, self._owner, self._live = None, os.getpid(), {}
+            if event == "drop":
+                self._live.pop(group.mark, None)
+            else:
+                self._live[group.mark] = group
+            try:
+                self._write(event, group)
+            except BrokenPipeError:
+                if self._process is not None:
+                    self._process.wait()
+                self._process = None
+                for live in self._live.values():
+                    self._write("watch", live)
+                    if live.session:
+                        self._write("lead", live)
+
+    def _write(self, event: str, group: reaper.Group) -> None:
+        if self._process is None:
+            self._process = self._start()
+        pipe = self._process.stdin
+        if pipe is None:
+            raise InfraError("the reaper has no standard input")
+        detail = f" {group.session} {group.start}" if event == "lead" else ""
+        pipe.write(f"{event} {group.mark}{detail}\n".encode())
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        stat = reaper.read_stat(os.getpid())
+        argv = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(stat.start if stat else 0)]
+        # No environment: a mark in it would make an outer reaper end this one before its work is done.
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Let the reaper end what is left, and wait for it."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():
+                self._process.communicate()
+                self._process = None
+
+
+_link = _ReaperLink()
+atexit.register(_link.close)
+
+
+def close() -> None:
+    """End every living child of this process; for a fork, which runs no exit handlers."""
+    _link.close()

@@ -1,0 +1,1 @@
+"""Toolchains, compiling, bundles, programs and runtimes: a job becomes files for a device."""

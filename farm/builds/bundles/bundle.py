@@ -1,0 +1,282 @@
+"""What compiling a job gives: a folder addressed by the hash of everything that went into it.
+
+manifest.json
+model.pte
+inputs/input_{sample}_{index}.raw            native dtype, in the memory order of the program
+reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module, in the same way
+reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
+origins.json                    module path and source line of nodes; only where they are known
+op_packages/{place}/{hash}.so   operators of the user's own, for the machines of PACKAGES_OF; where the case has some
+saver/                          QNN's calls as C code, and their data; only where the case asks for them
+optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
+build.log
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import BundleError
+from farm.base.hashes import sha256_of
+from farm.base.socs import find_soc
+from farm.suites.accuracy.asked import Likelihoods
+from farm.suites.features import why_on_device
+from farm.suites.figures import REFERENCES
+from farm.suites.state import State
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MANIFEST = "manifest.json"
+MODEL = "model.pte"
+INPUTS = "inputs"
+TOLD = 2
+"""Columns of what a told sequence has for each position."""
+OPTRACE = "optrace"
+SAVER = "saver"
+OP_PACKAGES = "op_packages"
+PACKAGES_OF = {"simulator": ("x86_64",), "android": ("hexagon", "android")}
+"""Folders of OP_PACKAGES by the kind of the runtime that opens what is in them; others open none (ExecuTorch 1.5)."""
+
+
+class Constant(StrEnum):
+    """Origin of an output that does not depend on the inputs."""
+
+    NONE = ""
+    """The inputs decide the output."""
+    LITERAL = "literal"
+    """Elements of the program as they are, moved at most: equal on every backend."""
+    COMPUTED = "computed"
+    """Computed from constants, by the arithmetic of the backend."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Shape and dtype (numpy's name) of one input or output; `mutable` buffers are not listed."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    step: float | None = None
+    """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
+    order: tuple[int, ...] = ()
+    """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
+    constant: Constant = Constant.NONE
+    """Origin of an output by the exported graph."""
+    name: str = ""
+    """Path of an output in the return value, `aux` or `[1].0`; of a written input its name. Empty for an output with
+    a number alone."""
+    written: bool = False
+    """True for the value that the program writes to its input `name`, which is no output."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        import numpy as np
+
+        size = np.dtype(self.dtype).itemsize
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What a bundle that generates text has beside tensors: see `farm.suites.generate`.
+
+    A sample has two inputs, token ids as int32 with -1 after their end: the prompt, and the sequence whose logits are
+    judged. Its outputs are float32 [positions of that sequence, vocabulary], in the unit of the logits: row n is what
+    follows token n. The first is computed as generation does it (prompt by `prefill_forward` where there is one, the
+    rest by `kv_forward`); with a `prefill_forward` there is a second, by `kv_forward` alone.
+    """
+
+    mode: str
+    """`kv`, `hybrid` or `lookahead`."""
+    context: int
+    prefill: int
+    """Positions of a call of `prefill_forward`; 0 without one."""
+    decode: int
+    """Positions of a call of `kv_forward`."""
+    layers: int
+    vocabulary: int
+    cache_bits: int
+    """Of an element of the caches: 8, 16, or 32 where these are not quantized."""
+    new: int
+    """Tokens that are to be generated after each prompt."""
+    stop: tuple[int, ...] = ()
+    prompt_tokens: tuple[int, ...] = ()
+    """By sample."""
+    scored: tuple[int, ...] = ()
+    """Positions that count of the outputs, by sample."""
+    tokens: dict[str, tuple[tuple[int, ...], ...]] = {}
+    """What each reference generates, greedy, by sample."""
+    likelihoods: Likelihoods | None = None
+    """Where the outputs are no logits, but float32 [positions, TOLD]: the logarithm of the probability of the token
+    that follows in the sequence, and of the likeliest there; 0 after the last token. There is one such output."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is in a bundle and how it came to be."""
+
+    key: str
+    """Hash of everything that went in: the name of the folder in the cache."""
+    job_id: str
+    soc: str
+    backend: str
+    precision: str
+    samples: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    """In the order of the program: inputs that it writes to come before its outputs."""
+    pte_bytes: int
+    delegates: dict[str, int]
+    """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
+    delegated_ops: int | None
+    """Nodes of the edge graph that went into delegates; None where it was compiled elsewhere."""
+    fallback_ops: dict[str, int]
+    """Operators that no delegate took, and how often: ExecuTorch's own kernels run them on the CPU."""
+    seconds: dict[str, float]
+    """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
+    versions: dict[str, str]
+    """executorch, torch, torchao, qnn; those that it depends on."""
+    files: dict[str, str]
+    """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
+    references: tuple[str, ...] = REFERENCES
+    """Which of REFERENCES there are."""
+    operators: dict[str, int] = {}
+    """What the QNN backend built, by the name of its node visitor's target (`aten.add.Tensor`), and how often."""
+    dynamic: bool = False
+    """Whether the shapes may be below the program's bounds, so that the runner needs the shapes that are executed."""
+    stateful: bool = False
+    """Whether the module changes buffers of its own, so that an inference may depend on those before it."""
+    peak_bytes: int = 0
+    """Greatest resident memory of the process that compiled it, meanwhile, with what it kept from jobs before; 0 where
+    that is not known."""
+    method: str = "forward"
+    """What of the program is executed."""
+    method_index: int = 0
+    """Where that is among the methods of the program."""
+    features: tuple[str, ...] = ()
+    """What it was compiled with: names of `farm.suites.features.Features`."""
+    spill_fill_bytes: int | None = None
+    """Of the buffer that its contexts share; None where they share none."""
+    generation: Generation | None = None
+    """Of a case that generates text."""
+    state: tuple[State, ...] = ()
+    """What goes from one sample to the next; the inputs of later samples are as the FP32 module hands them on."""
+    writes: tuple[str, ...] = ()
+    """Writes of the module that the program has: `input x`, `buffer total`."""
+    lost_writes: tuple[str, ...] = ()
+    """Writes of the module that the program lacks."""
+    program: str = ""
+    """Hash of the program, as `farm.builds.program.canonical` has it; empty in bundles that are older than that."""
+
+    def output_number(self, place: int) -> int:
+        """Return the number of what the program gives at `place`: outputs count from 0, written inputs after them."""
+        outputs = [index for index, spec in enumerate(self.outputs) if not spec.written]
+        return outputs.index(place) if place in outputs else len(outputs) + place
+
+    def output_place(self, output: int | str) -> int | None:
+        """Return where the program gives the output of a number or a name; None where it does not."""
+        places = [index for index, spec in enumerate(self.outputs) if not spec.written]
+        if isinstance(output, int):
+            return places[output] if output < len(places) else None
+        return next((place for place in places if self.outputs[place].name == output), None)
+
+    def output_label(self, place: int) -> str:
+        """Return what the program gives at `place` by name: `output 0`, `output aux`, `input x as written`."""
+        name = self.output_name(place) or str(self.output_number(place))
+        return name if self.outputs[place].written else f"output {name}"
+
+    def output_name(self, place: int) -> str:
+        """Return `aux`, or `input x as written`; empty for an output with a number alone."""
+        spec = self.outputs[place]
+        return f"input {spec.name} as written" if spec.written else spec.name
+
+    @property
+    def partitions(self) -> int:
+        """Delegated partitions in all."""
+        return sum(self.delegates.values())
+
+    @property
+    def needs_device(self) -> str:
+        """Why no simulator executes it, as far as is known now; "" where one does."""
+        return why_on_device(self.features)
+
+    def lacks_for(self, kind: str) -> str:
+        """Return what of its op packages is missing for a runtime of `kind`, and what to do; "" where nothing is."""
+        if OP_PACKAGES not in self.features:
+            return ""
+        if kind not in PACKAGES_OF:
+            return "QNN opens op packages on Android and on x86_64 alone (ExecuTorch 1.5)"
+        if self.packages_for(kind):
+            return ""
+        arch = find_soc(self.soc).htp_arch
+        return f"not every op package has libraries for a {self.soc}: name android and hexagon.v{arch} in suite.toml"
+
+    def packages_for(self, kind: str) -> list[str]:
+        """Return which of its files are the op packages that a runtime of `kind` opens."""
+        places = tuple(f"{OP_PACKAGES}/{place}/" for place in PACKAGES_OF.get(kind, ()))
+        return [name for name in self.files if name.startswith(places)] if places else []
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A published bundle on this machine."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def model(self) -> Path:
+        """The `.pte` file."""
+        return self.folder / MODEL
+
+    def input_files(self, sample: int) -> list[Path]:
+        """Return the input files of one sample, in the order of the inputs."""
+        return [self.folder / INPUTS / f"input_{sample}_{i}.raw" for i in range(len(self.manifest.inputs))]
+
+    def reference(self, kind: str, sample: int, index: int) -> NDArray[np.generic]:
+        """Return a reference output, `kind` being one of the manifest's; shape and dtype as in the manifest."""
+        path = self.folder / f"reference_{kind}" / f"output_{sample}_{index}.raw"
+        return read_tensor(path, self.manifest.outputs[index])
+
+    def verify(self) -> None:
+        """Raise BundleError unless every file has the hash that the manifest says."""
+        for name, expected in self.manifest.files.items():
+            path = self.folder / name
+            try:
+                actual = sha256_of(path)
+            except OSError as error:
+                what_to_do = "run 'farm cache prune --all --yes' and build again"
+                raise BundleError(f"{path}: {error.strerror}: {what_to_do}") from None
+            if actual != expected:
+                raise BundleError(
+                    f"{path}: hash is {actual[:12]}, expected {expected[:12]}: "
+                    f"the cache is damaged; run 'farm cache prune --all --yes' and build again"
+                )
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read the bundle in `folder`. Raises BundleError when it is not one."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{folder}: not a bundle: {error}") from None
+    return Bundle(folder, manifest)
+
+
+def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
+    """Return the tensor in a raw file, in C order. Raises ValueError for a size other than `spec.nbytes`."""
+    import numpy as np
+
+    from farm.builds.program.layout import from_memory
+
+    size = path.stat().st_size
+    if size != spec.nbytes:
+        raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec}")
+    return from_memory(np.fromfile(path, dtype=np.dtype(spec.dtype)), spec.shape, spec.order)

@@ -1,0 +1,219 @@
+"""The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used.
+
+Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, what
+another user could have written is not used, and nothing is removed but folders of this cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import BundleError, UsageError
+from farm.base.ids import is_bundle_key
+from farm.base.publish import half_made, own_folder, published, sweep, sweep_own, withdraw, without_owner
+from farm.base.trust import require_own
+from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+
+class CacheEntry(msgspec.Struct, frozen=True):
+    """One published bundle, for showing and pruning."""
+
+    key: str
+    job_id: str
+    """The job it was first compiled for, others may share it; `damaged` where its manifest cannot be read."""
+    nbytes: int
+    used_ms: int
+    """When it was last used, epoch milliseconds."""
+
+
+class BundleCache:
+    """Bundles below `root`. Safe for several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._bundles = root / "bundles"
+
+    def folder(self, key: str) -> Path:
+        """Return where the bundle of `key` is, or would be. Raises UsageError for what is no key."""
+        if not is_bundle_key(key):
+            raise UsageError(f"{key[:80]!r} is no key of a bundle: whoever wrote it to the store was not farm")
+        return self._bundles / key[:2] / key
+
+    def lookup(self, key: str) -> Bundle | None:
+        """Return the published bundle and mark it as used; None where it is not there or damaged, or `key` is no key.
+
+        Removes nothing. Raises UntrustedError where another user could have written it.
+        """
+        if not is_bundle_key(key):
+            return None
+        folder = self.folder(key)
+        if not folder.is_dir() or not self._is_inside(folder):
+            return None
+        require_own(folder)
+        # One that is root's can be read all the same.
+        with contextlib.suppress(OSError):
+            os.utime(folder / MANIFEST)
+        return _whole(folder)
+
+    def build(self, key: str, fill: Callable[[Path], None], *, anew: bool = False) -> Bundle:
+        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole, or `anew`.
+
+        Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind: what
+        was there before stays.
+        Raises InfraError when the cache cannot be written, UntrustedError where another user could write it.
+        """
+        folder = self.folder(key)
+        if folder.is_dir() and not self._is_inside(folder):
+            raise BundleError(f"{folder}: is reached by a link out of the cache {self.root}: remove the link")
+        found = None if anew else self.lookup(key)
+        return found or load_bundle(published(folder, fill, lambda one: _whole(one) is not None, anew=anew))
+
+    def remove_half_made(self, key: str) -> None:
+        """Remove the unfinished folders of a bundle that no process is making."""
+        folder = self.folder(key)
+        sweep(folder.parent, folder.name)
+
+    def entries(self) -> list[CacheEntry]:
+        """Return what is there, most recently used first."""
+        found = []
+        for folder in self._bundles.glob("*/*"):
+            if not is_bundle_key(folder.name) or not self._is_inside(folder):
+                continue  # one that is being made
+            try:
+                manifest = folder / MANIFEST
+                used_ms = (manifest if manifest.is_file() else folder).stat().st_mtime_ns // 1_000_000
+                nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            except OSError:
+                continue  # removed meanwhile
+            found.append(CacheEntry(folder.name, _job_of(folder), nbytes, used_ms))
+        return sorted(found, key=lambda entry: -entry.used_ms)
+
+    def prune(
+        self, *, older_than_s: float = 0.0, keep_bytes: int | None = None, dry_run: bool = False
+    ) -> list[CacheEntry]:
+        """Remove the bundles not used for `older_than_s`, or the least recently used beyond `keep_bytes`.
+
+        What compiles that were ended left goes as well. Returns the bundles that were removed, or would be.
+        """
+        horizon_ms = (time.time() - older_than_s) * 1000
+        total, removed = 0, []
+        for entry in self.entries():
+            total += entry.nbytes
+            too_old = keep_bytes is None and entry.used_ms <= horizon_ms
+            too_much = keep_bytes is not None and total > keep_bytes
+            if too_old or too_much:
+                removed.append(entry)
+                if not dry_run:
+                    withdraw(self.folder(entry.key))
+        if not dry_run:
+            remove_leftovers(self.root)
+        return removed
+
+    def _is_inside(self, folder: Path) -> bool:
+        """Return whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
+        return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
+
+
+def _job_of(folder: Path) -> str:
+    """Return which job a bundle was compiled for, `damaged` where it does not say so."""
+    try:
+        return load_bundle(folder).manifest.job_id
+    except BundleError:
+        return "damaged"
+
+
+def _whole(folder: Path) -> Bundle | None:
+    """Return the bundle in `folder`, None where it is damaged or not that of its name."""
+    try:
+        bundle = load_bundle(folder)
+        bundle.verify()
+    except BundleError:
+        return None
+    return bundle if bundle.manifest.key == folder.name else None
+
+
+# What compiles leave in the cache when they are ended. A bundle is made in a `.partial` folder, and a builder has a
+# folder of its own, its TMPDIR as well. Both have a lock that their process holds as long as it lives
+# (farm/base/publish.py): what has no holder is left over. The pool removes what its builders leave; what a farm that
+# was killed left, the next one removes.
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """One folder that is not needed any more."""
+
+    path: str
+    files: int
+    nbytes: int
+
+
+def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
+    """Return the folder of a builder in the cache at `root`, which lives as long as this process, at most.
+
+    To enter it raises OSError and UntrustedError.
+    """
+    return own_folder(_builders(root), name)
+
+
+def work_in(folder: Path) -> None:
+    """Make `folder` the current one, and the one of temporary files; before anything asks where those go.
+
+    Python still finds modules in the folder in which it was started: `python -m` has that by its full name.
+    """
+    os.chdir(folder)
+    os.environ["TMPDIR"] = str(folder)
+
+
+def builder_folder_size(root: Path, name: str) -> int:
+    """Return how many bytes are in the folder of a builder."""
+    return folder_size(_builders(root) / name)[1]
+
+
+def leftovers(root: Path) -> list[Leftover]:
+    """Return what is left over in the cache at `root`; what a living process uses is not."""
+    found = [*(left for parent in _bundle_parents(root) for left in half_made(parent)), *without_owner(_builders(root))]
+    return [Leftover(str(path), *folder_size(path)) for path in found]
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what `leftovers` lists."""
+    for parent in _bundle_parents(root):
+        sweep(parent)
+    if not _builders(root).is_symlink():
+        sweep_own(_builders(root))
+
+
+def remove_builder(root: Path, name: str) -> None:
+    """Remove what a builder left that has ended."""
+    sweep_own(_builders(root), name)
+
+
+def folder_size(folder: Path) -> tuple[int, int]:
+    """Return how many files are in `folder`, and their bytes, as far as they can be seen."""
+    files = nbytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                nbytes += os.lstat(f"{parent}/{name}").st_size
+            except OSError:
+                continue  # removed meanwhile
+            files += 1
+    return files, nbytes
+
+
+def _builders(root: Path) -> Path:
+    return root / "builders"
+
+
+def _bundle_parents(root: Path) -> Iterator[Path]:
+    # No link leads out of the cache.
+    return (path for path in (root / "bundles").glob("[0-9a-f][0-9a-f]") if not path.is_symlink())

@@ -1,0 +1,127 @@
+"""A static decoder in a `.pte`, as ExecuTorch's Qualcomm examples export it: what it is asked, from its file. No torch.
+
+Tokens, a mask and positions go in, and a cache for each head's keys and values; logits and new columns of the caches
+come out. Constant methods say the rest (ExecuTorch 1.5, examples/qualcomm/oss_scripts/llama).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.base.errors import ConfigError
+from farm.builds.bundles.bundle import INPUTS, Generation, TensorSpec
+from farm.suites.generate import DECODE as DECODE  # noqa: PLC0414 - part of what a program of this kind is
+from farm.suites.generate import PREFILL as PREFILL  # noqa: PLC0414
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from farm.builds.program.pte import Method, Program
+
+    Tokens = Sequence[Sequence[int]]
+
+NO_TOKEN = -1
+"""Fills the end of what is shorter than the longest."""
+
+_TOKENS = ("int32", "int64")
+_LOGITS_RANK = 3
+# Tokens, mask and position; with sliding windows there is another mask.
+_BESIDE_CACHES = 3
+
+
+def generation_of(
+    program: Program, *, prompts: Tokens, scored: Tokens = (), new: int, stop: Sequence[int] = ()
+) -> Generation:
+    """Return what a bundle of `program` says that generates `new` tokens after each of `prompts`.
+
+    `scored` are the sequences whose logits are wanted, one for each prompt or none. Raises ConfigError, naming the
+    file, for a program that generates nothing and for tokens that it cannot take.
+    """
+    by_name = {method.name: method for method in program.methods}
+    decode = by_name.get(DECODE)
+    if decode is None:
+        problem = f"generates no text: it has no method {DECODE!r}, as static decoders of ExecuTorch's examples have"
+        raise ConfigError(program.path, "", problem)
+    prefill = by_name.get(PREFILL)
+    for method in filter(None, (decode, prefill)):
+        _require_decoder(program, method)
+    numbers = {name: method.outputs[0].number for name, method in by_name.items() if _is_constant(method)}
+    context = _whole(numbers, "get_max_context_len", decode.inputs[1].shape[-1])
+    width = decode.inputs[0].shape[-1]
+    generation = Generation(
+        mode="hybrid" if prefill else "kv",
+        context=context,
+        prefill=prefill.inputs[0].shape[-1] if prefill else 0,
+        decode=width,
+        layers=_whole(numbers, "get_n_layers", max(1, (len(decode.inputs) - _BESIDE_CACHES) // 2)),
+        vocabulary=decode.outputs[0].shape[-1],
+        cache_bits=_whole(numbers, "get_kv_io_bit_width", np.dtype(decode.inputs[-1].dtype).itemsize * 8),
+        new=new,
+        stop=tuple(stop),
+        prompt_tokens=tuple(map(len, prompts)),
+        scored=tuple(map(len, scored)),
+    )
+    if width > 1:
+        generation = msgspec.structs.replace(generation, mode="lookahead")
+    _require_tokens(program, generation, prompts, scored)
+    return generation
+
+
+def write_tokens(folder: Path, prompts: Tokens, scored: Tokens = ()) -> tuple[TensorSpec, ...]:
+    """Write the inputs of a bundle that generates into its `folder`, and return what they are."""
+    (folder / INPUTS).mkdir()
+    specs = []
+    for index, rows in enumerate(filter(None, (prompts, scored))):
+        array = padded(rows)
+        for sample, row in enumerate(array):
+            (folder / INPUTS / f"input_{sample}_{index}.raw").write_bytes(row.tobytes())
+        specs.append(TensorSpec(array.shape[1:], array.dtype.name))
+    return tuple(specs)
+
+
+def padded(rows: Tokens) -> NDArray[np.int32]:
+    """Return token ids as an array, a row each, with NO_TOKEN after the end of a row."""
+    array = np.full((len(rows), max(map(len, rows))), NO_TOKEN, np.int32)
+    for row, tokens in zip(array, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return array
+
+
+def _is_constant(method: Method) -> bool:
+    return not method.inputs and len(method.outputs) == 1 and method.outputs[0].number is not None
+
+
+def _whole(numbers: dict[str, float | None], name: str, otherwise: int) -> int:
+    number = numbers.get(name)
+    return otherwise if number is None else int(number)
+
+
+def _require_decoder(program: Program, method: Method) -> None:
+    tokens, logits = (method.inputs[0] if method.inputs else None), (method.outputs[0] if method.outputs else None)
+    if tokens is None or len(method.inputs) < 2 or tokens.dtype not in _TOKENS or not tokens.shape:
+        problem = f"{method.name} takes {tokens or 'nothing'} first, expected token ids, int32[1, N], and a mask"
+    elif logits is None or len(logits.shape) != _LOGITS_RANK:
+        problem = f"{method.name} gives {logits or 'nothing'} first, expected logits, [1, N, vocabulary]"
+    else:
+        return
+    raise ConfigError(program.path, "", f"is no static decoder: {problem}")
+
+
+def _require_tokens(program: Program, generation: Generation, prompts: Tokens, scored: Tokens) -> None:
+    for what, rows in (("prompt", prompts), ("sequence to score", scored)):
+        for number, row in enumerate(rows):
+            if not 1 <= len(row) <= generation.context:
+                problem = f"{what} {number} has {len(row)} tokens, and the context takes 1 to {generation.context}"
+                raise ConfigError(program.path, "", problem)
+            if beyond := [token for token in row if not 0 <= token < generation.vocabulary]:
+                known = f"the vocabulary has 0 to {generation.vocabulary - 1}"
+                raise ConfigError(program.path, "", f"{what} {number} has the token {beyond[0]}, and {known}")
+    if foreign := [token for token in generation.stop if not 0 <= token < generation.vocabulary]:
+        known = f"the vocabulary has 0 to {generation.vocabulary - 1}"
+        raise ConfigError(program.path, "", f"the stop token {foreign[0]} is none: {known}")

@@ -1,0 +1,187 @@
+"""The address of a bundle: a hash of everything that goes into it. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.errors import MissingToolError
+from farm.base.hashes import let_the_clock_pass
+from farm.base.socs import find_soc
+from farm.builds.bundles.source import package_state, source_digest, source_place, suite_files
+from farm.suites.options import compile_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.suites.suite import Case, Job
+
+# A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
+# backends a bundle depends on its own.
+_RECIPE = (
+    "builds/compile/flows/*.py", "builds/bundles/bundle.py", "builds/bundles/origins.py", "builds/bundles/ready.py",
+    "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
+    "builds/program/qnn_options.py",
+)  # fmt: skip
+# The same for cases that generate text, beside it.
+_RECIPE_OF_TEXT = (
+    "builds/compile/llm/*.py", "builds/bundles/generation.py", "suites/architectures.py", "suites/generate.py",
+    "suites/prompts.py", "suites/accuracy/*.py",
+)  # fmt: skip
+
+CONTENT = "_content"
+"""What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
+HOST_CPU = "host_cpu"
+"""Among the versions: processor that calls QNN, `arm` or, on virtual devices, `x86`. It counts for backends with
+`host_cpus`, and where methods share weights."""
+
+
+def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
+    """Return the files whose content decides what is in a bundle for `backend`, sorted.
+
+    Without `text` it is one of a case that generates none.
+    """
+    root = Path(__file__).parents[2]
+    flows = {name: _module_file(one.flow) for name, one in BACKENDS.items()}
+    patterns = (*_RECIPE, *(_RECIPE_OF_TEXT if text and find_backend(backend).generates_text else ()))
+    found = {path for pattern in patterns for path in root.glob(pattern)}
+    return sorted({*found.difference(flows.values()), flows[backend]})
+
+
+@functools.cache
+def recipe_digest(backend: str, *, text: bool = True) -> str:
+    """Return the hash of farm's own part in bundles for `backend`, as it was when this process first asked, as hex.
+
+    Without `text` it is that in bundles of cases that generate none.
+    """
+    return recipe_now(backend, text=text)
+
+
+def recipe_now(backend: str, *, text: bool = True) -> str:
+    """Return the same as it is on the disk now: another one where farm was upgraded beneath this process."""
+    digest = hashlib.sha256()
+    for path in recipe_files(backend, text=text):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _module_file(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise MissingToolError(f"the compile flow {name} is not installed")
+    return Path(spec.origin)
+
+
+def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
+    """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
+
+    `virtual`: for virtual devices, of which HOST_CPU is another one.
+    """
+    versions = {"qnn": qnn, HOST_CPU: "x86" if virtual else "arm"}
+    for name in ("executorch", "torch", "torchao"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
+
+
+def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | None = None) -> dict[str, str]:
+    """Return those of `versions` that a bundle of `case` for `backend` depends on: on the CPU no QNN takes part."""
+    found = find_backend(backend)
+    per_host = bool(found.host_cpus) or (case is not None and _has_weights_to_share(case))
+    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if per_host else {HOST_CPU})
+    return {name: version for name, version in versions.items() if name not in foreign}
+
+
+def shares_weights(job: Job, versions: Mapping[str, str]) -> bool:
+    """Return whether what `job` generates text with has the weights of its methods once: for attached devices.
+
+    The simulator of QNN 2.51 takes no such program: "Shared weights buffer isn't supported on this platform".
+    """
+    return _has_weights_to_share(job.case) and versions.get(HOST_CPU) != "x86"
+
+
+def _has_weights_to_share(case: Case) -> bool:
+    return case.generate is not None and not case.pte and len(case.generate.methods) > 1
+
+
+QNN_PRODUCT = "qnn_product"
+"""Fact of a run: product name of the QNN SDK, from its sdk.yaml; absent without an SDK that has one."""
+
+
+def stub_of(facts: Mapping[str, str]) -> str:
+    """Return the product name of a stub in place of QNN among the facts of a run; "" for Qualcomm's libraries."""
+    product = facts.get(QNN_PRODUCT, "")
+    return product if "stub" in product.lower() else ""
+
+
+def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return versions as a run records them: of hashes the beginning."""
+    return {
+        name: version[:16] if name.endswith(CONTENT) else version
+        for name, version in versions.items()
+        if name != HOST_CPU
+    }
+
+
+def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
+    """Return the key of the bundle of `job`, as hex.
+
+    Case name, suite, tolerances, known issues and run-time options are left out: they decide nothing of what is
+    compiled.
+    """
+    case, target = job.case, job.target
+    backend, soc = find_backend(target.backend), find_soc(target.soc)
+    parts = {
+        "case": case.definition,
+        "source": _source_digest_of(job),
+        # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
+        "soc": (soc.name, *(() if backend.on_cpu else (soc.soc_id, soc.htp_arch, soc.vtcm_mb, soc.lpai_version))),
+        "backend": (backend.name, backend.qnn_type, backend.online_prepare),
+        "precision": target.precision,
+        "options": compile_numbers(target),
+        "versions": relevant_versions(target.backend, versions, case),
+        "recipe": recipe_digest(target.backend, text=case.generate is not None),
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+class _Looked(NamedTuple):
+    digest: str
+    as_of_ns: int
+
+
+_looked: dict[tuple[str, ...], _Looked] = {}
+
+
+def forget_sources() -> None:
+    """Look at the code of suites anew from here on: a process that stays sees the edits of its user."""
+    _looked.clear()
+    package_state.cache_clear()
+
+
+def source_as_of_ns(job: Job) -> int:
+    """Return when the code of the suite of `job` was read for its key, in epoch nanoseconds; 0 where it was not."""
+    looked = _looked.get(source_place(job.case))
+    return looked.as_of_ns if looked else 0
+
+
+def _source_digest_of(job: Job) -> str:
+    # Once per process and module: a suite has a hundred jobs over one file.
+    where = source_place(job.case)
+    looked = _looked.get(where)
+    if looked is None:
+        let_the_clock_pass(suite_files(job.case))
+        as_of_ns = time.time_ns()
+        # Another thread may forget it at any moment.
+        looked = _looked[where] = _Looked(source_digest(job.case), as_of_ns)
+    return looked.digest

@@ -1,0 +1,160 @@
+"""A `.pte` file that was compiled elsewhere, checked against its case and its target. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import cpu_backends, runs_on_cpu
+from farm.base.errors import ConfigError, IllegalTargetError
+from farm.builds.bundles.bundle import Manifest, TensorSpec
+from farm.builds.program.pte import read_pte
+from farm.suites.features import NOT_DIRECT
+from farm.suites.generate import DECODE
+from farm.suites.options import compile_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.builds.program.pte import Method, Value
+    from farm.suites.suite import Job, Target
+
+
+def read_ready(job: Job, how: str = "the key method of its case") -> Method:
+    """Return the method that a job with a ready `.pte` runs, of one that generates text the one that decodes.
+
+    `how` another is named goes into the error.
+
+    Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
+    for another SoC or backend, or where the target has options that only a compiler could apply, or direct mode, whose
+    runner it is not for.
+    """
+    path, target = Path(job.case.folder, job.case.pte), job.target
+    program = read_pte(path)
+    method = program.method(DECODE if job.case.generate is not None else job.case.method, how)
+    # Which runner runs it is no option of its compiler alone.
+    if compiled := [name for name in compile_options(target) if name != DIRECT_MODE]:
+        names = ", ".join(compiled)
+        raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
+    if program.qnn is None:
+        if not runs_on_cpu(target.backend):
+            usable = " or ".join(cpu_backends())
+            raise IllegalTargetError(
+                f"{path.name} has nothing for the {target.backend} backend: use --backend {usable}"
+            )
+    elif (program.qnn.soc, program.qnn.backend) != (target.soc, target.backend):
+        raise IllegalTargetError(
+            f"{path.name} is compiled for {program.qnn.soc} ({program.qnn.backend}), not for {target.soc} "
+            f"({target.backend}): ask for that, or compile it again"
+        )
+    if packages := [name for one in method.delegates if one.qnn for name in one.qnn.op_packages]:
+        problem = f"wants the op package {packages[0][:200]!r}, and farm brings those of a case that it compiles alone"
+        raise ConfigError(path, "", f"{problem}: docs/suites.md, Op packages")
+    if odd := [value for value in method.inputs if not value.is_tensor]:
+        raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
+    if method.layout_problem:
+        raise ConfigError(path, "", method.layout_problem)
+    if target.direct:
+        _check_direct(path.name, method)
+    return method
+
+
+def _check_direct(name: str, method: Method) -> None:
+    if is_dynamic(method):
+        raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+    if refused := [feature for feature in features_of(method) if feature in NOT_DIRECT]:
+        names = " and ".join(refused)
+        raise IllegalTargetError(f"{name}: {names} is not for direct mode (ExecuTorch 1.5): compile it without")
+
+
+def ready_manifest(
+    method: Method,
+    target: Target,
+    model: Path,
+    *,
+    key: str,
+    job_id: str,
+    samples: int,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    files: dict[str, str],
+) -> Manifest:
+    """Return what a bundle of `model`, which was compiled elsewhere, says of the method that it runs; no references.
+
+    `files` are the hashes of what is in the bundle, by name.
+    """
+    features = features_of(method)
+    return Manifest(
+        key=key,
+        job_id=job_id,
+        soc=target.soc,
+        backend=target.backend,
+        precision=target.precision,
+        samples=samples,
+        inputs=inputs,
+        outputs=outputs,
+        pte_bytes=model.stat().st_size,
+        delegates=method.partitions,
+        delegated_ops=None,
+        fallback_ops=dict(method.cpu_operators),
+        seconds={},
+        versions={},
+        files=files,
+        references=(),
+        dynamic=is_dynamic(method),
+        stateful=method.written_buffers > 0,
+        method=method.name,
+        method_index=method.index,
+        features=features,
+        writes=write_names(method),
+    )
+
+
+def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:
+    """Raise ConfigError unless `inputs` are what the program takes."""
+    if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
+        given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
+        problem = f"are {given}; {job.case.pte} takes {wanted}"
+        raise ConfigError(job.case.manifest, f"case.{job.case.name}.inputs", problem)
+
+
+def output_specs(method: Method) -> tuple[TensorSpec, ...]:
+    """Return the outputs by the program's file, written inputs among them."""
+    written = dict(zip(method.written_outputs, method.written_inputs, strict=True))
+    return tuple(
+        TensorSpec(
+            value.shape,
+            value.dtype,
+            order=value.order,
+            name=str(written[index]) if index in written else "",
+            written=index in written,
+        )
+        for index, value in enumerate(method.outputs)
+    )
+
+
+def write_names(method: Method) -> tuple[str, ...]:
+    """Return the writes of a program's kernels that outlive an execution: `input 0`, `buffer`, `2 buffers`."""
+    count = method.written_buffers
+    buffers = ((f"{count} buffers" if count > 1 else "buffer"),) if count else ()
+    return (*(f"input {position}" for position in method.written_inputs), *buffers)
+
+
+def features_of(method: Method) -> tuple[str, ...]:
+    """Return what of a method's features its file says: names of `farm.suites.features.Features`."""
+    said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
+    options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
+    return tuple(name for name in said if any(getattr(one, name) for one in options))
+
+
+def is_dynamic(method: Method) -> bool:
+    """Return whether the runner needs the shapes that are executed."""
+    return any(value.dynamic for value in (*method.inputs, *method.outputs))
+
+
+def _fits(tensor: TensorSpec, value: Value) -> bool:
+    if tensor.dtype != value.dtype or len(tensor.shape) != len(value.shape):
+        return False
+    sizes = list(zip(tensor.shape, value.shape, strict=True))
+    return all(size <= bound for size, bound in sizes) if value.dynamic else all(size == bound for size, bound in sizes)

@@ -1,0 +1,207 @@
+"""The bundle of a job: the one of its key, or one whose trace is still true of an edited toolchain.
+
+A bundle of a toolchain under development serves as long as nothing that took part in it has changed:
+
+* everything of its key but the content of the Python files below the developed folders is the same: the case, farm's
+  own recipe, other packages, the names of the Python files, data files and binaries (`base_key`);
+* the code that runs at import and every function that ran are the same in each loaded file (`bundles/changes.py`).
+
+What could be remembered or missed, and why it is not:
+
+* *Caches, registries, module state*: a traced builder forks a process for each job from one that has imported and
+  warmed up, so that what ran before a job is in its trace, and what other jobs ran is not in its memory.
+* *Code that is read, not run*: torch's dynamo inlines bytecode, and notes what it inlines; `inspect.getsource` or any
+  other reading of a Python file makes its whole text count.
+* *Child processes, foreign threads, a replaced trace function*: there is no trace then (`farm.builds.compile.tracing`).
+* *A file or name that was looked for and not found*: names of files are in the base key, names in a module or class are
+  in the skeleton of its file.
+* *Line numbers and comments* decide nothing: ExecuTorch writes stack traces into graphs, and none into programs.
+* *Answers that a compiler keeps on the disk between processes*: none of ExecuTorch or torch's export does. What a
+  toolchain reads outside of its folders (variables, a home folder) is no part of any key either.
+
+Not seen, and tried in tests/toolchains/test_trace_adversary.py: who reads `__code__` or the size of a file, or acts on
+the number of a line; Python in threads that a library starts by itself; a file that is read after a traceback has shown
+a line of it. ExecuTorch 1.5.1 does none of it in exir and in the backends that farm compiles for.
+
+Where anything is not known, such as a trace or a source that was pruned, the bundle is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from farm.base.ids import is_bundle_key
+from farm.base.publish import make_folders
+from farm.base.trust import weakness
+from farm.builds.bundles.changes import EVERYWHERE, Edit, edit_between
+from farm.builds.bundles.key import bundle_key
+from farm.builds.bundles.trace import forget_old_sources, kept_source, read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.bundles.trace import DevelopedRoot, FileTrace, Trace
+    from farm.suites.suite import Job
+
+_TRACED = "traced"
+# Of the bundles that a job had, the latest are looked at: states between which somebody goes to and fro.
+_MOST_BUNDLES = 16
+
+
+class _WithDeveloped(Protocol):
+    @property
+    def developed(self) -> tuple[DevelopedRoot, ...]: ...
+
+
+class Tools(Protocol):
+    """What compiles: a Toolchain, or a plan that has been made with one."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """What a bundle depends on besides its job."""
+
+    @property
+    def compiler(self) -> _WithDeveloped:
+        """Its developed folders."""
+
+
+class FoundBundle(NamedTuple):
+    """Which bundle is that of a job."""
+
+    key: str
+    cached: bool
+    """It is in the cache, whole."""
+
+
+def find_bundle_for(job: Job, tools: Tools, cache: BundleCache) -> FoundBundle:
+    """Return the bundle of `job` as its toolchain is now: one that is cached, or the key to compile it under.
+
+    Raises UntrustedError where another user could have written it.
+    """
+    return find_bundles_for([job], tools, cache)[job.id]
+
+
+def find_bundles_for(jobs: Iterable[Job], tools: Tools, cache: BundleCache) -> dict[str, FoundBundle]:
+    """Return the same for many jobs, by their ids: jobs that share a bundle have it looked at once."""
+    finder = _Finder(tools, cache)
+    return {job.id: finder.find(job) for job in jobs}
+
+
+def base_key(job: Job, versions: Mapping[str, str], developed: Iterable[DevelopedRoot]) -> str:
+    """Return what the bundle of `job` depends on, but the content of Python files in developed folders, as hex."""
+    rests: dict[str, str] = {}
+    for root in developed:
+        rests[root.content] = f"{rests.get(root.content, '')} {root.rest}"
+    return bundle_key(job, {**versions, **rests})
+
+
+def remember_traced(cache_root: Path, base: str, key: str) -> None:
+    """Note that the bundle of `key` has a trace and this base key. Raises OSError."""
+    folder = _folder(cache_root, base)
+    make_folders(folder)
+    path = folder / key
+    path.touch()
+    os.utime(path)
+
+
+def forget_pruned(cache: BundleCache) -> None:
+    """Remove the notes of bundles that are no longer in the cache, and sources that none has used for long."""
+    forget_old_sources(cache.root)
+    root = cache.root / _TRACED
+    for path in root.glob("*/*/*"):
+        if not is_bundle_key(path.name) or not cache.folder(path.name).is_dir():
+            with contextlib.suppress(OSError):
+                path.unlink()
+    for folder in root.glob("*/*"):
+        with contextlib.suppress(OSError):  # one that is not empty stays
+            folder.rmdir()
+
+
+class _Finder:
+    """Looks for the bundles of many jobs; what a changed file means is worked out once."""
+
+    def __init__(self, tools: Tools, cache: BundleCache) -> None:
+        self._tools, self._cache = tools, cache
+        self._developed = tools.compiler.developed
+        self._found: dict[str, FoundBundle] = {}
+        self._serves = functools.cache(self._is_served_by)
+
+    def find(self, job: Job) -> FoundBundle:
+        key = bundle_key(job, self._tools.versions)
+        if key not in self._found:
+            self._found[key] = self._look(job, key)
+        return self._found[key]
+
+    def _look(self, job: Job, key: str) -> FoundBundle:
+        if self._cache.lookup(key) is not None:
+            return FoundBundle(key, cached=True)
+        if self._developed:
+            for other in _remembered(self._cache.root, base_key(job, self._tools.versions, self._developed)):
+                if self._serves(other) and self._cache.lookup(other) is not None:
+                    return FoundBundle(other, cached=True)
+        return FoundBundle(key, cached=False)
+
+    def _is_served_by(self, key: str) -> bool:
+        folder = self._cache.folder(key)
+        if weakness(folder):
+            return False
+        trace = read_trace(folder)
+        return trace is not None and _is_true(trace, self._developed, self._edit)
+
+    @functools.cached_property
+    def _edit(self) -> _EditOf:
+        return _EditOf(self._cache.root)
+
+
+class _EditOf:
+    """Tells what was edited between a file of a trace and the file as it is now."""
+
+    def __init__(self, cache_root: Path) -> None:
+        self._cache_root = cache_root
+        self._known: dict[tuple[str, str], Edit] = {}
+
+    def __call__(self, root: DevelopedRoot, name: str, then: FileTrace) -> Edit:
+        now = root.files[name]
+        if (then.sha256, now) not in self._known:
+            self._known[then.sha256, now] = self._between(then.sha256, Path(root.folder, name), now)
+        return self._known[then.sha256, now]
+
+    def _between(self, then: str, path: Path, now: str) -> Edit:
+        old = kept_source(self._cache_root, then)
+        try:
+            new = path.read_bytes()
+        except OSError:
+            return EVERYWHERE
+        # It may have changed again since the toolchain was looked at.
+        if old is None or hashlib.sha256(new).hexdigest() != now:
+            return EVERYWHERE
+        return edit_between(old, new)
+
+
+def _is_true(trace: Trace, developed: tuple[DevelopedRoot, ...], edit_of: _EditOf) -> bool:
+    if len(trace.roots) != len(developed):
+        return False
+    for files, root in zip(trace.roots, developed, strict=True):
+        for name, then in files.items():
+            now = root.files.get(name)
+            if now != then.sha256 and (now is None or edit_of(root, name, then).concerns(then)):
+                return False
+    return True
+
+
+def _remembered(cache_root: Path, base: str) -> list[str]:
+    """Return the keys of the traced bundles with a base key, the latest first."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(_folder(cache_root, base)) as entries:
+        found = [(entry.stat().st_mtime_ns, entry.name) for entry in entries if is_bundle_key(entry.name)]
+    return [name for _, name in sorted(found, reverse=True)[:_MOST_BUNDLES]]
+
+
+def _folder(cache_root: Path, base: str) -> Path:
+    return cache_root / _TRACED / base[:2] / base

@@ -1,0 +1,130 @@
+"""Which programs of two sides are the same, found without a device: before and after a commit, with either toolchain.
+
+Two questions are told apart. Is it the same *program*: would a device do the same? And is it the same *job*: would it
+be judged the same too? For that the inputs, the references, and what the outputs are and in which steps they are
+quantized have to be the same as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.builds.bundles.bundle import INPUTS
+from farm.builds.program.canonical import program_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.builds.bundles.bundle import Bundle, Manifest
+
+_DATA = (f"{INPUTS}/", "reference_")
+
+
+class ProgramComparison(msgspec.Struct, frozen=True):
+    """The jobs of two sides, each of them in one of these, in the order in which they were given."""
+
+    same: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    newly_failing: tuple[str, ...] = ()
+    """The second side did not compile them, the first did."""
+    newly_compiling: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
+    """Neither side compiled them."""
+    only_first: tuple[str, ...] = ()
+    """The second side does not have them."""
+    only_second: tuple[str, ...] = ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether no program changed, and every job that is on one side is on the other."""
+        return not (self.changed or self.newly_failing or self.newly_compiling or self.only_first or self.only_second)
+
+    def __str__(self) -> str:
+        compiled = len(self.same) + len(self.changed)
+        parts = [f"{len(self.same)} of {compiled} programs are the same"]
+        if compiled and not self.changed:
+            parts = [f"no program of {compiled} jobs has changed" if compiled > 1 else "the program has not changed"]
+        for name in ("newly_failing", "newly_compiling", "failing", "only_first", "only_second"):
+            if jobs := getattr(self, name):
+                parts.append(f"{len(jobs)} {name.replace('_', ' ')}")
+        return ", ".join(parts)
+
+
+def program_of(bundle: Bundle) -> str:
+    """Return the hash of a bundle's program: of its manifest, or computed where that is older. Raises OSError."""
+    return bundle.manifest.program or program_hash(bundle.model)
+
+
+def data_hash(manifest: Manifest) -> str:
+    """Return a hash of what a bundle's outputs are compared with, and how: inputs, references, outputs."""
+    files = sorted((name, sha256) for name, sha256 in manifest.files.items() if name.startswith(_DATA))
+    parts = (
+        files,
+        manifest.samples,
+        manifest.inputs,
+        manifest.outputs,
+        manifest.references,
+        manifest.dynamic,
+        manifest.stateful,
+    )
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def is_same_job(first: Bundle, second: Bundle) -> bool:
+    """Return whether running either of two bundles says the same: program, inputs and references are. Raises OSError.
+
+    Tolerances are of the case, and no part of it.
+    """
+    return data_hash(first.manifest) == data_hash(second.manifest) and program_of(first) == program_of(second)
+
+
+def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[str, ...]:
+    """Return what is not the same in a bundle that has taken the place of another, for people; none where all is.
+
+    Of the first there are its manifest and the hash of its program. Raises OSError.
+    """
+    found = []
+    if first_program != program_of(second):
+        facts = (
+            (name, getattr(first, field), getattr(second.manifest, field))
+            for name, field in (("bytes", "pte_bytes"), ("partitions", "partitions"), ("operators", "delegated_ops"))
+        )
+        changed = ", ".join(
+            f"{name} {was:,} -> {now:,}" for name, was, now in facts if None not in (was, now) and was != now
+        )
+        found.append(f"another program ({changed})" if changed else "another program")
+    then, now = first.files, second.manifest.files
+    data = {name for name in (*then, *now) if name.startswith(_DATA)}
+    if changed_data := sum(then.get(name) != now.get(name) for name in data):
+        found.append(f"other inputs or references ({changed_data} of {len(data)} files)")
+    elif data_hash(first) != data_hash(second.manifest):
+        found.append("what its outputs are")
+    return tuple(found)
+
+
+def compare_programs(first: Mapping[str, Bundle | None], second: Mapping[str, Bundle | None]) -> ProgramComparison:
+    """Return which jobs have the same program on both sides; None is a job that was not compiled. Raises OSError."""
+    return compare_hashes(_hashes(first), _hashes(second))
+
+
+def compare_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> ProgramComparison:
+    """Return the same for hashes of programs by job, as the store has them; empty is a job that was not compiled."""
+    found: dict[str, list[str]] = {}
+    for job in dict.fromkeys((*first, *second)):
+        found.setdefault(_group(first.get(job), second.get(job)), []).append(job)
+    return ProgramComparison(**{group: tuple(jobs) for group, jobs in found.items()})
+
+
+def _hashes(bundles: Mapping[str, Bundle | None]) -> dict[str, str]:
+    return {job: "" if bundle is None else program_of(bundle) for job, bundle in bundles.items()}
+
+
+def _group(first: str | None, second: str | None) -> str:
+    if first is None or second is None:
+        return "only_second" if first is None else "only_first"
+    if not first or not second:
+        return "newly_failing" if first else "newly_compiling" if second else "failing"
+    return "same" if first == second else "changed"

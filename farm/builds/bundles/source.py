@@ -1,0 +1,200 @@
+"""Where the code of a case is, found without importing any of it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.hashes import is_read, sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from farm.suites.suite import Case
+
+_SITES = ("site-packages", "dist-packages")
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+# Their content is in every key.
+_VERSIONED = ("torch", "executorch", "torchao")
+# Of a folder as Hugging Face's hub has it; its other files are read by nobody here.
+_OF_HUGGING_FACE = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"
+)  # fmt: skip
+
+
+def source_place(case: Case) -> tuple[str, ...]:
+    """Return where `source_digest` looks: cases with the same place have the same digest."""
+    return (case.folder, case.module.partition(":")[0], *case.files)
+
+
+def suite_files(case: Case) -> list[Path]:
+    """Return the files below the folder of a suite that `source_digest` reads; none for an installed module's code."""
+    found = named_files(case)
+    name = case.module.partition(":")[0]
+    return [*found, *_python_files(_module_folder(case, name))] if name.startswith(".") else found
+
+
+def named_files(case: Case) -> list[Path]:
+    """Return the files that `case` names, those of a model in the folders that it names, and what its task names."""
+    folders = case.generate.folders if case.generate is not None else ()
+    found: list[Path] = []
+    for name in case.files:
+        path = Path(case.folder, name)
+        found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
+    if case.generate is not None and case.generate.task:
+        # Its import is that of a YAML parser.
+        from farm.suites.accuracy.task_format import read_task
+
+        found += read_task(Path(case.folder, case.generate.task)).files[1:]
+    return found
+
+
+def _module_folder(case: Case, name: str) -> Path:
+    folder = Path(case.folder)
+    return folder.parent / name[2:].split(".", maxsplit=1)[0] if name.startswith("..") else folder
+
+
+def _python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def source_digest(case: Case) -> str:
+    """Return a hash of the code that makes the module of `case`, and of the files that it names.
+
+    For a module in the suite's folder that is every Python file there, as they may import each other, and every package
+    that they import: by its version where a wheel was installed, by its content, and by what it imports itself, where
+    its code is somebody's folder. For an installed package it is the file of the module, and the package in the same
+    way where it is no wheel; torch, torchao and executorch are in every key by their own content.
+    """
+    digest = hashlib.sha256()
+    for path in named_files(case):
+        digest.update(sha256_of(path).encode())
+    name = case.module.partition(":")[0]
+    if name.startswith("."):
+        folder = _module_folder(case, name)
+        for path in _python_files(folder):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+            code = path.read_bytes()
+            digest.update(hashlib.sha256(code).digest())
+            for package in sorted(_imported(code)):
+                digest.update(f"{package} {_state(package)}".encode())
+    elif name.partition(".")[0] not in _VERSIONED:
+        path_or_none = _installed_file(name)
+        if path_or_none is not None:
+            digest.update(path_or_none.read_bytes())
+        package = name.partition(".")[0]
+        if not _is_wheel(package, _places(package)):
+            digest.update(_state(package).encode())
+    return digest.hexdigest()
+
+
+def _imported(code: bytes) -> set[str]:
+    """Return the packages that a file imports, by their first names; none of what is no Python."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return set()
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
+
+
+def _state(package: str) -> str:
+    """Return what a package is: the versions of its wheels; else its content, and that of what it imports."""
+    state, imported = package_state(package)
+    left, seen = sorted(imported), {package}
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            own, imported = package_state(name)
+            state += f"\0{name} {own}"
+            left += sorted(imported)
+    return state
+
+
+@functools.cache
+def package_state(package: str) -> tuple[str, frozenset[str]]:
+    """Return what a package is by itself, and what it imports where that is not known from its version."""
+    places = _places(package)
+    if not places:
+        return "", frozenset()
+    if _is_wheel(package, places):
+        return _versions(package), frozenset()
+    digest, imported = hashlib.sha256(), set[str]()
+    for path, name in sorted(_files(places)):
+        content = path.read_bytes()
+        digest.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
+        if path.suffix == ".py":
+            imported |= {match.decode() for match in _IMPORT.findall(content)}
+    return digest.hexdigest(), frozenset(imported - {package, *_VERSIONED, *sys.stdlib_module_names})
+
+
+def _is_wheel(package: str, places: Iterable[Path]) -> bool:
+    """Return whether a package was installed, and not only told where somebody's folder is."""
+    found = list(places)
+    # A package that is not there has no wheel, and to look through all of them takes a third of a second.
+    return bool(found) and all(place.parent.name in _SITES for place in found) and bool(_versions(package))
+
+
+def _versions(package: str) -> str:
+    """Return the versions of the wheels that have a package, empty where none has."""
+    # Most are called as their package, and to look through all of them takes a while.
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        wheels = sorted(set(_wheels().get(package, ())))
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in wheels)
+
+
+@functools.cache
+def _wheels() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _places(package: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return folders or ([Path(spec.origin)] if spec.origin and spec.has_location else [])
+
+
+def _files(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for place in places:
+        if not place.is_dir():
+            yield place, place.name
+        for path in place.rglob("*"):
+            name = path.relative_to(place).as_posix()
+            if is_read(name) and not any(part.startswith(".") for part in name.split("/")) and path.is_file():
+                yield path, name
+
+
+def _installed_file(name: str) -> Path | None:
+    # find_spec of a dotted name would import its parents.
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        base = Path(folder, *rest)
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None

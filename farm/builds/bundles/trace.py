@@ -1,0 +1,137 @@
+"""What of a toolchain under development took part in a bundle: files by content, and the lines of theirs that ran.
+
+A trace is facts only, beside the bundle in the cache; what an edit means for it is decided when the bundle is looked
+for (`farm.builds.bundles.reuse`), with the sources as they were, which the cache keeps by their hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.atomic import write_atomically
+from farm.base.publish import make_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+TRACE = "trace"
+"""File of a bundle; as its log it is no part of what the manifest vouches for."""
+
+_SOURCES = "sources"
+# Sources that no builder has loaded for so long are forgotten; their bundles are compiled again when asked for.
+_KEEP_SOURCES_S = 60 * 86_400.0
+_TOUCH_S = 86_400.0
+
+
+class DevelopedRoot(msgspec.Struct, frozen=True):
+    """A folder of a toolchain whose files are being edited, as it is now."""
+
+    content: str
+    """The name of its hash among the versions: `executorch_content`."""
+    folder: str
+    """Absolute, as the modules in it have it in their `__file__`."""
+    rest: str
+    """Hash of everything that counts but the content of its Python files: their names, data, binaries."""
+    files: dict[str, str]
+    """SHA-256 of its Python files, by path in the folder."""
+
+    @staticmethod
+    def of(content: str, folder: Path, files: Mapping[str, str], *also: str) -> DevelopedRoot:
+        """Return the root with all `files` that count, SHA-256 by path, and what else decides (`also`)."""
+        python = {name: sha256 for name, sha256 in files.items() if name.endswith(".py")}
+        digest = hashlib.sha256()
+        for name, sha256 in sorted(files.items()):
+            digest.update(f"{name}\0{'' if name in python else sha256}\0".encode())
+        for more in also:
+            digest.update(f"{more}\0".encode())
+        return DevelopedRoot(content, str(folder), digest.hexdigest(), python)
+
+
+class FileTrace(msgspec.Struct, frozen=True, array_like=True):
+    """What of one file took part."""
+
+    sha256: str
+    lines: bytes
+    """Which lines ran: bit n % 8 of byte n // 8 is line n."""
+    whole: bool = False
+    """Its text counts, every character: something read it, or it could not be watched."""
+
+    def ran(self, first: int, last: int) -> bool:
+        """Return whether any of these lines ran."""
+        bits = int.from_bytes(self.lines, "little")
+        return bool(bits >> first & ((1 << max(0, last - first + 1)) - 1))
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What of the developed roots took part in one bundle."""
+
+    roots: tuple[dict[str, FileTrace], ...]
+    """For each root, in the order of the toolchain, by path in its folder: the files that were loaded."""
+
+
+def to_bits(lines: Iterable[int]) -> bytes:
+    """Return line numbers as FileTrace has them."""
+    bits = 0
+    for line in lines:
+        bits |= 1 << line
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def write_trace(folder: Path, trace: Trace) -> None:
+    """Leave the trace of the bundle in `folder` there. Raises OSError."""
+    (folder / TRACE).write_bytes(zlib.compress(msgspec.msgpack.encode(trace), 1))
+
+
+def has_trace(folder: Path) -> bool:
+    """Return whether the bundle in `folder` has a trace."""
+    return (folder / TRACE).is_file()
+
+
+def read_trace(folder: Path) -> Trace | None:
+    """Return the trace of a bundle; None where it has none, or none that can be read."""
+    try:
+        return msgspec.msgpack.decode(zlib.decompress((folder / TRACE).read_bytes()), type=Trace)
+    except (OSError, zlib.error, msgspec.MsgspecError, ValueError):
+        return None
+
+
+def keep_source(cache_root: Path, sha256: str, source: bytes) -> None:
+    """Keep the text of a file by its hash. Raises OSError."""
+    path = _source_path(cache_root, sha256)
+    try:
+        if time.time() - path.stat().st_mtime > _TOUCH_S:
+            os.utime(path)
+    except FileNotFoundError:
+        make_folders(path.parent)
+        write_atomically(path, zlib.compress(source, 6))
+
+
+def kept_source(cache_root: Path, sha256: str) -> bytes | None:
+    """Return the text of a file by its hash; None where it is not there as it was."""
+    try:
+        source = zlib.decompress(_source_path(cache_root, sha256).read_bytes())
+    except (OSError, zlib.error):
+        return None
+    return source if hashlib.sha256(source).hexdigest() == sha256 else None
+
+
+def forget_old_sources(cache_root: Path) -> None:
+    """Remove sources that nobody has used for long."""
+    for path in (cache_root / _SOURCES).glob("*/*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEEP_SOURCES_S:
+                path.unlink()
+
+
+def _source_path(cache_root: Path, sha256: str) -> Path:
+    if len(sha256) != 64 or not sha256.isalnum():
+        raise OSError(f"{sha256[:80]!r} is no hash of a source")
+    return cache_root / _SOURCES / sha256[:2] / sha256

@@ -1,0 +1,57 @@
+"""The node that a compiler process is at, kept in a file beside its log: what is left of one that a signal ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from farm.base.text import one_line
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_MOST_BYTES = 400
+
+
+class NodeAtWork:
+    """Writer of that file; a context manager, which leaves no file behind. Killed, it leaves the last node."""
+
+    def __init__(self, log: Path) -> None:
+        self._path = _beside(log)
+
+    def __enter__(self) -> Self:
+        self._file = os.open(self._path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+    def note(self, node: str) -> None:
+        """Replace what is there. One system call: a graph has thousands of nodes."""
+        # A full disk fails the job where it writes its bundle, with the right cause.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
+
+
+def take_node(log: Path) -> str:
+    """Return what a compiler that ended without a reply was at, and add it to its log; "" where nothing is known."""
+    path = _beside(log)
+    try:
+        with path.open("rb") as file:
+            node = one_line(file.readline(_MOST_BYTES + 1).decode(errors="replace"))
+        path.unlink()
+        if node:
+            with log.open("ab") as file:
+                file.write(f"\nfarm: the compiler was at {node}\n".encode())
+    except OSError:
+        return ""
+    return node
+
+
+def _beside(log: Path) -> Path:
+    return log.with_name(f"{log.name}.at")

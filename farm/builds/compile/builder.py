@@ -1,0 +1,257 @@
+"""A builder process: `python -m farm.builds.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
+
+Torch is loaded once. It works in a folder of its own in the cache, so that what a compiler leaves goes with it:
+farm/builds/bundles/cache.py. With folders it traces which of their files take part in each bundle, and every job has a
+fork of this process (farm/builds/compile/forking.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.memory import resident_bytes
+from farm.builds.bundles.cache import BundleCache, builder_folder, work_in
+from farm.builds.bundles.trace import write_trace
+from farm.builds.compile.loaded import LoadedFiles
+from farm.builds.compile.protocol import BEGAN, BuildReply, BuildRequest, dump_stacks, reason_of, reply_pipe
+from farm.builds.compile.source_only import import_from_source
+from farm.builds.compile.watched import watched_failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farm.builds.compile.tracing import Tracer
+    from farm.suites.suite import Job
+
+# A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
+# looking through them at Python's own thresholds is a tenth of the time.
+_GC_THRESHOLDS = (100_000, 10, 10)
+# What a large model leaves in cycles is little for Python, which counts objects, and much for the machine.
+_LEFT_BYTES = 256 * 2**20
+# Higher than what a user runs, up to 1000: the kernel ends a builder first, which is replaced.
+_OOM_SCORE = "500"
+# A simulated device's threads hand a step to each other dozens of times, and beside compilers of the same priority each
+# of these waits for a time slice: a job took six times as long. What drives phones does not want to wait either.
+_NICENESS = 10
+
+
+def main(argv: list[str]) -> int:
+    """Serve requests from stdin until it is closed."""
+    replies = reply_pipe()
+    dump_stacks()
+    import_from_source(argv[3:])
+    root, requests = Path(argv[0]), iter(sys.stdin.buffer)
+    with contextlib.ExitStack() as stack:
+        while problem := _enter_folder(stack, root, argv[1]):
+            line = next(requests, b"")
+            if not line:
+                return 1
+            refusal = _refusal(msgspec.json.decode(line, type=BuildRequest), problem)
+            replies.write(msgspec.json.encode(refusal) + b"\n")
+        _serve_all(requests, replies, BundleCache(root), _Setup(int(argv[2]), tuple(argv[3:])))
+        os.chdir("/")
+    return 0
+
+
+def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Exception | None:
+    """Work in a folder of ones own until `stack` ends; return why that cannot be: a full disk, for a while."""
+    try:
+        work_in(stack.enter_context(builder_folder(root, name)))
+    except (OSError, FarmError) as error:
+        return error
+    return None
+
+
+def _start_tracer(folders: tuple[str, ...]) -> Tracer | None:
+    from farm.builds.compile.tracing import Tracer, can_trace
+
+    if not can_trace(folders):
+        return None
+    tracer = Tracer(folders)
+    tracer.start()
+    return tracer
+
+
+class _Setup(NamedTuple):
+    as_of_ns: int
+    """When the toolchain was looked at."""
+    folders: tuple[str, ...]
+    """What is traced of it."""
+
+
+def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup) -> None:
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    loaded = LoadedFiles(setup.as_of_ns, cache.root)
+    tracer = _start_tracer(setup.folders) if setup.folders else None
+    import torch
+
+    # The pool is as wide as the machine: threads of one builder would only get in the way of another.
+    torch.set_num_threads(1)
+    gc.set_threshold(*_GC_THRESHOLDS)
+    decoder = msgspec.json.Decoder(BuildRequest)
+    if tracer is not None:
+        tracer.watch_dynamo()
+        _serve_in_forks(map(decoder.decode, requests), replies, cache, setup, tracer, loaded)
+        return
+    settled = resident_bytes(os.getpid())
+    for line in requests:
+        request = decoder.decode(line)
+        replies.write(BEGAN)
+        replies.write(msgspec.json.encode(_answer(request, cache, loaded)) + b"\n")
+        if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
+            gc.collect()
+            settled = resident_bytes(os.getpid())
+
+
+def _serve_in_forks(
+    requests: Iterable[BuildRequest],
+    replies: IO[bytes],
+    cache: BundleCache,
+    setup: _Setup,
+    tracer: Tracer,
+    loaded: LoadedFiles,
+) -> None:
+    from farm.builds.compile.forking import is_single_threaded, run_in_fork, warm_up
+
+    warm: set[tuple[str, bool]] = set()
+    for request in requests:
+        kind = (request.job.target.backend, _is_text(request.job))
+        if kind not in warm:
+            _load_flow(request.job)
+            if not warm:
+                warm_up()
+            warm.add(kind)
+            # Here, so that forks look at what they load themselves and at nothing else.
+            loaded.look()
+            gc.collect()
+            gc.freeze()
+        if not is_single_threaded():
+            tracer.drop("a library has started a thread")
+
+        def act(request: BuildRequest = request) -> None:
+            def leave_trace(folder: Path) -> None:
+                trace = tracer.finish(setup.as_of_ns, cache.root)
+                if trace is not None:
+                    write_trace(folder, trace)
+                else:
+                    sys.stderr.write(f"farm: not known what took part: {tracer.problem}\n")
+
+            tracer.hears_own = False
+            replies.write(msgspec.json.encode(_answer(request, cache, loaded, leave_trace)) + b"\n")
+
+        replies.write(BEGAN)
+        tracer.hears_own = True
+        run_in_fork(act)
+        tracer.hears_own = False
+
+
+def _answer(
+    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None = None
+) -> BuildReply:
+    try:
+        return _serve(request, cache, loaded, finish)
+    except OSError as error:  # its log cannot be written
+        return _refusal(request, error)
+
+
+def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
+    """Return the reply to a request that the machine stands in the way of."""
+    return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
+
+
+def _load_flow(job: Job) -> None:
+    """Load what compiles jobs of this kind; what is wrong with it the job says."""
+    with contextlib.suppress(Exception, SystemExit):
+        from farm.builds.compile.flows.compiler import flow_of
+
+        flow_of(job.target.backend)
+        if _is_text(job):
+            importlib.import_module("farm.builds.compile.llm.compiler")
+
+
+def _is_text(job: Job) -> bool:
+    """Return whether it takes the decoders of ExecuTorch's examples, whose import is seconds."""
+    return job.case.generate is not None and not job.case.pte
+
+
+def _serve(
+    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None
+) -> BuildReply:
+    # Loaded outside the clock, so that the first job is as fast as the next.
+    modules = len(sys.modules)
+    _load_flow(request.job)
+    if len(sys.modules) > modules:
+        gc.freeze()
+    started = time.perf_counter()
+
+    def fill(folder: Path) -> None:
+        # Here, as it imports what somebody may have edited: what that raises is the verdict of the job.
+        try:
+            _compile(request, folder)
+        finally:
+            # What fails with a file that was saved meanwhile is no verdict of the job either.
+            loaded.require_old(request.job.case.folder)
+            loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
+        if finish is not None:
+            finish(folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        shutil.copyfile(request.log, folder / "build.log")
+
+    log = Path(request.log)
+    with _printing_to(log):
+        reason, infra = watched_failure_of(request.job, log, lambda: cache.build(request.key, fill, anew=request.anew))
+    return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+
+
+def _compile(request: BuildRequest, folder: Path) -> None:
+    job, key, versions = request.job, request.key, request.versions
+    if job.case.generate is None:
+        from farm.builds.compile.flows.compiler import compile_job
+
+        compile_job(job, key, versions, folder)
+    elif job.case.pte:
+        from farm.builds.compile.llm.ready import take_ready_text_job
+
+        take_ready_text_job(job, key, versions, folder)
+    else:
+        from farm.builds.compile.llm.compiler import compile_text_job
+
+        compile_text_job(job, key, versions, folder)
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Send what is printed by Python and by native code to `path`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

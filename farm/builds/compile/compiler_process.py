@@ -1,0 +1,165 @@
+"""The caller's end of a compiler process: asking it, limiting it, and ending it with all that it left. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base import memory
+from farm.builds.bundles.cache import builder_folder_size, remove_builder
+from farm.builds.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
+from farm.builds.toolchains.interpreters import process_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.base.processes import Supervisor
+    from farm.builds.toolchains.toolchain import Compiler
+
+_MEGABYTE = 2**20
+# The pool is as wide as the machine: threads of one builder would only get in the way of another.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# What QNN leaves unset between the weights of a convolution would be what was in that memory before, such as weights of
+# the job before, and so other bytes each time: glibc clears what it hands out where it is told to fill what is freed
+# with ones, and all of it where threads keep nothing for themselves. The order of a set of names is the same as well.
+_SAME_EACH_TIME = {
+    "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
+    "PYTHONHASHSEED": "0",
+}
+# A module fills some GB a second: what it gets beyond the limit is a tenth of that.
+_LOOK_EVERY_S = 0.1
+# What compilers may leave in the folder of one builder before it gets no other job.
+_MOST_LEFT_BYTES = 2**30
+
+
+class CompilerEnding(NamedTuple):
+    """How a process ended that gave no reply."""
+
+    code: int
+    """-n for signal n."""
+    began: bool = False
+    """It had begun to compile."""
+    overdue: bool = False
+    """It took too long, and was ended."""
+    greedy: bool = False
+    """It took too much memory, and was ended."""
+
+    def compiler_reason(self, timeout_s: float) -> str:
+        """Return how the compiler brought that about; "" where something else did."""
+        if self.overdue:
+            more = "build.timeout_s in farm.toml allows more"
+            return f"the compiler did not finish in {timeout_s:g} s and was ended: {more}"
+        if -self.code in CRASHES:
+            return f"the compiler crashed ({signal.Signals(-self.code).name})"
+        return exit_reason(self.code) if self.code >= 0 and self.began else ""
+
+
+class CompilerProcess:
+    """A process of `farm.builds.compile` that answers one line of JSON with another; any thread may end it."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        supervisor: Supervisor,
+        name: str,
+        compiler: Compiler,
+        log: Path,
+    ) -> None:
+        """Start it; `log` takes what it prints. Raises InfraError when it cannot be started."""
+        self.log = log
+        self._child = supervisor.spawn(
+            [compiler.python, "-m", module, *arguments],
+            name=name,
+            env={**process_environment(compiler.env), **_SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"},
+            stdin_pipe=True,
+            stdout_pipe=True,
+            stderr=log,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._child.process.poll() is None
+
+    def send(self, request: msgspec.Struct) -> None:
+        """Ask for something; `receive_line` has to follow before the next request."""
+        # Where it has just died, the end of its output says how.
+        with contextlib.suppress(BrokenPipeError):
+            if (pipe := self._child.process.stdin) is not None:
+                pipe.write(msgspec.json.encode(request) + b"\n")
+                pipe.flush()
+
+    def receive_line(self, timeout_s: float, most_mb: int | None = None) -> bytes | CompilerEnding:
+        """Return the reply, or how the process ended without one. Raises OSError where it cannot be read."""
+        process = self._child.process
+        if process.stdout is None:
+            raise OSError("the compiler process has no pipes")
+        received, code, greedy = b"", None, False
+        with self._child.limited(timeout_s) as overdue:
+            while code is None and not received.removeprefix(BEGAN).endswith(b"\n"):
+                if select.select([process.stdout], [], [], _LOOK_EVERY_S)[0]:
+                    data = os.read(process.stdout.fileno(), 2**16)
+                    received += data
+                    # It may have closed its output and hang all the same.
+                    code = None if data else process.wait()
+                elif greedy := greedy or (most_mb is not None and self._is_greedy(most_mb)):
+                    # At once: every moment of grace is another gigabyte.
+                    self._child.terminate(timeout_s=0.0)
+        if code is not None:
+            return CompilerEnding(code, received.startswith(BEGAN), overdue.is_set(), greedy)
+        return received.removeprefix(BEGAN)
+
+    def interrupt(self) -> None:
+        """End it and all that it started, whatever they are doing."""
+        self._child.terminate(timeout_s=1.0)
+
+    def _is_greedy(self, most_mb: int) -> bool:
+        most = most_mb * _MEGABYTE
+        return memory.resident_bytes(self._child.pid) > most and memory.own_bytes(self._child.pid) > most
+
+
+class BuilderProcess(CompilerProcess):
+    """One builder, asked by one thread."""
+
+    def __init__(self, number: int, cache_root: Path, compiler: Compiler, supervisor: Supervisor, log: Path) -> None:
+        """Start it. Raises InfraError when it cannot be started."""
+        self.is_fresh = True
+        """It has not answered yet."""
+        # Both ends have folders of their own to start from.
+        cache_root = cache_root.absolute()
+        self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
+        folders = [root.folder for root in compiler.developed]
+        arguments = (str(cache_root), self._name, str(compiler.as_of_ns), *folders)
+        compiler = msgspec.structs.replace(compiler, env={**compiler.env, **_ONE_THREAD})
+        super().__init__("farm.builds.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
+
+    def has_grown(self, recycle_mb: int) -> bool:
+        """Return whether it has more memory than that, or too much in its folder, to get another job."""
+        if memory.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
+            return True
+        return builder_folder_size(self._cache_root, self._name) > _MOST_LEFT_BYTES
+
+    def ask(self, request: BuildRequest, timeout_s: float, most_mb: int) -> BuildReply | CompilerEnding:
+        """Return how `request` ended. Raises OSError and ValueError where it is not an answer that comes."""
+        self.send(request)
+        line = self.receive_line(timeout_s, most_mb)
+        if isinstance(line, CompilerEnding):
+            return line
+        self.is_fresh = False
+        reply = msgspec.json.decode(line, type=BuildReply)
+        if reply.key != request.key:
+            raise ValueError(f"it answered what it was asked before ({reply.key})")
+        return reply
+
+    def end(self) -> None:
+        """End it as `interrupt` does, and remove what it left."""
+        self.interrupt()
+        remove_builder(self._cache_root, self._name)

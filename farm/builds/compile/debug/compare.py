@@ -1,0 +1,266 @@
+"""The layers of a program that ran, against the same layers on the CPU. Imports torch and executorch.
+
+ExecuTorch's Inspector finds the debug handle of every tensor that QNN wrote, its Qualcomm comparators dequantize and
+turn the layout back. Figures are computed here, in float64, of the two values that a step compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd  # type: ignore[import-untyped]
+import torch
+from executorch.backends.qualcomm._passes.layout_transform import LayoutTransform
+from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
+from executorch.devtools import Inspector
+from executorch.exir.sym_util import eval_shape
+
+from farm.builds.compile.debug.compiler import REFERENCE_GRAPH
+from farm.builds.compile.debug.metrics import scores_of
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.export import ExportedProgram
+
+    from farm.builds.compile.debug.compiler import DebugProgram
+    from farm.builds.compile.debug.protocol import Written
+    from farm.builds.compile.debug.reference import LayerNode
+
+# What QNN calls a tensor: the node that gives it, and which of its outputs it is.
+_WRITTEN = re.compile(r"(?:output_(?:mutbuf_\d+_)?)?(?P<node>.+)@(?P<output>\d+)")
+_KERNEL = "native_call_"
+
+
+class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
+    """Keeps what a comparator is given: what ran, dequantized and in torch's layout, and ExecuTorch's reference."""
+
+    def __init__(self, edge_ep: ExportedProgram) -> None:
+        super().__init__(edge_ep)
+        self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def metric_name(self) -> str:
+        return "none"
+
+    def is_valid_score(self, score: float) -> bool:
+        return not math.isnan(score)
+
+    def element_compare(self, a: Any, b: Any) -> float:
+        return float(a is not b)
+
+    def compare(self, mapping: Any, *names: Any) -> pd.DataFrame:
+        del names
+        for (handle, reference), (_, value) in self._processed(mapping):
+            pair = _first(reference), _first(value)
+            if len(handle) == 1 and all(isinstance(each, torch.Tensor) for each in pair):
+                self.pairs[handle[0]] = pair
+        return pd.DataFrame()
+
+    def _processed(self, mapping: Any) -> list[Any]:
+        try:
+            return list(self.preprocessing(mapping).items())
+        except AssertionError:
+            # One tensor whose shape QNN changed, [] into [1], would keep all others from being compared.
+            found = []
+            for key, value in mapping.items():
+                with contextlib.suppress(AssertionError):
+                    found += self.preprocessing({key: value}).items()
+            return found
+
+
+class _Ran(NamedTuple):
+    """What one execution wrote, dequantized and in torch's layout, by the names of layers."""
+
+    values: dict[str, torch.Tensor]
+    references: dict[str, torch.Tensor]
+    """ExecuTorch's own, of the layers of which it has one."""
+    names: dict[str, tuple[str, ...]]
+    """Names of what wrote each layer."""
+
+
+def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
+    """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known.
+
+    Raises UsageError where a comparator of the user's cannot compare.
+    """
+    simulated = _ran(program, simulator)
+    measured = _ran(program, device) if device else _Ran({}, {}, {})
+    figures = _Comparators(program)
+    rows = []
+    for node in program.nodes:
+        gaps: dict[LayerStep, Gap] = {}
+        reference = fp32 = program.fp32.layers.get(node.value)
+        if program.quantized is not None:
+            reference = program.quantized.layers.get(node.value)
+            _put(gaps, LayerStep.QUANTIZATION, figures.gap(node, fp32, reference, of_steps=False))
+        ran = simulated.values.get(node.name)
+        _put(gaps, LayerStep.COMPILER, figures.gap(node, reference, ran))
+        _put(gaps, LayerStep.DEVICE, figures.gap(node, ran, measured.values.get(node.name)))
+        inspector = figures.gap(node, simulated.references.get(node.name), ran)
+        names = measured.names.get(node.name) or simulated.names.get(node.name, ())
+        rows.append(
+            Layer(
+                node.name, node.operator or INPUT, node.inputs, gaps, inspector, node.tensor,
+                node.origin.module, node.origin.source, node.exported, names,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def missing_layers(layers: tuple[Layer, ...]) -> list[str]:
+    """Return the layers of which nothing was written."""
+    return [layer.name for layer in layers if layer.tensor.handle is not None and LayerStep.COMPILER not in layer.gaps]
+
+
+def _ran(program: DebugProgram, written: Written) -> _Ran:
+    inspector = Inspector(
+        etdump_path=written.etdump,
+        debug_buffer_path=written.outputs,
+        etrecord=str(program.etrecord),
+        reference_graph_name=REFERENCE_GRAPH,
+    )
+    events = [event for block in inspector.event_blocks for event in block.events]
+    written_by = list(_written_by(program.nodes, events))
+    # The Inspector maps no operator of the CPU, and no operator with several outputs.
+    others = {node.name: value for node, _, value in written_by if isinstance(value, torch.Tensor)}
+    names: dict[str, tuple[str, ...]] = {}
+    for node, name, _ in written_by:
+        names[node.name] = tuple(dict.fromkeys((*names.get(node.name, ()), name)))
+    for block in inspector.event_blocks:
+        # What the CPU runs is among `others`.
+        block.events = [event for event in block.events if event.is_delegated_op]
+        for event in block.events:
+            # The Inspector of ExecuTorch 1.5 takes a delegate to have as many outputs at each of its nodes as it has in
+            # all, and fails over a program with two. QNN writes one tensor an event.
+            event.num_outputs = 1
+    collector = _Collector(program.edge)
+    inspector.calculate_numeric_gap(distance=collector, reference_graph=REFERENCE_GRAPH)
+    pairs = {node.name: collector.pairs.get(node.tensor.handle or -1) for node in program.nodes if not _picked(node)}
+    known = {name: pair for name, pair in pairs.items() if pair is not None}
+    return _Ran(
+        {**others, **{name: value for name, (_, value) in known.items()}},
+        {name: reference for name, (reference, _) in known.items()},
+        names,
+    )
+
+
+def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[LayerNode, str, Any]]:
+    """Yield each layer that an event wrote, with the event's name and the value.
+
+    ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN writes them all the
+    same, as `aten_topk_default@1`, with `output_` before it where that is an output of the delegate.
+    """
+    by_place = {(node.node, node.tensor.output or 0): node for node in nodes if node.tensor.partition is not None}
+    on_cpu: dict[int, list[LayerNode]] = {}
+    for node in nodes:
+        if node.tensor.handle is not None and node.tensor.partition is None:
+            on_cpu.setdefault(node.tensor.handle, []).append(node)
+    for event in events:
+        if event.is_delegated_op:
+            match = _WRITTEN.fullmatch(str(event.delegate_debug_identifier))
+            written = by_place.get((match["node"], int(match["output"]))) if match else None
+            if written is not None and event.debug_data:
+                identifier = str(event.delegate_debug_identifier)
+                yield written, identifier, _in_torch_layout(written, event.debug_data[-1])
+        elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
+            for node in on_cpu.get(event.debug_handles, ()):
+                # Of a kernel of another name the handle is one of ExecuTorch's later passes.
+                output = node.tensor.output or 0
+                if _is_kernel_of(event.name, node.operator) and output < len(event.debug_data):
+                    yield node, event.name, event.debug_data[output]
+
+
+def _picked(node: LayerNode) -> bool:
+    """Return whether a layer is one of several outputs, which share a handle."""
+    return node.name != node.node
+
+
+def _is_kernel_of(event: str, operator: str) -> bool:
+    """Return whether `native_call_erf.out` computes `aten.erf.default`."""
+    return "." in operator and event.removeprefix(_KERNEL).split(".")[0] == operator.split(".")[1]
+
+
+def _in_torch_layout(node: LayerNode, value: Any) -> Any:
+    """Return a tensor of QNN as upstream's comparators would, of which this is one output of several."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if node.tensor.scale is not None:
+        value = (value.to(torch.float32) - (node.tensor.zero_point or 0)) * node.tensor.scale
+    if node.axis_order:
+        value = value.permute(LayoutTransform.get_axis_order(eval_shape(value.shape), reverse=True))
+    return value
+
+
+class _Comparators:
+    def __init__(self, program: DebugProgram) -> None:
+        self._metrics = program.metrics
+
+    def gap(
+        self, node: LayerNode, before: torch.Tensor | None, after: torch.Tensor | None, *, of_steps: bool = True
+    ) -> Gap | None:
+        """Return how far `after` is from `before`, `of_steps` in steps of its quantization too.
+
+        None where one of them is not known.
+        """
+        if before is None or after is None or before.shape != after.shape:
+            return None
+        a, b = before.detach().double(), after.detach().double()
+        if problem := _problem(a, b):
+            finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
+            mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
+            return Gap(mse, -math.inf, None, None, problem)
+        # A comparator of the user's gets what ExecuTorch gives it.
+        scores = scores_of(self._metrics, node.name, a.float(), b.float())
+        numbers = torch.isfinite(a)
+        a, b = a[numbers], b[numbers]
+        if torch.equal(a, b):
+            return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
+        scale = node.tensor.scale if of_steps else None
+        steps = float((a - b).abs().max()) / scale if scale else None
+        return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
+
+
+def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the SQNR of two float64 tensors that differ, in dB; -inf where `before` is zero.
+
+    ExecuTorch's comparators square in float32, where 1e20 overflows: an SQNR of inf, and a cosine of 0.
+    """
+    signal, noise = float((before**2).sum()), float(((before - after) ** 2).sum())
+    if not signal:
+        return -math.inf
+    return 10.0 * (math.log10(signal) - math.log10(noise)) if noise else math.inf
+
+
+def cosine(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    """Return the cosine of two float64 tensors; None with a zero tensor among them."""
+    norms = math.sqrt(float((before**2).sum())) * math.sqrt(float((after**2).sum()))
+    return max(-1.0, min(1.0, float((before * after).sum()) / norms)) if norms else None
+
+
+def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
+    same = (after == before) | (after.isnan() & before.isnan())
+    nan, infinite = int((after.isnan() & ~same).sum()), int((after.isinf() & ~same).sum())
+    if nan or infinite:
+        return f"has {nan} NaN and {infinite} infinite elements where there are numbers before"
+    if lost := int((~before.isfinite() & ~same).sum()):
+        return f"has numbers where {lost} elements are NaN or infinite before"
+    if (
+        after.numel() > 1
+        and bool((after == after.flatten()[0]).all())
+        and not bool((before == before.flatten()[0]).all())
+    ):
+        return f"is the constant {float(after.flatten()[0]):.6g}"
+    return ""
+
+
+def _put(gaps: dict[LayerStep, Gap], step: LayerStep, gap: Gap | None) -> None:
+    if gap is not None:
+        gaps[step] = gap
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) and value else value

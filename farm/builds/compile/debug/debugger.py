@@ -1,0 +1,105 @@
+"""Compiler process of `farm debug`, `python -m farm.builds.compile.debug.debugger FOLDER`; FOLDER keeps its programs.
+
+It answers a CompileRequest, then as many CompareRequests as come, on standard output; all else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import UsageError
+from farm.base.text import one_line
+from farm.builds.bundles.cache import work_in
+from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
+from farm.builds.compile.protocol import dump_stacks, failure_of, reply_pipe
+from farm.builds.compile.source_only import import_from_source
+from farm.builds.compile.watched import watched_failure_of
+
+if TYPE_CHECKING:
+    from farm.builds.compile.debug.compiler import DebugProgram
+
+_NAMED = 4
+
+
+def main(argv: list[str]) -> int:
+    """Serve requests from stdin until it is closed, in a folder for what a compiler leaves."""
+    work_in(Path(argv[0]))
+    replies = reply_pipe()
+    dump_stacks()
+    import_from_source()
+    debugger = Debugger()
+    decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
+    for line in sys.stdin.buffer:
+        replies.write(msgspec.json.encode(debugger.serve(decoder.decode(line))) + b"\n")
+        sys.stderr.flush()
+    return 0
+
+
+def _own_log() -> Path | None:
+    """Return the file that standard error goes to; None where it goes elsewhere."""
+    try:
+        path = Path(os.readlink("/proc/self/fd/2"))  # noqa: PTH115 - what is no file has a name as well
+    except OSError:
+        return None
+    return path if path.is_file() else None
+
+
+class Debugger:
+    """Compiles one program and compares what it wrote."""
+
+    def __init__(self, program: DebugProgram | None = None) -> None:
+        self._program = program
+        self._began = time.perf_counter()
+
+    def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
+        """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
+        replies: list[DebugReply] = []
+        self._began = time.perf_counter()
+
+        def act() -> None:
+            try:
+                replies.append(
+                    self._compile(request) if isinstance(request, CompileRequest) else self._compare(request)
+                )
+            except UsageError as error:
+                replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
+
+        if isinstance(request, CompileRequest) and (log := _own_log()) is not None:
+            reason, infra = watched_failure_of(request.job, log, act)
+        else:
+            reason, infra = failure_of(act)
+        return replies[0] if replies else DebugReply(ok=False, reason=reason, infra=infra)
+
+    def _compile(self, request: CompileRequest) -> DebugReply:
+        from farm.builds.compile.debug.compiler import compile_debug
+
+        seconds = {"imports": time.perf_counter() - self._began}
+        self._program = compile_debug(
+            request.job, request.versions, request.sample, Path(request.folder), request.metrics
+        )
+        return DebugReply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
+
+    def _compare(self, request: CompareRequest) -> DebugReply:
+        from farm.builds.compile.debug.compare import compare_layers, missing_layers
+
+        if self._program is None:
+            return DebugReply(ok=False, reason="nothing was compiled", infra=True)
+        started = time.perf_counter()
+        layers = compare_layers(self._program, request.simulator, request.device)
+        notes = []
+        if missing := missing_layers(layers):
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            why = "the compiler fused them into others, or ExecuTorch's passes put another operator in their place"
+            notes.append(f"nothing was written of {', '.join(missing[:_NAMED])}{more}: {why}")
+        seconds = {"compare": time.perf_counter() - started}
+        return DebugReply(ok=True, seconds=seconds, packed_layers=msgspec.msgpack.encode(layers), notes=tuple(notes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

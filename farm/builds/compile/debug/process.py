@@ -1,0 +1,69 @@
+"""The caller's end of the compiler process of `farm debug`: `farm.builds.compile.debug.debugger`. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.builds.compile.at_work import take_node
+from farm.builds.compile.compiler_process import CompilerEnding, CompilerProcess
+from farm.builds.compile.debug.protocol import DebugReply, no_module
+from farm.builds.toolchains.interpreters import process_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.base.processes import Supervisor
+    from farm.builds.compile.debug.protocol import UserMetric
+    from farm.builds.toolchains.toolchain import Compiler
+
+_FIND = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec(sys.argv[1]) is None else 0)"
+_MISSING = 3
+_FIND_SECONDS = 60.0
+
+
+def require_modules(
+    supervisor: Supervisor, compiler: Compiler, metrics: Sequence[UserMetric], suite_folder: Path
+) -> None:
+    """Raise UsageError for the first of `metrics` whose module cannot be there, as the compiler process would later.
+
+    That is asked of the interpreter that imports it; nothing of the user's is imported.
+    """
+    for metric in metrics:
+        first, *_ = metric.module.removeprefix(".").split(".")
+        if metric.module.startswith("."):
+            if not (suite_folder / first).is_dir() and not any(suite_folder.glob(f"{first}.*")):
+                raise no_module(metric, f"{first} in {suite_folder}")
+            continue
+        argv = [compiler.python, "-c", _FIND, first]
+        child = supervisor.spawn(argv, name="metric", env=process_environment(compiler.env))
+        with child.limited(_FIND_SECONDS):
+            code = child.process.wait()
+        if code == _MISSING:
+            raise no_module(metric, first)
+
+
+class DebugProcess(CompilerProcess):
+    """One process, which is asked from one thread at a time."""
+
+    def __init__(self, supervisor: Supervisor, compiler: Compiler, log: Path, folder: Path) -> None:
+        """Start it.
+
+        It works in the new `folder`, which the caller removes with all that the compiler leaves.
+        """
+        folder.mkdir()
+        super().__init__("farm.builds.compile.debug.debugger", [str(folder)], supervisor, "debugger", compiler, log)
+
+    def receive(self, timeout_s: float) -> DebugReply:
+        """Return how the request went; a process that crashes or takes longer is a reply as well."""
+        line = self.receive_line(timeout_s)
+        if not isinstance(line, CompilerEnding):
+            return msgspec.json.decode(line, type=DebugReply)
+        node = take_node(self.log)
+        if reason := line._replace(began=True).compiler_reason(timeout_s):
+            return DebugReply(ok=False, reason=f"{reason}; it was at {node}" if node else reason)
+        return DebugReply(
+            ok=False, reason=f"the compiler process ended with signal {-line.code}: see {self.log}", infra=True
+        )

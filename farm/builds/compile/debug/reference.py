@@ -1,0 +1,231 @@
+"""Every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
+
+ExecuTorch 1.5 folds quantize and dequantize away before it keeps the graph that its Inspector compares with: that graph
+computes with quantized weights and activations in floating point, which is neither of the two. What it folded is kept
+in the nodes (AnnotateQuantAttrs), so that both can be had from it:
+
+* FP32: the weights that the quantizer saw stand in for those that it quantized;
+* quantized: what a node gives is quantized and dequantized as its node says, and once more where a reader wants it
+  otherwise (QCOM_REQUANTIZE). QNN gets the same.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from executorch.backends.qualcomm.builders.node_visitor import dq_ops, q_ops
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_AXIS_ORDER,
+    QCOM_BYPASS_NODE,
+    QCOM_DTYPE,
+    QCOM_QUANT_ATTRS,
+    QCOM_QUANT_MAX,
+    QCOM_QUANT_MIN,
+    QCOM_REQUANTIZE,
+    QCOM_SCALE,
+    QCOM_ZERO_POINT,
+)
+from torch.utils import _pytree as pytree
+
+from farm.builds.bundles.origins import UNKNOWN, Origin
+from farm.builds.compile.flows.calls import copies, state_kept
+from farm.builds.compile.flows.node_origins import origin_of
+from farm.builds.program.layers import LayerTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+# `aten.conv2d.default`, as torch prints an operator.
+_OPERATOR = re.compile(r"[a-z]\w*\.\w+(\.\w+)?")
+
+
+class Computed(NamedTuple):
+    """What one run over the graph gave."""
+
+    layers: dict[str, torch.Tensor]
+    """By node. Inputs of the program are among them, and each output of an operator that has several by the node that
+    picks it."""
+    outputs: tuple[torch.Tensor, ...]
+
+
+class LayerNode(NamedTuple):
+    """What one output of a node that computes something is, or an input of the program."""
+
+    name: str
+    """That of `node`, and `:1` behind it where several outputs of it are used."""
+    node: str
+    value: str
+    """The node whose value it is: `node`, or the one that picks this output of it."""
+    operator: str
+    inputs: tuple[str, ...]
+    """The layers that it reads."""
+    axis_order: tuple[int, ...] | None
+    """Of the layout that QNN keeps it in; None where that is torch's."""
+    tensor: LayerTensor
+    origin: Origin = UNKNOWN
+    exported: tuple[str, ...] = ()
+    """Operators of the exported program that it comes from."""
+
+
+def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
+    """Return the layers of an unlifted edge graph in the order of execution, its inputs first.
+
+    `partitions` are the numbers of the delegates, by the debug handles of their operators. Sources below a folder of
+    `places` are relative to it.
+    """
+    sources: dict[torch.fx.Node, list[str]] = {}
+    found = []
+    for node in graph.nodes:
+        bypassed = node.op == "call_function" and node.meta.get(QCOM_BYPASS_NODE)  # what only unpacks a weight
+        if node.op not in ("placeholder", "call_function") or node.target is operator.getitem or bypassed:
+            continue
+        read = dict.fromkeys(name for each in node.all_input_nodes for name in sources.get(each, ()))
+        if _only_quantizes(node):
+            sources[node] = list(read)
+            continue
+        picks = _picks(node)
+        for index, pick in picks.items() or [(None, node)]:
+            name = f"{node.name}:{index}" if len(picks) > 1 else node.name
+            sources[pick] = [name]
+            handle = node.meta.get("debug_handle")
+            tensor = _tensor(pick, handle, index, partitions.get(handle) if handle is not None else None)
+            what = "" if node.op == "placeholder" else _operator(node)
+            layout = pick.meta.get(QCOM_AXIS_ORDER)
+            origin = origin_of(node.meta, places) if what else UNKNOWN
+            exported = exported_operators(node.meta) if what else ()
+            found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor, origin, exported))
+    return found
+
+
+def exported_operators(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the operators of the exported program that a node comes from, by torch's record of its origins.
+
+    The record has each pass, the newest first. Before the exported program there are functions, not operators.
+    """
+    found: dict[str, None] = {}
+    for newest in meta.get("from_node") or ():
+        source, last = newest, ""
+        while source is not None:
+            last = str(source.target) if _OPERATOR.fullmatch(str(source.target)) else last
+            source = next(iter(source.from_node or ()), None)
+        if last:
+            found[last] = None
+    return tuple(found)
+
+
+def _only_quantizes(node: torch.fx.Node) -> bool:
+    """Return whether a node has another form of an activation for LPAI: the CPU quantizes for it, and dequantizes."""
+    source = node.args[0] if node.args else None
+    is_weight = isinstance(source, torch.fx.Node) and source.op == "get_attr"
+    return node.target in q_ops or (node.target in dq_ops and not is_weight)
+
+
+def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
+    """Return the outputs of `node` that are used, each with the first node that picks it; none where it has one."""
+    picks: dict[int, torch.fx.Node] = {}
+    for user in node.users:
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            picks.setdefault(user.args[1], user)
+    return dict(sorted(picks.items()))
+
+
+def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partition: int | None) -> LayerTensor:
+    value = node.meta.get("val")
+    known = isinstance(value, torch.Tensor)
+    attributes = node.meta.get(QCOM_QUANT_ATTRS) or {}
+    quantized = QCOM_SCALE in attributes and known and value.is_floating_point()
+    dtype = str(value.dtype).removeprefix("torch.") if known else ""
+    return LayerTensor(
+        handle=handle,
+        output=output,
+        partition=partition,
+        shape=tuple(int(size) for size in value.shape) if known else (),
+        dtype=_quantized_type(attributes) if quantized else dtype,
+        scale=float(attributes[QCOM_SCALE]) if quantized else None,
+        zero_point=int(attributes[QCOM_ZERO_POINT]) if quantized else None,
+    )
+
+
+def _quantized_type(attributes: Mapping[str, Any]) -> str:
+    """Return `uint16` for what torch keeps in an int32 of which 16 bits are used."""
+    least, most = int(attributes[QCOM_QUANT_MIN]), int(attributes[QCOM_QUANT_MAX])
+    return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
+
+
+def run_float(
+    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Computed:
+    """Return what the graph computes in FP32; `weights` are the FP32 values of quantized parameters, by their names."""
+    return _Layers(module, quantize=False, weights=weights).compute(inputs)
+
+
+def run_quantized(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Computed:
+    """Return what the graph computes with everything quantized as its nodes say."""
+    return _Layers(module, quantize=True, weights={}).compute(inputs)
+
+
+class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
+    def __init__(self, module: torch.fx.GraphModule, *, quantize: bool, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(module)
+        self._quantize, self._weights = quantize, weights
+        self._layers: dict[str, torch.Tensor] = {}
+
+    def compute(self, inputs: Sequence[torch.Tensor]) -> Computed:
+        with state_kept(self.module):
+            outputs = pytree.tree_leaves(self.run(*copies(inputs)))
+            return Computed(self._layers, copies(outputs))
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target in dq_ops and (weight := self._weight(n)) is not None:
+            return weight
+        if not self._quantize and _only_quantizes(n):
+            return self.env[n.args[0]]
+        value = super().run_node(n)
+        if self._quantize and n.op in ("call_function", "placeholder"):
+            value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
+        if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
+            self._layers[n.name] = value.clone()  # a later operator may write to it
+        return value
+
+    def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        def load(arg: torch.fx.Node) -> Any:
+            value = self.env[arg]
+            attributes = arg.meta.get(QCOM_REQUANTIZE, {}).get(n.name) if self._quantize else None
+            return _fake_quantized(value, attributes)
+
+        return torch.fx.map_arg(args, load)
+
+    def _weight(self, n: torch.fx.Node) -> torch.Tensor | None:
+        source = n.args[0]
+        if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
+            return None
+        weight = self._weights.get(str(source.target))
+        if weight is None or weight.shape != self.fetch_attr(str(source.target)).shape:
+            return None
+        return weight
+
+
+def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
+    if not attributes or QCOM_SCALE not in attributes or not isinstance(value, torch.Tensor):
+        return value
+    if not value.is_floating_point():
+        return value
+    arguments = (
+        float(attributes[QCOM_SCALE]),
+        int(attributes[QCOM_ZERO_POINT]),
+        attributes[QCOM_QUANT_MIN],
+        attributes[QCOM_QUANT_MAX],
+        attributes[QCOM_DTYPE],
+    )
+    operators = torch.ops.quantized_decomposed
+    return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
+
+
+def _operator(node: torch.fx.Node) -> str:
+    name = getattr(node.target, "__name__", str(node.target))
+    return "quantize" if node.target in q_ops else name

@@ -1,0 +1,196 @@
+"""Case -> torch module and inputs, the same on every machine. Imports torch."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farm.base.errors import ConfigError
+from farm.builds.compile.flows.flow import Example
+from farm.suites.suite import FORWARD
+
+if TYPE_CHECKING:
+    from farm.suites.suite import Case, InputSpec
+
+# Apart enough that no two inputs of a case share a seed, whatever small seeds its manifest gives.
+_SAMPLE_STRIDE = 1000
+
+
+def make_module(case: Case) -> torch.nn.Module:
+    """Return the module of `case` in eval mode, its weights drawn from the case's seed.
+
+    Raises ConfigError when the factory is not there or is not a torch.nn.Module, or a file cannot be read; what the
+    constructor raises passes through.
+    """
+    if case.program:
+        return _load_program(case)
+    module_name, _, class_name = case.module.partition(":")
+    python_module = _import(case, module_name)
+    factory = getattr(python_module, class_name, None)
+    if factory is None:
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{module_name} has no {class_name}")
+    torch.manual_seed(case.seed)
+    made = factory(*case.args, **case.kwargs)
+    if not isinstance(made, torch.nn.Module):
+        kind = type(made).__name__
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"makes a {kind}, expected a torch.nn.Module")
+    if case.checkpoint:
+        _load_checkpoint(case, made)
+    return made.eval()
+
+
+def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Return what calls the method `name` of the module of `case`, with its weights; a submodule is one as well.
+
+    Raises ConfigError where it has none.
+    """
+    if name == FORWARD:
+        return module
+    found = getattr(module, name, None)
+    if isinstance(found, torch.nn.Module):
+        return found
+    method = getattr(type(module), name, None)
+    if not inspect.isfunction(method):
+        problem = f"{case.module} has no method or submodule {name!r}"
+        raise ConfigError(case.manifest, f"case.{case.name}.method", problem)
+    # A class of its own, as torch.export traces the `forward` of a class and knows weights by their names in it.
+    other = copy.copy(module)
+    other.__class__ = type(f"{type(module).__name__}_{name}", (type(module),), {FORWARD: method})
+    return other
+
+
+def _load_program(case: Case) -> torch.nn.Module:
+    try:
+        return torch.export.load(Path(case.folder, case.program)).module()
+    except Exception as error:  # whatever a file brings that torch.export did not write
+        problem = f"{case.program} is no program of torch.export that this torch can read: {error}"
+        raise ConfigError(case.manifest, f"case.{case.name}.program", problem) from error
+
+
+def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
+    path = Path(case.folder, case.checkpoint)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            # Tensors and plain containers alone: anything else in a pickle could run code.
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state)
+    except Exception as error:  # torch raises whatever a file leads it to
+        problem = f"{case.checkpoint} does not fit the module: {error}"
+        raise ConfigError(case.manifest, f"case.{case.name}.checkpoint", problem) from error
+
+
+def _import(case: Case, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(import_name(name, case.folder))
+    except (ImportError, OSError) as error:
+        raise ConfigError(case.manifest, f"case.{case.name}.module", f"cannot be imported: {error}") from error
+
+
+def import_name(name: str, folder: str) -> str:
+    """Return the name by which Python imports `name`, of which `.model` is a file in the suite's `folder`."""
+    if name.startswith(".."):
+        return f"{_package(str(Path(folder).parent))}{name[1:]}"
+    return f"{_package(folder)}{name}" if name.startswith(".") else name
+
+
+def _package(folder: str) -> str:
+    """Make the folder of a suite a package and return its name: its files import each other by `from .other`.
+
+    The name is its own for every folder, as two suites may both have an operators.py.
+    """
+    name = f"farm_suite_{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [folder]
+        sys.modules[name] = package
+    return name
+
+
+def make_inputs(case: Case, sample: int) -> tuple[torch.Tensor, ...]:
+    """Return the inputs of one sample, in the order, shapes and dtypes of the manifest.
+
+    Raises ConfigError for a file that does not fit.
+    """
+    return tuple(
+        _read_array(case, spec.files[sample], spec)
+        if spec.files
+        else _tensor(spec, spec.shape or (), spec.seed + _SAMPLE_STRIDE * sample + index)
+        for index, spec in enumerate(case.inputs)
+    )
+
+
+def make_example(case: Case, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Example:
+    """Return what the module of `case` is exported with: `inputs`, or where sizes are dynamic the greatest ones."""
+    if not any(spec.dynamic for spec in case.inputs):
+        return Example(inputs, None)
+    dims: dict[str, Any] = {}
+    greatest, dynamic = [], []
+    for index, spec in enumerate(case.inputs):
+        shape = list(spec.shape or ())
+        names = {}
+        for size in spec.dynamic:
+            shape[size.dim] = size.greatest
+            name = size.name or f"size_{index}_{size.dim}"
+            names[size.dim] = dims.setdefault(name, torch.export.Dim(name, min=size.least, max=size.greatest))
+        greatest.append(_tensor(spec, tuple(shape), spec.seed + index))
+        dynamic.append(names)
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+        # torch.export wants another structure for it the second time, when ExecuTorch exports what was exported.
+        problem = "dynamic sizes need a module whose forward names its inputs one by one, not *inputs"
+        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
+    return Example(tuple(greatest), tuple(dynamic))
+
+
+def read_expected(case: Case) -> list[tuple[torch.Tensor, ...]]:
+    """Return the outputs that files say are right, by sample. Raises ConfigError for one that is no array."""
+    return [tuple(_read_array(case, file) for file in files) for files in case.expected]
+
+
+def _read_array(case: Case, file: str, spec: InputSpec | None = None) -> torch.Tensor:
+    import numpy as np
+
+    try:
+        tensor = torch.from_numpy(np.load(Path(case.folder, file), allow_pickle=False))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(case.manifest, f"case.{case.name}", f"{file} is no array of numpy's: {error}") from error
+    if spec and spec.shape is not None and tuple(tensor.shape) != spec.shape:
+        problem = f"{file} has the shape {list(tensor.shape)}, expected {list(spec.shape)}"
+        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
+    return tensor
+
+
+def _tensor(spec: InputSpec, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    count = 1
+    for size in shape:
+        count *= size
+    made: Any
+    match spec.distribution:
+        case "normal":
+            made = torch.randn(shape, generator=generator) * spec.scale
+        case "uniform":
+            made = torch.rand(shape, generator=generator) * (spec.high - spec.low) + spec.low
+        case "integers":
+            made = torch.randint(int(spec.low), int(spec.high), shape, generator=generator)
+        case "arange":
+            made = torch.arange(count).reshape(shape)
+        case "linspace":
+            made = torch.linspace(spec.low, spec.high, count).reshape(shape)
+        case "constant":
+            made = torch.full(shape, spec.low)
+    if spec.dtype == "bool" and spec.distribution in ("normal", "uniform"):
+        return torch.as_tensor(made > 0)
+    return torch.as_tensor(made).to(getattr(torch, spec.dtype))

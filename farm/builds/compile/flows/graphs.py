@@ -1,0 +1,83 @@
+"""Graphs of torch: their origins copied and their Python code generated less often. Imports torch."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from torch.fx.graph_module import GraphModule
+from torch.fx.traceback import NodeSource
+
+from farm.builds.compile.flows.dispatcher import kept_kernels, one_look_a_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_COPY = "__deepcopy__"
+_GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
+"""Attributes that torch sets when it generates the code of a graph module."""
+
+
+@contextmanager
+def less_work() -> Iterator[None]:
+    """Let torch do once, or not at all, what an export and a lowering ask for again and again."""
+    with one_look_a_list(), kept_kernels(), shared_origins(), late_code():
+        yield
+
+
+@contextmanager
+def shared_origins() -> Iterator[None]:
+    """Let copies of a node share the record of its origin, which torch never changes.
+
+    Each pass adds a link to the chain of every node, and torch copied the whole chain each time: a seventh of the time
+    of a compilation.
+    """
+    if hasattr(NodeSource, _COPY):
+        yield
+        return
+    NodeSource.__deepcopy__ = lambda source, _memo: source
+    try:
+        yield
+    finally:
+        delattr(NodeSource, _COPY)
+
+
+@contextmanager
+def late_code() -> Iterator[None]:
+    """Let torch generate the Python code of a graph when the code is read or called, and not after every pass.
+
+    Passes interpret a graph node by node: of 500 times that code was generated in a compilation, 18 were of use. Of a
+    graph without code there is no pickle.
+    """
+    generate = GraphModule.recompile
+
+    def defer(module: Any) -> None:
+        codegen = module.graph._codegen  # noqa: SLF001 - as torch does in the same place
+        if (tree := getattr(codegen, "pytree_info", None)) is not None:
+            module._in_spec, module._out_spec = tree.in_spec, tree.out_spec  # noqa: SLF001 - as above
+        for name in _GENERATED:
+            vars(module).pop(name, None)
+            # Each graph module has a class of its own.
+            setattr(type(module), name, _LateAttribute(name, module, generate))
+
+    with patch.object(GraphModule, "recompile", defer):
+        yield
+
+
+class _LateAttribute:
+    """Attribute of one graph module that is generated when it is read. The module may outlive `late_code`."""
+
+    def __init__(self, name: str, module: Any, generate: Callable[[Any], Any]) -> None:
+        self._name, self._module, self._generate = name, weakref.ref(module), generate
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        module = self._module() if instance is None else instance
+        if module is None:
+            return self
+        self._generate(module)
+        for name in _GENERATED:
+            if isinstance(vars(owner).get(name), _LateAttribute):
+                delattr(owner, name)
+        return getattr(owner if instance is None else instance, self._name)

@@ -1,0 +1,171 @@
+"""Operators of the user's own, from packages of QNN's: into the bundle, and named in the program. Imports executorch.
+
+QNN opens a package by the path that the program has. That is relative to where its runner works, and has the hash of
+the package for a name: it is the same for the compiler and for every device, and two packages are never taken for one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from executorch.backends.qualcomm.custom_op.annotator import CustomOpsQuantAnnotator, IOQuantConfig
+from executorch.backends.qualcomm.serialization.qc_schema import (
+    QnnExecuTorchOpPackageInfo,
+    QnnExecuTorchOpPackageOptions,
+    QnnExecuTorchOpPackagePlatform,
+    QnnExecuTorchOpPackageTarget,
+)
+from executorch.exir.lowered_backend_module import get_lowered_submodules
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from farm.base.errors import ConfigError
+from farm.base.hashes import sha256_of
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import OP_PACKAGES, PACKAGES_OF
+from farm.builds.runtime.native.elf import AARCH64, HEXAGON, X86_64
+from farm.builds.runtime.parts import RuntimePart, find_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from executorch.backends.qualcomm.quantizer.qconfig import QuantizationConfig
+    from executorch.exir import EdgeProgramManager
+
+    from farm.base.socs import Soc
+    from farm.suites.features import OpPackage
+    from farm.suites.suite import Case, Target
+
+_DSP, _CPU = QnnExecuTorchOpPackageTarget.HTP, QnnExecuTorchOpPackageTarget.CPU
+_ANDROID, _HOST = QnnExecuTorchOpPackagePlatform.AARCH64_ANDROID, QnnExecuTorchOpPackagePlatform.X86_64
+
+
+class _Variant(NamedTuple):
+    """One library of a package, and what it is for."""
+
+    file: str
+    folder: str
+    """In that of all packages."""
+    machine: int
+    hexagon: int
+    target: QnnExecuTorchOpPackageTarget
+    platform: QnnExecuTorchOpPackagePlatform
+
+
+@contextmanager
+def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTorchOpPackageOptions | None]:
+    """Yield what ExecuTorch is told of the packages of `case`, which are put into `folder`; None where it has none.
+
+    Meanwhile they are where the program looks for them, as seen by this process. Raises ConfigError for a library that
+    is made for something else.
+    """
+    if not case.features.op_packages:
+        yield None
+        return
+    soc = find_soc(target.soc)
+    packages = case.features.op_packages
+    # Of one without the other a device would compute a part, and fail in the middle.
+    on_device = all(one.android and f"v{soc.htp_arch}" in one.hexagon for one in packages)
+    infos = [
+        _info(package, variant, _keep(case, variant, soc, folder))
+        for package in packages
+        for variant in _variants(package, soc, on_device=on_device)
+    ]
+    here = Path.cwd() / OP_PACKAGES
+    # A process that a package ended may have left it.
+    here.unlink(missing_ok=True)
+    here.symlink_to(folder / OP_PACKAGES)
+    try:
+        yield QnnExecuTorchOpPackageOptions(infos)
+    finally:
+        here.unlink()
+
+
+def _variants(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Variant]:
+    """Return the libraries that a program for `soc` is given, in the order in which ExecuTorch's example has them."""
+    [host] = PACKAGES_OF["simulator"]
+    found = [_Variant(package.library, host, X86_64, 0, _CPU, _HOST)]
+    if not on_device:
+        return found
+    on_dsp, on_cpu = PACKAGES_OF["android"]
+    dsp = package.hexagon[f"v{soc.htp_arch}"]
+    return [
+        _Variant(dsp, on_dsp, HEXAGON, soc.htp_arch, _DSP, _ANDROID),
+        _Variant(package.android, on_cpu, AARCH64, 0, _CPU, _ANDROID),
+        *found,
+    ]
+
+
+def _keep(case: Case, variant: _Variant, soc: Soc, folder: Path) -> str:
+    """Copy a library into the bundle in `folder`, and return its path in there."""
+    get = "QNN's op package generator makes a Makefile, with a target for each machine"
+    source = Path(case.folder, variant.file)
+    part = RuntimePart(variant.file, source, variant.machine, get, variant.hexagon, exact=False, soc=soc.name)
+    if fault := find_fault(part):
+        key = f"case.{case.name}.features.op_packages"
+        raise ConfigError(case.manifest, key, f"{variant.file} {fault.problem}: {fault.repair}")
+    place = folder / OP_PACKAGES / variant.folder
+    place.mkdir(parents=True, exist_ok=True)
+    copy = Path(shutil.copyfile(source, place / "copied.so"))
+    named = copy.rename(place / f"{sha256_of(copy)}.so")
+    return str(named.relative_to(folder))
+
+
+def _info(package: OpPackage, variant: _Variant, path: str) -> QnnExecuTorchOpPackageInfo:
+    return QnnExecuTorchOpPackageInfo(
+        op_package_name=package.name,
+        op_package_path=path,
+        interface_provider=package.interface_provider,
+        target=variant.target,
+        custom_op_name=package.operator,
+        qnn_op_type_name=package.qnn_operator,
+        platform=variant.platform,
+    )
+
+
+def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.GraphModule], None]:
+    """Return what has a quantizer quantize inputs and outputs of the packages' operators as `config` says.
+
+    ExecuTorch has no rule for them, and leaves them in floating point amid a quantized graph. Those that it has a rule
+    for, which a package may have as well, keep it.
+    """
+    names = {package.operator for package in case.features.op_packages}
+
+    def annotate(graph: torch.fx.GraphModule) -> None:
+        annotator = CustomOpsQuantAnnotator()
+        for node in graph.graph.nodes:
+            if str(node.target) not in names or Q_ANNOTATION_KEY in node.meta:
+                continue
+            tensors = [index for index, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node)]
+            outputs = node.meta["val"]
+            specs = IOQuantConfig(
+                input_quant_specs=dict.fromkeys(tensors, config.input_activation),
+                output_quant_specs=dict.fromkeys(
+                    range(len(outputs) if isinstance(outputs, tuple) else 1), config.output_activation
+                ),
+            )
+            annotator.register_annotation(node.target, specs)
+        annotator.build_annotation_fn()(graph)
+
+    return annotate
+
+
+def require_packaged(edge: EdgeProgramManager, case: Case) -> None:
+    """Raise ConfigError for an operator of a package that QNN has not taken: ExecuTorch 1.5 leaves it to the CPU."""
+    if not case.features.op_packages:
+        return
+    taken = {
+        getattr(node.target, "__name__", "")
+        for _, submodule, _ in get_lowered_submodules(edge.exported_program(case.method).graph_module)
+        for node in submodule.original_module.graph_module.graph.nodes
+    }
+    for package in case.features.op_packages:
+        if package.operator not in taken:
+            problem = (
+                f"{package.operator} of {package.library} is nothing that QNN computes in this program: either the "
+                "module has no such operator, or QNN refused the package: its words are in the build log"
+            )
+            raise ConfigError(case.manifest, f"case.{case.name}.features.op_packages", problem)

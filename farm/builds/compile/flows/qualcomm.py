@@ -1,0 +1,272 @@
+"""ExecuTorch's Qualcomm flow for HTP, LPAI and GPU: quantized, or in floating point. Imports torch and executorch."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, get_type_hints
+from unittest.mock import patch
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization import qc_schema_serialize
+from executorch.backends.qualcomm.serialization.qc_schema import (
+    QcomChipset,
+    QnnExecuTorchBackendOptions,
+    QnnExecuTorchBackendType,
+    QnnExecuTorchOpPackageOptions,
+)
+from executorch.backends.qualcomm.utils import utils
+from executorch.backends.qualcomm.utils.utils import (
+    generate_qnn_executorch_compiler_spec,
+    get_qnn_context_binary_alignment,
+    to_edge_transform_and_lower_to_qnn,
+)
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from farm.base.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import DelegationError, MisreadCodesError, MissingToolError
+from farm.builds.bundles.key import HOST_CPU
+from farm.builds.compile.flows import qnn_features
+from farm.builds.compile.flows.calls import copies, state_kept
+from farm.builds.compile.flows.control_flow import refuse_control_flow
+from farm.builds.compile.flows.delegation import misread_codes, refused_operators
+from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
+from farm.builds.compile.flows.op_packages import annotation_of, packages_of, require_packaged
+from farm.suites.features import Features
+from farm.suites.options import compile_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from executorch.exir import EdgeProgramManager
+
+    from farm.suites.suite import Case, Target
+
+# Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
+_BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
+_BLOCK_SIZES = (32, 16)
+"""Input channels that share a scale: the first that divides them. Weights with others have a scale per channel."""
+_RULES: dict[str, Any] = {
+    "is_conv_per_channel": True,
+    "is_linear_per_channel": True,
+    # ExecuTorch's own is a moving average, in which the first sample has a hundred times the weight of the next: all
+    # others are clipped to what it needs.
+    "act_observer": MinMaxObserver,
+}
+"""How everything is quantized, whatever its precision."""
+# ExecuTorch 1.5, LpaiPartitionFallbackSupport.
+_WITH_WEIGHTS = "Fallback nodes with weights"
+_DECODE = "_convert_to_object"
+# Options that are no parameters of a backend's own function.
+_OF_ALL_BACKENDS = ("profile_level", DIRECT_MODE)
+
+
+def _lower(lowering: Lowering) -> Lowered:
+    target, watch = lowering.target, lowering.watch
+    case, features = lowering.case, lowering.case.features
+    exported = {name: one.export() for name, one in lowering.methods.items()}
+    for program in exported.values():
+        refuse_control_flow(program, case, target.backend)
+    graphs: dict[str, torch.nn.Module] = {name: one.module() for name, one in exported.items()}
+    quantized = None
+    if target.precision in QUANTIZED_PRECISIONS:
+        with watch.step("quantize"):
+            for name, one in lowering.methods.items():
+                graphs[name] = convert_pt2e(calibrate(graphs[name], one.samples, target, case))
+        quantized = graphs[lowering.method]
+    with packages_of(case, target, lowering.folder) as packages:
+        if features.saver:
+            with watch.step("saver"):
+                specs = compiler_specs(target, lowering.versions, features, packages=packages, saver=True)
+                qnn_features.record_calls(lambda specs: _to_edge(graphs, lowering, specs), specs, lowering.folder)
+        with watch.step("lower"):
+            specs = compiler_specs(target, lowering.versions, features, packages=packages)
+            edge = _to_edge(graphs, lowering, specs)
+            spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
+    _require_codes(edge, target, graphs)
+    qnn_features.require_skipped(edge, case)
+    require_packaged(edge, case)
+    config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
+    return Lowered(edge, quantized, config, exported[lowering.method], spill_fill_bytes)
+
+
+FLOW: Flow = _lower
+
+
+def _require_codes(edge: EdgeProgramManager, target: Target, methods: Iterable[str]) -> None:
+    """Raise MisreadCodesError where the CPU and QNN have the codes at the edge of a delegate in other sizes."""
+    if not BACKENDS[target.backend].cpu_quantizes:
+        return
+    for name in methods:
+        if (found := misread_codes(edge.exported_program(name).graph_module)) is not None:
+            on_cpu, in_qnn = (str(dtype).removeprefix("torch.") for dtype in found)
+            raise MisreadCodesError(target.backend, target.precision, on_cpu, in_qnn)
+
+
+def calibrate(
+    exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target, case: Case | None = None
+) -> torch.fx.GraphModule:
+    """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`.
+
+    Operators from packages of `case` are quantized as well.
+    """
+    quantizer = quantizer_of(target)
+    if case is not None and case.features.op_packages:
+        usual = quantizer.default_quant_config.quant_config
+        quantizer.add_custom_quant_annotations([annotation_of(case, usual)])
+    own = [name for name, _ in exported.named_buffers()]
+    prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
+    # The observers keep what they saw.
+    with state_kept(prepared, own):
+        for inputs in samples:
+            prepared(*copies(inputs))
+    return prepared
+
+
+def quantizer_of(target: Target) -> QnnQuantizer:
+    """Return what quantizes for the backend of `target` at its precision, by the backend's rules."""
+    quantizer = _Quantizer(backend=backend_type(target), soc_model=QcomChipset[target.soc])
+    quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
+    return quantizer
+
+
+class _Quantizer(QnnQuantizer):  # type: ignore[misc]
+    """Gives the weights blocks where the precision asks for them: ExecuTorch wants a block per name of a node."""
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        dtype = self.default_quant_config.quant_dtype
+        if dtype.name.endswith("_block"):
+            blocks = _blocks(model)
+            self.set_block_size_map(blocks)
+            # A configuration has one block, that of the last node it was given for: each block gets its own.
+            configs = {block: ModuleQConfig(dtype, **_RULES) for block in dict.fromkeys(blocks.values())}
+            self.set_submodule_qconfig_list(
+                [
+                    (lambda node, block=block: blocks.get(node.name) == block, config)
+                    for block, config in configs.items()
+                ]
+            )
+        annotated: torch.fx.GraphModule = super().annotate(model)
+        return annotated
+
+
+def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
+    blocks = {}
+    for node in model.graph.nodes:
+        if node.target not in _BLOCK_TARGETS:
+            continue
+        _, channels, *kernel = node.args[1].meta["val"].shape
+        size = next((size for size in _BLOCK_SIZES if channels % size == 0), None)
+        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/suites.md.
+        if size is not None and all(extent == 1 for extent in kernel):
+            blocks[node.name] = (1, size, *kernel)
+    return blocks
+
+
+def compiler_specs(
+    target: Target,
+    versions: Mapping[str, str],
+    features: Features = Features(),  # noqa: B008 - frozen
+    *,
+    packages: QnnExecuTorchOpPackageOptions | None = None,
+    dump_intermediate_outputs: bool = False,
+    profile_level: int = 0,
+    saver: bool = False,
+) -> list[Any]:
+    """Return ExecuTorch's compile specs for `target`, with `features` and the packages that these name.
+
+    `versions` says what else the bundle depends on: see key.py. A profile level among the options of the target wins
+    over `profile_level`.
+    """
+    options = compile_numbers(target)
+    given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features)}
+    if packages is not None:
+        given["op_package_options"] = packages
+    return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
+        soc_model=QcomChipset[target.soc],
+        backend_options=_backend_options(target, options, versions, features),
+        online_prepare=BACKENDS[target.backend].online_prepare or features.online_prepare,
+        saver=saver,
+        profile_level=options.get("profile_level", profile_level),
+        **given,
+    )
+
+
+def _backend_options(
+    target: Target, options: Mapping[str, int], versions: Mapping[str, str], features: Features
+) -> QnnExecuTorchBackendOptions:
+    backend = BACKENDS[target.backend]
+    numbers: dict[str, int] = {name: of[target.precision] for name, of in backend.by_precision.items()}
+    if backend.host_cpus:
+        place = versions[HOST_CPU]
+        numbers["target_env"] = backend.host_cpus["adsp" if target.direct and place == "arm" else place]
+    numbers |= {name: number for name, number in options.items() if name not in _OF_ALL_BACKENDS}
+    numbers |= qnn_features.switches_of(features)
+    generate = getattr(utils, backend.compiler_spec)
+    kinds = get_type_hints(generate)
+    return generate(**{name: kinds[name](number) for name, number in numbers.items()})
+
+
+def backend_type(target: Target) -> QnnExecuTorchBackendType:
+    """Return ExecuTorch's number for the backend of `target`."""
+    return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
+
+
+@contextmanager
+def options_read_once() -> Iterator[None]:
+    """Let ExecuTorch decode the options of a delegate once, and not with a process of `flatc` for each of six readers.
+
+    An ExecuTorch that does this in another way is left alone.
+    """
+    decode, found = getattr(qc_schema_serialize, _DECODE, None), dict[tuple[Any, ...], Any]()
+    if not callable(decode):
+        yield
+        return
+
+    def decode_once(data: bytes, *schema: Any) -> Any:
+        key = (bytes(data), *schema)
+        if key not in found:
+            found[key] = decode(data, *schema)
+        # Readers change their options.
+        return copy.deepcopy(found[key])
+
+    with patch.object(qc_schema_serialize, _DECODE, decode_once):
+        yield
+
+
+def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> EdgeProgramManager:
+    target, features = lowering.target, lowering.case.features
+    methods = lowering.methods
+    passes_job = dep_table = None
+    if features.split:
+        from farm.builds.compile.flows.split import split_passes
+
+        passes_job, dep_table = split_passes(features.split)
+    with refused_operators() as refused, options_read_once():
+        try:
+            edge = to_edge_transform_and_lower_to_qnn(
+                dict(graphs),
+                {name: one.example.inputs for name, one in methods.items()},
+                dict.fromkeys(graphs, specs),
+                dynamic_shapes={name: one.example.dynamic_shapes for name, one in methods.items()},
+                passes_job=passes_job,
+                dep_table=dep_table,
+                skip_node_id_set=set(features.skip_node_ids),
+                skip_node_op_set=set(features.skip_node_ops),
+            )
+        except Exception as error:
+            if "Failed to initialize QNN backend" in str(error):
+                library = f"libQnn{target.backend.title()}.so"
+                raise MissingToolError(
+                    f"{library} of the QNN SDK does not start on this machine (its words are in the build log): "
+                    f"docs/backends.md says which SDK can compile for the {target.backend} backend"
+                ) from error
+            if refused:
+                # The pass manager raises an error of its own from that of the pass.
+                weighted = any(_WITH_WEIGHTS in str(one) for one in (error, error.__cause__))
+                raise DelegationError(target.backend, refused, weighted=weighted) from error
+            raise
+    return edge

@@ -1,0 +1,164 @@
+"""The graphs that ExecuTorch gives to QNN while a job is compiled, and the node at work. Imports torch, executorch."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from executorch.backends.qualcomm.partition.qnn_partitioner import QnnOperatorSupport, QnnPartitioner
+from executorch.backends.qualcomm.qnn_preprocess import QnnBackend
+from executorch.backends.qualcomm.utils.constants import QCOM_QUANT_ATTRS, QCOM_SCALE
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+
+from farm.builds.bundles.origins import UNKNOWN, Origin
+from farm.builds.compile.flows import qualcomm
+from farm.builds.compile.flows.delegation import visited_nodes
+from farm.builds.compile.flows.node_origins import origin_of
+from farm.builds.compile.qnn_errors import place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.export import ExportedProgram
+
+# A float32 below this has no reciprocal, nor has a scale of QNN.
+_TINY = torch.finfo(torch.float32).tiny
+_MOST_NAMED = 3
+# Their arguments are scales, which are those of other nodes.
+_CODES = "quantized_decomposed_"
+
+
+class GraphWatch:
+    """Watcher of the graphs of one job."""
+
+    def __init__(self, suites: Path, note: Callable[[str], None]) -> None:
+        """`note` gets every node that QNN is asked about, with its place. Sources below `suites` are relative to it."""
+        self._places = [suites, *(Path(entry) for entry in sys.path if entry)]
+        self._note = note
+        # Weakly: the weights of a large model are not kept longer for this.
+        self._programs: list[weakref.ref[ExportedProgram]] = []
+        self._prepared: list[weakref.ref[torch.fx.GraphModule]] = []
+        self._by_name: dict[str, torch.fx.Node] = {}
+        self.origins: dict[str, Origin] = {}
+        """Origins of the nodes of the graphs at the time of the failure, by name."""
+        self.odd_values: list[str] = []
+        """A few constants and scales in them that are infinite, NaN or too small for QNN."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the body compiles; an exception that leaves it still has its graphs, which are looked at then.
+
+        An ExecuTorch that has other names for these is not watched.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(_before(QnnBackend, "_build_op_wrappers", self._add, static=True))
+            stack.enter_context(_before(QnnPartitioner, "partition", lambda _, program: self._add(program)))
+            stack.enter_context(_before(QnnOperatorSupport, "is_node_supported", lambda _, __, node: self._at(node)))
+            stack.enter_context(_before(qualcomm, "convert_pt2e", self._calibrated))
+            stack.enter_context(visited_nodes(self._visited))
+            try:
+                yield
+            except Exception:
+                self._look_back()
+                raise
+            finally:
+                self._by_name = {}
+
+    def _look_back(self) -> None:
+        programs = [program for one in self._programs if (program := one()) is not None]
+        nodes = [node for program in programs for node in program.graph_module.graph.nodes]
+        origins = {node.name: origin_of(node.meta, self._places) for node in nodes}
+        self.origins = {name: origin for name, origin in origins.items() if origin != UNKNOWN}
+        self.odd_values = (self._odd_in_graphs(programs) or self._odd_observations())[:_MOST_NAMED]
+
+    def _odd_in_graphs(self, programs: Sequence[ExportedProgram]) -> list[str]:
+        """Return what is odd in the graphs; a scale that another one leads to is left out."""
+        origins, found = self.origins, dict[str, None]()
+        for program in programs:
+            for name, tensor in {**program.state_dict, **program.constants}.items():
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
+                    found[f"the constant {name} holds {_odd_in(tensor)}"] = None
+            for node in program.graph_module.graph.nodes:
+                if not isinstance(node.target, EdgeOpOverload) or node.name.startswith(_CODES):
+                    continue
+                scale = _odd_scale(node)
+                if (filled := _odd_argument(node)) is not None:
+                    found[f"{node.name} is made of {filled}{place_of(node.name, origins)}"] = None
+                elif scale is not None and not any(_odd_scale(one) for one in node.all_input_nodes):
+                    found[f"the scale of {node.name} is {scale}{place_of(node.name, origins)}"] = None
+        return list(found)
+
+    def _odd_observations(self) -> list[str]:
+        """Return which values were infinite or NaN while the module was calibrated."""
+        found = []
+        for graph in (graph for one in self._prepared if (graph := one()) is not None):
+            for node in graph.graph.nodes:
+                observer = getattr(graph, str(node.target), None) if node.op == "call_module" else None
+                seen = [getattr(observer, name, None) for name in ("min_val", "max_val")]
+                odd = [one for one in seen if isinstance(one, torch.Tensor) and not one.isfinite().all()]
+                # An observer that saw nothing begins with these.
+                if odd and not (len(odd) == 2 and torch.isinf(odd[0]).all() and torch.isinf(odd[1]).all()):
+                    given = node.args[0]
+                    place = place_of(given.name, {given.name: origin_of(given.meta, self._places)})
+                    found.append(f"{given.name} is {_odd_in(odd[0])}{place}")
+        return found
+
+    def _calibrated(self, prepared: torch.fx.GraphModule, *_: Any, **__: Any) -> None:
+        self._prepared.append(weakref.ref(prepared))
+
+    def _add(self, program: ExportedProgram, *_: Any, **__: Any) -> None:
+        if not any(program is one() for one in self._programs):
+            self._programs.append(weakref.ref(program))
+        self._by_name = {node.name: node for node in program.graph_module.graph.nodes}
+
+    def _visited(self, name: str, _: str) -> None:
+        # Passes of the backend add nodes, which come from no line of the model.
+        self._at(self._by_name[name]) if name in self._by_name else self._note(name)
+
+    def _at(self, node: torch.fx.Node) -> None:
+        if node.op == "call_function":
+            origins = {node.name: origin_of(node.meta, self._places)}
+            self._note(f"{node.name}{place_of(node.name, origins)}")
+
+
+@contextmanager
+def _before(owner: Any, name: str, look: Callable[..., None], *, static: bool = False) -> Iterator[None]:
+    """Call `look` with the arguments of a method before each call of it."""
+    original = owner.__dict__.get(name)
+    if original is None:
+        yield
+        return
+    called = getattr(owner, name)
+
+    def with_look(*args: Any, **kwargs: Any) -> Any:
+        look(*args, **kwargs)
+        return called(*args, **kwargs)
+
+    setattr(owner, name, staticmethod(with_look) if static else with_look)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _odd_argument(node: torch.fx.Node) -> float | None:
+    """Return the first argument of a node that is infinite or NaN."""
+    numbers = (one for one in node.args if isinstance(one, float) and not math.isfinite(one))
+    return next(numbers, None) if node.op == "call_function" else None
+
+
+def _odd_scale(node: torch.fx.Node) -> float | None:
+    """Return the scale with which the output of a node is quantized, where QNN cannot take it."""
+    scale = (node.meta.get(QCOM_QUANT_ATTRS) or {}).get(QCOM_SCALE)
+    is_odd = isinstance(scale, float) and (not math.isfinite(scale) or abs(scale) < _TINY)
+    return scale if is_odd else None
+
+
+def _odd_in(tensor: torch.Tensor) -> str:
+    flat = tensor.flatten()
+    return str(flat[~flat.isfinite()][0].item())

@@ -1,0 +1,338 @@
+"""A job that generates text -> the files of its bundle, by the decoders of ExecuTorch's Qualcomm examples."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+import torch
+
+from farm.builds.bundles.bundle import INPUTS, MODEL, Generation, TensorSpec
+from farm.builds.bundles.generation import DECODE, PREFILL
+from farm.builds.bundles.key import shares_weights
+from farm.builds.bundles.origins import write_origins
+from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_manifest, write_tensors
+from farm.builds.compile.flows.delegation import Delegation, built_operators, read_delegation
+from farm.builds.compile.flows.flow import Stopwatch
+from farm.builds.compile.flows.graphs import less_work
+from farm.builds.compile.flows.node_origins import EdgeOrigins
+from farm.builds.compile.flows.qualcomm import backend_type, compiler_specs
+from farm.builds.compile.llm import upstream
+from farm.builds.compile.llm.greedy import Row, continuation
+from farm.builds.compile.llm.ready import token_tensors
+from farm.builds.compile.llm.references import Stepwise, WholeContext, log_probabilities
+from farm.builds.compile.llm.weights import checkpoint_in_use, make_checkpoint
+from farm.builds.program.pte import read_pte
+from farm.suites.accuracy.asked import asked_of, most_told
+from farm.suites.architectures import find_architecture
+from farm.suites.prompts import decoder_params, generate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from farm.builds.bundles.bundle import Manifest
+    from farm.suites.accuracy.asked import AskedTokens
+    from farm.suites.suite import Case, Job
+
+Tensors = tuple[torch.Tensor, ...]
+
+# Apart from the seeds of prompts.
+_CALIBRATION = 999
+_PTE = "decoder"
+_MOST_CALIBRATION = 16
+
+
+def compile_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
+    """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
+    watch = Stopwatch()
+    try:
+        with torch.no_grad(), settings_of_one_job(), tempfile.TemporaryDirectory(dir=Path.cwd()) as work:
+            samples, program = _compile(job, versions, folder, Path(work), watch)
+    finally:
+        # torch keeps what it traced: of a large decoder that is all of its weights.
+        torch._dynamo.reset()  # noqa: SLF001 - torch has no other name
+        gc.collect()
+    write_tensors(folder / INPUTS, "input", samples)
+    for kind, outputs in program.references.items():
+        write_tensors(folder / f"reference_{kind}", "output", outputs)
+    return write_manifest(job, key, versions, folder, samples, program, watch)
+
+
+def _compile(
+    job: Job, versions: Mapping[str, str], folder: Path, work: Path, watch: Stopwatch
+) -> tuple[list[Tensors], CompiledProgram]:
+    case = job.case
+    decoder = make_decoder(job, work)
+    asked = _asked(case)
+    prompts, given = asked.prompts, asked.scored
+    with watch.step("reference"):
+        references = Speakers(decoder, case)
+        # Choices of a question have one prompt.
+        eager = {prompt: references.eager_continuation(prompt) for prompt in dict.fromkeys(prompts)}
+        continued = [eager[prompt] for prompt in prompts]
+    with watch.step("quantize"):
+        rows = _calibration(case, prompts, given, continued)
+        decoder.process(_request("quantize", job, _specs(job, versions), decoder, rows))
+    with watch.step("quantized_reference"):
+        said = references.quantized(prompts, given, continued)
+    # It has to be gone before the backend takes the memory of its own.
+    references.forget()
+    hooks = _LoweringHooks(case, folder, watch)
+    with built_operators() as operators, less_work(), hooks.installed(decoder):
+        decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
+    (work / f"{_PTE}.pte").replace(folder / MODEL)
+    generation = _generation(case, decoder.decode.meta, asked, said)
+    del decoder
+    features = (*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ()))
+    program = _program(folder, said, generation, hooks)
+    program = msgspec.structs.replace(program, operators=dict(operators), features=features)
+    return token_tensors(prompts, said.scored), program
+
+
+def make_decoder(job: Job, work: Path) -> Any:
+    """Return ExecuTorch's decoder of `job`, with its weights; it leaves its files in `work`."""
+    case, precision = job.case, job.target.precision
+    generate = generate_of(case)
+    architecture = find_architecture(generate.architecture)
+    params = work / "params.json"
+    params.write_text(json.dumps(decoder_params(case)), encoding="utf-8")
+    arguments = upstream.arguments(generate, architecture, params)
+    config = upstream.configuration(
+        architecture, precision, case.features.split or 1, hugging_face=bool(generate.hugging_face)
+    )
+    checkpoint = make_checkpoint(case, config, arguments, work)
+    with checkpoint_in_use(case, arguments, checkpoint):
+        return upstream.wrappers.HybridTextDecoder(arguments, config)
+
+
+class _Said(NamedTuple):
+    """What both references say, by prompt."""
+
+    tokens: dict[str, tuple[Row, ...]]
+    scored: tuple[Row, ...]
+    logits: dict[str, list[torch.Tensor]]
+    """float32 [longest of scored, vocabulary], 0 beyond the end of each; of what is told [longest of scored, TOLD]."""
+
+
+class Speakers:
+    """The decoder in FP32, and once it is quantized, on the CPU."""
+
+    def __init__(self, decoder: Any, case: Case) -> None:
+        self._decoder, self._case = decoder, case
+        whole = decoder.calibration_prefill
+        self._fp32 = whole.decoder
+        self._whole = WholeContext(whole._decoder_inference, tuple(whole.attn_mask))  # noqa: SLF001 - no other name
+
+    def fp32(self, tokens: Row) -> torch.Tensor:
+        """Return float32 [tokens, vocabulary] of the FP32 module."""
+        return self._whole.eager_logits(self._fp32, tokens)
+
+    def eager_continuation(self, prompt: Row) -> Row:
+        """Return what the FP32 module goes on with."""
+        return self._whole.eager_continuation(self._fp32, prompt, self._most(prompt), generate_of(self._case).stop)
+
+    def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _Said:
+        """Return what both say; `given` are the sequences to score, () where the quantized module makes them."""
+        decoder, stop = self._decoder, generate_of(self._case).stop
+        quantized = decoder.calibration_prefill.decoder
+        # As compiling does it, which does the same again: until then that decoder knows no scales.
+        decoder._encoding_override(quantized, decoder.decode.decoder, override_kv_cache=True)  # noqa: SLF001 - no other name
+        stepwise = Stepwise(decoder.decode.decoder, decoder.decode._decoder_inference)  # noqa: SLF001 - no other name
+
+        def logits(tokens: Row) -> torch.Tensor:
+            return self._whole.logits(quantized, tokens)
+
+        def chosen(tokens: Row) -> list[int]:
+            return [int(token) for token in logits(tokens).argmax(dim=-1)]
+
+        def said(prompt: Row) -> Row:
+            most = self._most(prompt)
+            draft = self._whole.continuation(quantized, stepwise, prompt, most, stop) if most > 1 else ()
+            return continuation(chosen, prompt, most, stop, draft)
+
+        found = {prompt: said(prompt) for prompt in dict.fromkeys(prompts)}
+        tokens = tuple(found[prompt] for prompt in prompts)
+        room = positions_of(self._case)
+        scored = tuple(given) or tuple((*prompt, *row)[:room] for prompt, row in zip(prompts, tokens, strict=True))
+        longest = max(map(len, scored))
+        return _Said(
+            {"fp32": tuple(continued), "quantized": tokens},
+            scored,
+            {
+                "fp32": [self._rows(self.fp32(row), row, longest) for row in scored],
+                "quantized": [self._rows(logits(row), row, longest) for row in scored],
+            },
+        )
+
+    def _rows(self, logits: torch.Tensor, sequence: Row, longest: int) -> torch.Tensor:
+        rows = log_probabilities(logits, sequence) if generate_of(self._case).tells else logits
+        return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))
+
+    def forget(self) -> None:
+        """Let go of the modules."""
+        del self._decoder, self._fp32, self._whole
+
+    def _most(self, prompt: Row) -> int:
+        # The last token needs no position of its own.
+        return min(generate_of(self._case).new_tokens, positions_of(self._case) - len(prompt) + 1)
+
+
+def positions_of(case: Case) -> int:
+    """Return how many tokens of one sequence a decoder can take, the widest call of `kv_forward` the last."""
+    generate = generate_of(case)
+    return generate.context - generate.decode + 1
+
+
+def _calibration(case: Case, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> list[Row]:
+    """Return the sequences that the observers see: what is asked and judged; of drawn weights the rest is drawn too."""
+    generate = generate_of(case)
+    if generate.tells:
+        # Of a long text, or of many questions, the beginning: observers of activations need no more.
+        rows = list(given[:_MOST_CALIBRATION])
+    else:
+        rows = [*given, *((*prompt, *row)[: generate.context] for prompt, row in zip(prompts, continued, strict=True))]
+    if generate.weights or generate.hugging_face:
+        return rows
+    generator = torch.Generator().manual_seed(case.seed + _CALIBRATION)
+    vocabulary = int(decoder_params(case)["vocab_size"])
+    return [
+        (*row, *torch.randint(vocabulary, (generate.context - len(row),), generator=generator).tolist()) for row in rows
+    ]
+
+
+def _specs(job: Job, versions: Mapping[str, str]) -> list[Any]:
+    # ExecuTorch's llama.py takes attention apart into heads, always.
+    features = msgspec.structs.replace(
+        job.case.features, use_mha2sha=True, use_weight_sharing=shares_weights(job, versions)
+    )
+    return [compiler_specs(job.target, versions, features) for _ in upstream.constants.DECODER_GRAPH_NAMES]
+
+
+def _request(name: str, job: Job, specs: list[Any], decoder: Any, rows: Sequence[Row]) -> Any:
+    constants, kinds = upstream.constants, upstream.components.Request
+    batches = []
+    if name == "quantize":
+        collate = upstream.collators.LLMCalibCollator(
+            decoder.calibration_prefill.attn_mask, generate_of(job.case).context
+        )
+        batches = [collate([(list(row), None)]) for row in rows]
+    data = kinds.Data(
+        compile_spec=specs,
+        pte_filename=_PTE,
+        quantization_data=kinds.QuantizationData(calib_loader=batches),
+        backend=backend_type(job.target),
+        soc_model=job.target.soc,
+    )
+    # Of these a decoder of text has one; the others have nothing to calibrate with.
+    nothing = kinds.Data(quantization_data=kinds.QuantizationData())
+    others = (constants.AUDIO_ENCODER, constants.VISION_ENCODER, constants.TEXT_ENCODER, constants.TOK_EMBEDDING)
+    return kinds(name, {**dict.fromkeys(others, nothing), constants.TEXT_DECODER: data})
+
+
+class _LoweringHooks:
+    """What is kept of a lowering that ExecuTorch's examples do from one end to the other."""
+
+    def __init__(self, case: Case, folder: Path, watch: Stopwatch) -> None:
+        self.delegations: dict[str, Delegation] = {}
+        self._case, self._folder, self._watch = case, folder, watch
+        self.spill_fill_bytes: int | None = None
+
+    @contextmanager
+    def installed(self, decoder: Any) -> Iterator[None]:
+        """Keep it while the body compiles `decoder`."""
+        wrappers, export = upstream.wrappers, torch.export.export
+        calibrated = weakref.ref(decoder.calibration_prefill.decoder)
+        lower, share = wrappers.to_edge_transform_and_lower_to_qnn, wrappers.update_spill_fill_size
+
+        def lowered(**given: Any) -> Any:
+            with self._watch.step("lower"):
+                edge = lower(**given)
+            for method in given["module"]:
+                self.delegations[method] = read_delegation(edge.exported_program(method).graph_module)
+            self._keep_origins(edge)
+            return edge
+
+        def shared(exported: Any) -> Any:
+            size = int(share(exported))
+            self.spill_fill_bytes = max(size, self.spill_fill_bytes or 0)
+            return size
+
+        def exported(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+            return None if module is calibrated() else export(module, *given, **named)
+
+        with (
+            patch.object(wrappers, "to_edge_transform_and_lower_to_qnn", lowered),
+            patch.object(wrappers, "update_spill_fill_size", shared),
+            # They would leave the quantized decoder as a file for its own evaluation: gigabytes of a large one.
+            patch.object(torch.export, "export", exported),
+            patch.object(torch.export, "save", lambda *_: None),
+        ):
+            yield
+
+    def _keep_origins(self, edge: Any) -> None:
+        serialize = edge.to_executorch
+
+        def to_executorch(config: Any) -> Any:
+            with self._watch.step("serialize"):
+                origins = EdgeOrigins(edge, Path(self._case.folder).parent, DECODE)
+                program = serialize(config)
+                write_origins(self._folder, origins.of(program))
+            return program
+
+        edge.to_executorch = to_executorch
+
+
+def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, said: _Said) -> Generation:
+    generate = generate_of(case)
+    return Generation(
+        mode=generate.mode,
+        context=meta["get_max_context_len"],
+        prefill=generate.prefill if PREFILL in generate.methods else 0,
+        decode=meta["get_ar_len"],
+        layers=meta["get_n_layers"],
+        vocabulary=meta["get_vocab_size"],
+        cache_bits=meta["get_kv_io_bit_width"],
+        new=generate.new_tokens,
+        stop=generate.stop,
+        prompt_tokens=tuple(map(len, asked.prompts)),
+        scored=tuple(map(len, said.scored)),
+        tokens=said.tokens,
+        likelihoods=asked.likelihoods,
+    )
+
+
+def _program(folder: Path, said: _Said, generation: Generation, hooks: _LoweringHooks) -> CompiledProgram:
+    method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
+    fallback: dict[str, int] = {}
+    for one in hooks.delegations.values():
+        for name, count in {**one.edge_ops, **one.cpu_ops}.items():
+            fallback[name] = fallback.get(name, 0) + count
+    # Where prompts have a method of their own, what it makes of them and what the other makes of them. What is told may
+    # be long, and is asked once.
+    times = 2 if generation.prefill and generation.likelihoods is None else 1
+    shape = tuple(said.logits["fp32"][0].shape)
+    return CompiledProgram(
+        references={kind: [(rows,) * times for rows in samples] for kind, samples in said.logits.items()},
+        outputs=(TensorSpec(shape, "float32"),) * times,
+        delegates=method.partitions,
+        delegated_ops=sum(one.delegated_ops for one in hooks.delegations.values()),
+        fallback_ops=fallback,
+        method=DECODE,
+        method_index=method.index,
+        spill_fill_bytes=hooks.spill_fill_bytes,
+        generation=generation,
+    )
+
+
+def _asked(case: Case) -> AskedTokens:
+    generate = generate_of(case)
+    prefill = generate.prefill if PREFILL in generate.methods else 0
+    most = most_told(context=generate.context, prefill=prefill, decode=generate.decode)
+    return asked_of(case, most, int(decoder_params(case)["vocab_size"]))

@@ -1,0 +1,87 @@
+"""A `.pte` that generates text and was compiled elsewhere -> the files of its bundle. Without ExecuTorch's examples."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from farm.base.errors import ConfigError
+from farm.builds.bundles.bundle import INPUTS, MODEL, TOLD, TensorSpec
+from farm.builds.bundles.generation import DECODE, generation_of, padded
+from farm.builds.bundles.ready import features_of, read_ready
+from farm.builds.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
+from farm.builds.compile.flows.factory import read_expected
+from farm.builds.compile.flows.flow import Stopwatch
+from farm.builds.compile.flows.outputs import tensor_spec
+from farm.builds.program.pte import read_pte
+from farm.suites.accuracy.asked import asked_of, most_told
+from farm.suites.prompts import expected_of, generate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.builds.bundles.bundle import Manifest
+    from farm.builds.program.pte import Program
+    from farm.suites.accuracy.asked import AskedTokens
+    from farm.suites.suite import Case, Job
+
+    Tokens = Sequence[Sequence[int]]
+
+
+def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
+    """Write the bundle of `job`, whose case has a `.pte`, into the empty `folder`, the manifest last.
+
+    Where tokens are expected, these decide; logits in files take the place of a reference, else it has none. Raises as
+    `read_ready` and `generation_of` do, ConfigError for logits that do not fit.
+    """
+    case, watch = job.case, Stopwatch()
+    generate, path = generate_of(case), Path(case.folder, case.pte)
+    asked, expected = _asked(case, read_pte(path)), expected_of(case)
+    prompts, scored = asked.prompts, asked.scored
+    method = read_ready(msgspec.structs.replace(job, case=msgspec.structs.replace(case, method=DECODE)))
+    generation = generation_of(
+        read_pte(path), prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop
+    )
+    generation = msgspec.structs.replace(generation, likelihoods=asked.likelihoods)
+    if expected:
+        generation = msgspec.structs.replace(generation, tokens={"expected": expected})
+    shutil.copyfile(path, folder / MODEL)
+    samples = token_tensors(prompts, scored)
+    write_tensors(folder / INPUTS, "input", samples)
+    columns = generation.vocabulary if asked.likelihoods is None else TOLD
+    logits = TensorSpec((max(map(len, scored), default=0), columns), "float32")
+    outputs = (logits,) * ((2 if generation.prefill and asked.likelihoods is None else 1) if scored else 0)
+    references = {"fp32": read_expected(case)} if case.expected else {}
+    for kind, given in references.items():
+        if odd := next((row for row in given if tuple(map(tensor_spec, row)) != outputs), None):
+            found, wanted = (", ".join(map(str, row)) for row in (map(tensor_spec, odd), outputs))
+            raise ConfigError(case.manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
+        write_tensors(folder / f"reference_{kind}", "output", given)
+    program = CompiledProgram(
+        references=references,
+        outputs=outputs,
+        delegates=method.partitions,
+        delegated_ops=None,
+        fallback_ops=dict(method.cpu_operators),
+        method=method.name,
+        method_index=method.index,
+        features=features_of(method),
+        generation=generation,
+    )
+    return write_manifest(job, key, versions, folder, samples, program, watch)
+
+
+def _asked(case: Case, program: Program) -> AskedTokens:
+    # Its sizes are the program's, whatever the manifest says.
+    widths = generation_of(program, prompts=(), new=1)
+    most = most_told(context=widths.context, prefill=widths.prefill, decode=widths.decode)
+    return asked_of(case, most, widths.vocabulary)
+
+
+def token_tensors(prompts: Tokens, scored: Tokens) -> list[tuple[torch.Tensor, ...]]:
+    """Return the samples of a bundle that generates: prompts, and what is scored where anything is."""
+    return list(zip(*(map(torch.from_numpy, padded(rows)) for rows in (prompts, scored) if rows), strict=True))

@@ -1,0 +1,130 @@
+"""The weights of a decoder as ExecuTorch's examples load them: drawn, a checkpoint, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+from farm.base.errors import ConfigError, FarmError
+from farm.builds.compile.llm.upstream import components, llama, wrappers
+from farm.suites.prompts import generate_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from farm.suites.suite import Case
+
+_FILE = "checkpoint.pth"
+_SAFETENSORS = "*.safetensors"
+_OF_WEIGHTS = (_SAFETENSORS, f"{_SAFETENSORS}.index.json")
+
+
+def make_checkpoint(case: Case, config: Any, arguments: Any, folder: Path) -> Path:
+    """Return the checkpoint of the decoder of `case` with the names of the static decoder; new files are in `folder`.
+
+    Of a Hugging Face folder it is what ExecuTorch's examples would have downloaded and converted. Raises ConfigError
+    for a file of the user's that cannot be read.
+    """
+    generate, root = generate_of(case), Path(case.folder)
+    if generate.hugging_face:
+        source = root / generate.hugging_face
+        return _of_user(case, "hugging_face", lambda: _converted(source, config, arguments.decoder_model, folder))
+    if generate.weights:
+        return _of_user(case, "weights", lambda: _readable(root / generate.weights, folder))
+    return _drawn(case.seed, config, arguments, folder)
+
+
+@contextmanager
+def checkpoint_in_use(case: Case, arguments: Any, checkpoint: Path) -> Iterator[None]:
+    """Let decoders that are made in the body have the weights in `checkpoint`.
+
+    Raises ConfigError where the user's do not fit the decoder.
+    """
+    generate = generate_of(case)
+    if not generate.hugging_face:
+        arguments.checkpoint = str(checkpoint)
+    if not generate.hugging_face and not generate.weights:
+        yield
+        return
+    # Some decoders want changes of such weights, which ExecuTorch makes after it has downloaded and converted them.
+    with patch.object(wrappers, "download_and_convert_hf_checkpoint", lambda *_: str(checkpoint)):
+        try:
+            yield
+        except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+            key = "hugging_face" if generate.hugging_face else "weights"
+            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise _refusal(case, key, f"does not fit the decoder: {problem}") from error
+
+
+def _drawn(seed: int, config: Any, arguments: Any, folder: Path) -> Path:
+    known = llama.LLM_VARIANT_ARCHS.get(arguments.decoder_model, wrappers.LlamaModel)
+    given = wrappers.ModelArgs(**json.loads(Path(arguments.params).read_bytes()))
+    recipe = config.quant_recipe(False)
+    model_args = components.process_model_args(arguments, given, recipe, config, components.Mode.DECODE)
+    torch.manual_seed(seed)
+    path = folder / _FILE
+    torch.save(known(model_args, ar_len=model_args.ar_len).state_dict(), path)
+    return path
+
+
+def _readable(path: Path, folder: Path) -> Path:
+    """Return `path` where ExecuTorch can read it, else a copy that it can. Raises whatever the file leads torch to."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        # What torch has written since 1.6 is read piece by piece.
+        pieces = zipfile.is_zipfile(path)
+        # Tensors and plain containers alone: anything else in a pickle could run code.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=pieces)
+        if pieces:
+            return path
+    torch.save(state, folder / _FILE)
+    return folder / _FILE
+
+
+def _converted(source: Path, config: Any, decoder: str, folder: Path) -> Path:
+    """Return the weights in the Hugging Face folder `source`, with the names of the static decoder."""
+    # Alone, as what ExecuTorch takes first where both are there is a pickle, and in no key of a bundle.
+    alone = folder / "hugging_face"
+    alone.mkdir()
+    for file in (file for pattern in _OF_WEIGHTS for file in source.glob(pattern)):
+        (alone / file.name).symlink_to(file.absolute())
+    if decoder == "phi_4_mini":
+        # Its own way to safetensors is torchtune's; to a pickle of tensors it is not.
+        torch.save(_load_folder(alone), alone / "pytorch_model.bin")
+    config.convert_weights.__func__(str(alone), str(folder / _FILE))
+    shutil.rmtree(alone)
+    return folder / _FILE
+
+
+def _load_folder(source: Path) -> Mapping[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in sorted(source.glob(_SAFETENSORS)) for name, tensor in load_file(path).items()}
+
+
+def _of_user(case: Case, key: str, read: Callable[[], Path]) -> Path:
+    try:
+        return read()
+    except FarmError:
+        raise
+    except pickle.UnpicklingError as error:
+        problem = "is no file of tensors alone, and what else is in it could run code: save the state_dict of the model"
+        raise _refusal(case, key, problem) from error
+    except Exception as error:  # torch, safetensors and ExecuTorch raise whatever a file leads them to
+        raise _refusal(case, key, f"cannot be read: {error}") from error
+
+
+def _refusal(case: Case, key: str, problem: str) -> ConfigError:
+    name = getattr(generate_of(case), key)
+    return ConfigError(case.manifest, f"case.{case.name}.generate.{key}", f"{name} {problem}")

@@ -1,0 +1,156 @@
+"""Which files this process has loaded of its toolchain, and whether they are still what its keys say. Torch-free.
+
+Keys are computed before anything is imported. Who saves a file in between, and takes that back later, would find what
+was compiled with it under the key of what was there before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import farm
+from farm.base.errors import InfraError
+from farm.base.hashes import CLOCK_STEP_NS, remembered_files, sha256_of
+from farm.builds.bundles.source import suite_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from farm.base.hashes import HashedFile
+    from farm.suites.suite import Case
+
+_MAIN_PACKAGES = ("executorch", "torch", "torchao")
+_SITES = ("site-packages", "dist-packages")
+# They are in the keys wherever they are.
+_QNN = "libQnn"
+_REPLACED = " (deleted)"
+# Memory that processes share to write it, such as a semaphore: as young as they are, and no code.
+_SHARED_MEMORY = b"rw-s"
+
+
+class LoadedFiles:
+    """Modules and libraries of a toolchain that was looked at `as_of_ns`; 0 where that does not matter.
+
+    Make it before anything else changes sys.path.
+    """
+
+    def __init__(self, as_of_ns: int, cache_root: Path) -> None:
+        self._as_of_ns, self._cache_root = as_of_ns, cache_root
+        self._path = _with_targets(entry for entry in sys.path if os.path.isabs(entry))  # noqa: PTH117 - text, as below
+        self._own = _with_targets([os.path.dirname(farm.__file__)])  # noqa: PTH120
+        self._seen: set[str] = set()
+        self._known: dict[int, list[tuple[str, HashedFile]]] | None = None
+        self.problem = ""
+        """Why nothing that this process compiles is of its key: one file, the first."""
+
+    def look(self, suite: str = "") -> None:
+        """Look at what was loaded since the last time, but for what is in the folder of a suite.
+
+        Keys have that as it was when each of them was computed.
+        """
+        if not self._as_of_ns or self.problem:
+            return
+        found = _files_loaded() - self._seen
+        self._seen |= found
+        main = _main_folders()
+        sites = (*(entry for entry in self._path if Path(entry).name in _SITES), *main)
+        roots = (*self._path, *main)
+        suites = _with_targets([suite]) if suite else ()
+        for path in sorted(found):
+            if _is_below(path, suites) and not _is_below(path, sites):
+                continue
+            if _is_below(path, roots) or Path(path).name.startswith(_QNN):
+                self._look_at(path)
+
+    def require_old(self, suite: str) -> None:
+        """Look as `look` does, and raise InfraError where a file is, or was before, younger than the keys."""
+        self.look(suite)
+        if self.problem:
+            raise InfraError(self.problem)
+
+    def require_suite_old(self, case: Case, as_of_ns: int) -> None:
+        """Raise InfraError where a file that the key of `case` has was changed, or is gone, since its key has it."""
+        if not as_of_ns:
+            return
+        folders = _with_targets([case.folder])
+        gone = (Path(path) for path in self._seen if _is_below(path, folders) and not Path(path).exists())
+        for path in (*suite_files(case), *gone):
+            try:
+                is_old = path.stat().st_ctime_ns < as_of_ns - CLOCK_STEP_NS
+            except FileNotFoundError:
+                is_old = False
+            if not is_old:
+                raise InfraError(was_changed(path))
+
+    def _look_at(self, path: str) -> None:
+        # The builder's folder: what a compiler makes for itself.
+        if _is_below(path, (*self._own, os.getcwd(), os.environ.get("TMPDIR", os.devnull))):  # noqa: PTH109
+            return
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return  # memory by the name of a file, or a library that was removed
+        if status.st_ctime_ns < self._as_of_ns - CLOCK_STEP_NS or self._is_as_keyed(path, status):
+            return
+        self.problem = self.problem or was_changed(path)
+
+    def _is_as_keyed(self, path: str, status: os.stat_result) -> bool:
+        """Return whether only the time has changed: another link to a file, as uv makes them, or its permissions."""
+        if self._known is None:
+            self._known = {}
+            for name, entry in remembered_files(self._cache_root):
+                if 0 < entry.ctime_ns < self._as_of_ns:
+                    self._known.setdefault(entry.inode, []).append((name, entry))
+        names = (path, os.path.realpath(path))
+        return any(
+            (entry.size, entry.mtime_ns) == (status.st_size, status.st_mtime_ns)
+            and any(one == name or one.endswith(f"/{name}") for one in names)
+            and sha256_of(Path(path)) == entry.sha256
+            for name, entry in self._known.get(status.st_ino, ())
+        )
+
+
+def was_changed(path: Path | str) -> str:
+    """Return the reason of a job that was compiled with a file that is younger than its key."""
+    return f"{path} was changed after the run had begun: run it again, to compile with what is there now"
+
+
+def _files_loaded() -> set[str]:
+    """Return the modules and the libraries that are loaded, by absolute paths."""
+    found = set(_mapped_files())
+    for module in list(sys.modules.values()):
+        # Not by getattr: some modules import others when they are asked.
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(path, str) and path.startswith("/"):
+            found.add(path)
+    return found
+
+
+def _mapped_files() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
+        mapping, slash, rest = line.partition(b"/")
+        if slash and mapping.split()[1] != _SHARED_MEMORY:
+            # One that was replaced since: what is in its place tells when.
+            yield "/" + os.fsdecode(rest).removesuffix(_REPLACED)
+
+
+def _main_folders() -> tuple[str, ...]:
+    """Return where the main packages are: behind links, with what is installed beside them."""
+    folders: list[str] = []
+    for name in _MAIN_PACKAGES:
+        for folder in getattr(sys.modules.get(name), "__path__", ()):
+            real = os.path.realpath(folder)
+            above = os.path.dirname(real)  # noqa: PTH120
+            folders += [folder, above if Path(above).name in _SITES else real]
+    return tuple(dict.fromkeys(folders))
+
+
+def _with_targets(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for folder in folders for path in (folder, os.path.realpath(folder))))
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)

@@ -1,0 +1,146 @@
+"""A pool of builder processes that fills the bundle cache in the order it is given."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.builds.bundles.cache import BundleCache, remove_leftovers
+from farm.builds.bundles.key import source_as_of_ns
+from farm.builds.bundles.reuse import forget_pruned
+from farm.builds.compile.seat import BuilderSeat, MemoryLimits, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from farm.base.processes import Supervisor
+    from farm.builds.compile.protocol import BuildReply, BuildRequest
+    from farm.builds.toolchains.toolchain import Compiler
+
+__all__ = ["BuilderPool", "MemoryLimits", "build_one"]
+
+
+class BuilderPool:
+    """`width` builder processes, each fed by a thread of this one.
+
+    `on_start(key)` and `on_done(reply)` are called from those threads, and before both `is_wanted(key)`: what is not
+    wanted any more is left out.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[BuildRequest],
+        *,
+        width: int,
+        limits: MemoryLimits,
+        cache_root: Path,
+        compiler: Compiler,
+        supervisor: Supervisor,
+        log_folder: Path,
+        timeout_s: float,
+        on_start: Callable[[str], None],
+        on_done: Callable[[BuildReply], None],
+        is_wanted: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._queue = deque(
+            msgspec.structs.replace(request, suite_as_of_ns=source_as_of_ns(request.job)) for request in requests
+        )
+        self._cache, self._compiler = BundleCache(cache_root), compiler
+        self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
+        self._turns = Turns()
+        self._seats = [
+            BuilderSeat(
+                number,
+                limits=limits,
+                cache_root=cache_root,
+                supervisor=supervisor,
+                log_folder=log_folder,
+                timeout_s=timeout_s,
+                turns=self._turns,
+            )
+            for number in range(min(width, len(self._queue)))
+        ]
+        self._threads = [
+            threading.Thread(target=self._feed, args=(seat,), name=f"builder-{number}")
+            for number, seat in enumerate(self._seats)
+        ]
+        # It may take a while, and nothing waits for it but `join`.
+        self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes, and remove meanwhile what killed ones left in the cache. Returns at once."""
+        self._sweeper.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the processes, whatever they are doing; what is unpublished is lost, what is published is whole."""
+        self._turns.stop()
+        self._queue.clear()
+        for thread in self._threads:
+            # A thread may just be starting a process that was not there to be ended a moment ago.
+            while thread.is_alive():
+                for seat in self._seats:
+                    seat.interrupt()
+                thread.join(timeout=0.1)
+
+    def join(self) -> None:
+        """Wait until everything is built."""
+        for thread in (*self._threads, self._sweeper):
+            thread.join()
+
+    def _sweep(self) -> None:
+        remove_leftovers(self._cache.root)
+        forget_pruned(self._cache)
+
+    def _feed(self, seat: BuilderSeat) -> None:
+        while not self._turns.is_stopping:
+            try:
+                request = self._queue.popleft()
+            except IndexError:
+                break
+            if not self._is_wanted(request.key):
+                continue
+            self._on_start(request.key)
+            reply = seat.build(request, self._compiler)
+            if not self._turns.is_stopping:
+                self._on_done(reply)
+            # After the reply: no job waits for this.
+            seat.put_away(request.key)
+        seat.end()
+
+
+def build_one(
+    request: BuildRequest,
+    *,
+    limits: MemoryLimits,
+    cache_root: Path,
+    compiler: Compiler,
+    supervisor: Supervisor,
+    log_folder: Path,
+    timeout_s: float,
+) -> BuildReply:
+    """Build a single bundle in a builder of its own and return how it went."""
+    replies: list[BuildReply] = []
+    pool = BuilderPool(
+        [request],
+        width=1,
+        limits=limits,
+        cache_root=cache_root,
+        compiler=compiler,
+        supervisor=supervisor,
+        log_folder=log_folder,
+        timeout_s=timeout_s,
+        on_start=lambda _key: None,
+        on_done=replies.append,
+    )
+    pool.start()
+    try:
+        pool.join()
+    finally:
+        pool.stop()
+    return replies[0]

@@ -1,0 +1,102 @@
+"""What a compiler process and its caller send each other, one JSON line each way, and how it answers."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import traceback
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import InfraError
+from farm.base.text import one_line
+from farm.suites.suite import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""What a compiler that crashes ends with; anything else that ends a builder comes from outside."""
+
+BEGAN = b"began\n"
+"""What a builder says before it compiles a request: how it ends from now on is the compiler's doing."""
+
+_REASON_CHARS = 500
+_OF_A_PASS = re.compile(r"An error occurred when running the '(\w+)' pass")
+
+
+class BuildRequest(msgspec.Struct, frozen=True):
+    """One job to build."""
+
+    job: Job
+    key: str
+    versions: dict[str, str]
+    log: str
+    """File that takes what the compiler prints."""
+    anew: bool = False
+    """Compile it although it is in the cache, and put it in the place of what is there."""
+    suite_as_of_ns: int = 0
+    """When the files of its suite were read for `key`; 0 where that does not matter."""
+
+
+class BuildReply(msgspec.Struct, frozen=True):
+    """How a job was built."""
+
+    key: str
+    ok: bool
+    seconds: float
+    reason: str = ""
+    """One line: the exception; empty when ok."""
+    infra: bool = False
+    """The machine is at fault (no space, no permission), not the job."""
+
+
+def exit_reason(code: object) -> str:
+    """Return the reason of a compiler that ended its process, or meant to, with an exit code as sys.exit takes it."""
+    if code is None or isinstance(code, int):
+        return f"the compiler called exit({code or 0})"
+    return one_line(f"the compiler called exit(1): {code}", _REASON_CHARS)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a compiler raised, as the reason of a reply: one line of bounded length."""
+    within = ""
+    # torch's PassManager raises an error of its own, which lists all passes before and leaves out what is wrong.
+    while error.__cause__ is not None and (wrapped := _OF_A_PASS.match(str(error))):
+        within += f"pass {wrapped[1]}: "
+        error = error.__cause__
+    return one_line(f"{within}{type(error).__name__}: {error}", _REASON_CHARS)
+
+
+def reply_pipe() -> IO[bytes]:
+    """Return a pipe for replies in place of standard output, which goes to standard error from now on."""
+    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return replies
+
+
+def dump_stacks() -> None:
+    """Let this process write its stack to standard error when a signal ends it.
+
+    To the descriptor, as it is by then: a builder's goes to the log of its job.
+    """
+    faulthandler.enable(file=2)
+    # A compiler that takes too long is ended by it.
+    faulthandler.register(signal.SIGTERM, file=2, chain=True)
+
+
+def failure_of(act: Callable[[], object]) -> tuple[str, bool]:
+    """Do it, and return why it failed, "" when it did not, and whether the machine is at fault; print the traceback."""
+    try:
+        act()
+    except SystemExit as error:
+        traceback.print_exc()
+        return exit_reason(error.code), False
+    except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
+        traceback.print_exc()
+        return reason_of(error), isinstance(error, InfraError | MemoryError)
+    return "", False

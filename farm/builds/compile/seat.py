@@ -1,0 +1,212 @@
+"""One place for a builder process, asked for one bundle after the other and replaced when it dies or grows.."""
+
+from __future__ import annotations
+
+import enum
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.base.processes import ending
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.reuse import base_key, remember_traced
+from farm.builds.bundles.trace import has_trace
+from farm.builds.compile.at_work import take_node
+from farm.builds.compile.compiler_process import BuilderProcess
+from farm.builds.compile.protocol import BuildReply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.base.processes import Supervisor
+    from farm.builds.compile.compiler_process import CompilerEnding
+    from farm.builds.compile.protocol import BuildRequest
+    from farm.builds.toolchains.toolchain import Compiler
+
+_TRIES = 2
+
+
+class MemoryLimits(NamedTuple):
+    """Resident memory of one builder and all it started, in MiB. Linux only: elsewhere nothing is limited."""
+
+    most_mb: int
+    """With more than this the builder is ended, and its job fails."""
+    recycle_mb: int
+    """With more than this it gets no other job: a fresh one takes its place."""
+
+
+class _Again(enum.Enum):
+    NO = enum.auto()
+    BESIDE = enum.auto()
+    ALONE = enum.auto()
+    """While no other builder works."""
+
+
+class BuilderSeat:
+    """One builder process at a time, asked by one thread; `stop` is for others."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        limits: MemoryLimits,
+        cache_root: Path,
+        supervisor: Supervisor,
+        log_folder: Path,
+        timeout_s: float,
+        turns: Turns,
+    ) -> None:
+        self._number, self._limits, self._timeout_s = number, limits, timeout_s
+        self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
+        self._turns = turns
+        self._builder: BuilderProcess | None = None
+        self._compiler: Compiler | None = None
+        self._abandoned = ""
+
+    def build(self, request: BuildRequest, compiler: Compiler) -> BuildReply:
+        """Return how the bundle of `request` was made by `compiler`, whose process stays for the next.
+
+        What the machine was at fault for is tried once more, unless `abandon` was called meanwhile.
+        """
+        self._abandoned = ""
+        reply, again = BuildReply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
+        for _ in range(_TRIES):
+            with self._turns.take(alone=again is _Again.ALONE):
+                if self._turns.is_stopping or self._abandoned == request.key:
+                    break
+                try:
+                    reply, again = self._ask(request, compiler)
+                except Exception as error:  # noqa: BLE001 - a job waits for a reply, whatever happened
+                    # What it was asked it may still answer, and that would be taken for the answer to the next.
+                    self.end()
+                    reply = BuildReply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
+                    again = _Again.BESIDE
+            if again is _Again.NO:
+                break
+        if reply.ok:
+            self._remember(request, compiler)
+        return reply
+
+    def put_away(self, key: str) -> None:
+        """Remove what is half made of a bundle, and a process that has ended."""
+        if self._builder is not None and not self._builder.is_alive:
+            self.end()
+        self._cache.remove_half_made(key)
+
+    def abandon(self, key: str) -> None:
+        """End the process if it makes the bundle of `key`, which is not tried again; any thread may call it.
+
+        One that is just being started is not seen: call it until `build` has returned.
+        """
+        self._abandoned = key
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End the process, whatever it is doing; any thread may call it."""
+        builder = self._builder
+        if builder is not None:
+            builder.interrupt()
+
+    def end(self) -> None:
+        """End the process, and remove what it left."""
+        builder, self._builder = self._builder, None
+        if builder is not None:
+            builder.end()
+
+    def _remember(self, request: BuildRequest, compiler: Compiler) -> None:
+        """Let the bundle be found after edits that concern nothing that took part in it."""
+        developed = compiler.developed
+        if developed and has_trace(self._cache.folder(request.key)):
+            # Without that note it is compiled again, once.
+            with suppress(OSError):
+                base = base_key(request.job, request.versions, developed)
+                remember_traced(self._cache.root, base, request.key)
+
+    def _ask(self, request: BuildRequest, compiler: Compiler) -> tuple[BuildReply, _Again]:
+        builder = self._process(compiler)
+        fresh = builder.is_fresh
+        answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
+        if isinstance(answer, BuildReply):
+            return answer, _Again.BESIDE if answer.infra else _Again.NO
+        return self._without_reply(request, answer, builder.log, fresh=fresh)
+
+    def _without_reply(
+        self, request: BuildRequest, ended: CompilerEnding, log: Path, *, fresh: bool
+    ) -> tuple[BuildReply, _Again]:
+        node = take_node(Path(request.log))
+
+        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
+            reason = f"{reason}; it was at {node}" if node else reason
+            return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
+
+        if ended.greedy and not ended.overdue:
+            reason = (
+                f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
+                "if the case needs them, raise build.memory_mb in farm.toml"
+            )
+            # What jobs before have left behind may be in it.
+            return failed(reason), _Again.NO if fresh else _Again.BESIDE
+        if reason := ended.compiler_reason(self._timeout_s):
+            return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Again.NO
+        if -ended.code == signal.SIGKILL:
+            reason = (
+                "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
+                f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
+            )
+            return failed(reason, infra=True), _Again.ALONE
+        return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Again.BESIDE
+
+    def _process(self, compiler: Compiler) -> BuilderProcess:
+        """Return the process, a fresh one when it is gone, has grown too much or is another toolchain's."""
+        builder = self._builder
+        is_right = builder is not None and self._compiler == compiler
+        if builder is not None and is_right and builder.is_alive and not builder.has_grown(self._limits.recycle_mb):
+            return builder
+        self.end()
+        self._compiler = compiler
+        self._builder = BuilderProcess(
+            self._number,
+            self._cache.root,
+            compiler,
+            self._supervisor,
+            self._log_folder / f"builder-{self._number}.log",
+        )
+        return self._builder
+
+
+class Turns:
+    """Many may work at the same time, or one alone. Who wants to be alone comes before all who begin after it asked."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._working = 0
+        self._alone = 0
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nobody gets a turn any more."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """End every wait for a turn: nothing begins any more."""
+        self._stopping.set()
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        """Wait for a turn and have it while the body runs; the wait ends with `stop`."""
+        with self._changed:
+            if alone:
+                self._alone += 1
+            while not self._stopping.is_set() and (self._working if alone else self._alone):
+                self._changed.wait(timeout=0.5)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._alone -= alone
+                self._changed.notify_all()

@@ -1,0 +1,72 @@
+"""Whether a toolchain compiles: jobs compiled for real, into a cache that is thrown away."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.processes import Supervisor
+from farm.base.text import bounded_log
+from farm.builds.bundles.bundle import MODEL
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.pool import MemoryLimits, build_one
+from farm.builds.compile.protocol import BuildRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.suites.suite import Job
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """How one job compiled."""
+
+    job: str
+    backend: str
+    ok: bool
+    seconds: float
+    pte_bytes: int
+    reason: str
+    """Empty where it compiled."""
+    log: str
+    """What the compiler printed last, of one that did not compile."""
+
+
+def try_compiling(config: Config, tools: Toolchain, jobs: Sequence[Job]) -> list[Trial]:
+    """Return how each of `jobs` compiles with a toolchain, in a process of its own. Raises InfraError."""
+    with tempfile.TemporaryDirectory(prefix="farm-check-") as folder, Supervisor() as supervisor:
+        return [_try(config, tools, job, Path(folder), supervisor) for job in jobs]
+
+
+def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: Supervisor) -> Trial:
+    key, log = bundle_key(job, tools.versions), folder / "build.log"
+    reply = build_one(
+        BuildRequest(job, key, dict(tools.versions), str(log)),
+        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
+        cache_root=folder,
+        compiler=tools.compiler,
+        supervisor=supervisor,
+        log_folder=folder,
+        timeout_s=config.build_timeout_s,
+    )
+    bundle = BundleCache(folder).lookup(key) if reply.ok else None
+    printed = "" if bundle else "\n".join(_read(path) for path in (log, folder / "builder-0.log"))
+    return Trial(
+        job=job.id,
+        backend=job.target.backend,
+        ok=bundle is not None,
+        seconds=reply.seconds,
+        pte_bytes=(bundle.folder / MODEL).stat().st_size if bundle else 0,
+        reason=reply.reason if not bundle else "",
+        log=bounded_log(printed),
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""

@@ -1,0 +1,396 @@
+"""A compiled program, `.pte`, as its file describes it: inputs, outputs, delegates, what is left to the CPU. No torch.
+
+Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py of executorch 1.5.1. A
+file may come from anybody: a malformed one ends in ConfigError and nothing else, and the work is bounded by the size of
+its description.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.base.errors import ConfigError
+from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
+from farm.builds.program.layout import Call, DeclaredTensor, LayoutError, find_layout, memory_order
+from farm.builds.program.qnn_options import QnnOptions, read_qnn_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.builds.program.flatbuffer import FieldColumn, Positions
+
+QNN = "QnnBackend"
+"""The id of a delegate that runs on htp, gpu or lpai."""
+
+DESCRIPTION_LIMIT = 256 * 2**20
+"""Greatest size of the description that is read, in bytes: weights and delegates usually lie behind it."""
+
+_IDENTIFIER = b"ET12"
+_SCHEMA_VERSION = 0
+_HEADER_AT, _HEADER_MAGIC, _HEADER_BYTES = 8, b"eh00", 24
+_COMPILE_SPEC = "qnn_compile_spec"
+_MOST_DIMENSIONS = 16  # kTensorDimensionLimit
+
+_DTYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64", 11: "bool",
+    15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+# KernelTypes, and what the runner writes a number as.
+_TENSOR = 5
+_NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
+_NUMBER_SLOTS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
+_OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
+_KERNEL_CALL, _DELEGATE_CALL = 1, 2
+
+_PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
+_PROGRAM_INLINE = Slot(3, "[table]")
+_SEGMENT_OFFSET, _SEGMENT_SIZE = Slot(0, "<u8"), Slot(1, "<u8")
+_PLAN_NAME, _PLAN_VALUES, _PLAN_CHAINS = Slot(0, "text"), Slot(2, "[table]"), Slot(5, "[table]")
+_PLAN_INPUTS, _PLAN_OUTPUTS = Slot(3, "[<i4]"), Slot(4, "[<i4]")
+_PLAN_OPERATORS, _PLAN_DELEGATES = Slot(6, "[table]"), Slot(7, "[table]")
+_UNION_KIND, _UNION = Slot(0, "<u1"), Slot(1, "table")
+_TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_DYNAMISM = Slot(0, "<i1"), Slot(2, "[<i4]"), Slot(8, "<i1")
+_TENSOR_ORDER = Slot(3, "[<u1]")
+_CHAIN_INSTRUCTIONS = Slot(2, "[table]")
+# Target: index of the operator for a call of a kernel, index of the delegate for a call of a delegate.
+_CALL_TARGET, _CALL_VALUES = Slot(0, "<i4"), Slot(1, "[<i4]")
+_OPERATOR_NAME, _OPERATOR_OVERLOAD = Slot(0, "text"), Slot(1, "text")
+_DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")
+_DELEGATE_DATA, _DATA_LOCATION, _DATA_INDEX = Slot(1, "table"), Slot(0, "<i1"), Slot(1, "<u4")
+_IN_SEGMENT = 1
+_SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
+
+
+class Value(msgspec.Struct, frozen=True):
+    """One input or output of a method."""
+
+    shape: tuple[int, ...]
+    """The upper bound where it is dynamic; () of what is no tensor."""
+    dtype: str
+    """As numpy calls it (`bfloat16`, which numpy has not, too); of what is neither tensor nor number, what it is."""
+    dynamic: bool = False
+    """The shape may be smaller when it is executed."""
+    is_tensor: bool = True
+    """The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
+    number: float | None = None
+    """Of a number the one that is in the file; that of a method without inputs is always the same."""
+    order: tuple[int, ...] = ()
+    """Dimensions from the outermost to the innermost in memory, as in the runner's raw files; () for C order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a raw file with it, in bytes, of the upper bound. Raises TypeError where no raw file can hold it."""
+        size = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" + (" at most" if self.dynamic else "")
+
+
+class Delegate(msgspec.Struct, frozen=True):
+    """One part of a method that a backend took."""
+
+    id: str
+    """`QnnBackend`, `XnnpackBackend`."""
+    qnn: QnnOptions | None = None
+    """None of another backend's, and of one that does not say."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One entry point."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    delegates: tuple[Delegate, ...]
+    cpu_operators: dict[str, int]
+    """Operators that no delegate took, `aten::relu.out`, and how often each is called in the file."""
+    index: int = 0
+    """Where it is among the methods of the program."""
+    layout_problem: str = ""
+    """Contradiction between two of its calls about the memory order of a tensor; empty for none."""
+    written_inputs: tuple[int, ...] = ()
+    """Positions of the inputs that its kernels write to."""
+    written_outputs: tuple[int, ...] = ()
+    """Position of each written input among the outputs, in the order of `written_inputs`; -1 for none."""
+    written_buffers: int = 0
+    """Number of buffers that its kernels write to and keep for the next execution; buffers of delegates are unknown."""
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """Delegates by id, as a bundle's manifest has them."""
+        return dict(Counter(delegate.id for delegate in self.delegates))
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What a `.pte` file says about itself."""
+
+    path: Path
+    methods: tuple[Method, ...]
+
+    def method(self, name: str, how: str) -> Method:
+        """Return the method called `name`. Raises ConfigError where there is none, which ends in `how` to name one."""
+        for method in self.methods:
+            if method.name == name:
+                return method
+        names = [repr(method.name[:80]) for method in self.methods]
+        lacking = f"has no method {name[:80]!r}"
+        if len(names) < 2:
+            problem = f"{lacking}, only {names[0]}: name that one with {how}" if names else "has no method at all"
+        else:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            problem = f"{lacking}: it has {', '.join(names[:8])}{more}: name one of them with {how}"
+        raise ConfigError(self.path, "", problem)
+
+    @property
+    def qnn(self) -> QnnOptions | None:
+        """What its QNN delegates were compiled for; None without any. Raises ConfigError where they differ."""
+        found = [delegate.qnn for method in self.methods for delegate in method.delegates if delegate.qnn is not None]
+        for other in found[1:]:
+            if (other.soc_model, other.backend) != (found[0].soc_model, found[0].backend):
+                problem = f"is for {found[0].soc} ({found[0].backend}) and {other.soc} ({other.backend}) at once"
+                raise ConfigError(self.path, "", problem)
+        return found[0] if found else None
+
+
+_Called = tuple[int, tuple[int, ...]]
+
+
+class _BrokenError(ValueError):
+    """What is wrong with a file, without its name."""
+
+
+def read_pte(path: Path) -> Program:
+    """Return what the program in `path` says about itself.
+
+    Raises ConfigError for a file that is no program, is cut short, contradicts itself or is newer than executorch 1.5.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER_AT + _HEADER_BYTES)
+            size = file.seek(0, 2)
+            header = _header(head, size)
+            file.seek(0)
+            data = file.read(header.description)
+        return Program(path, _methods(Flatbuffer(data), header, size))
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except (_BrokenError, FlatbufferError, LayoutError) as error:
+        raise ConfigError(path, "", str(error)) from None
+
+
+def qnn_payloads(data: bytes) -> list[tuple[int, int]]:
+    """Return start and end of what QNN delegates were compiled to in a `.pte`; none of those within its description.
+
+    ExecuTorch puts all of them into segments behind it. Raises ValueError for what is no program.
+    """
+    header = _header(data[: _HEADER_AT + _HEADER_BYTES], len(data))
+    file = Flatbuffer(data[: header.description])
+    root = file.root(0)
+    _, segments = file.vectors(root, _PROGRAM_SEGMENTS)
+    _, plans = file.vectors(root, _PROGRAM_PLANS)
+    _, delegates = file.vectors(plans, _PLAN_DELEGATES)
+    is_qnn = np.array([name == QNN for name in file.texts(delegates, _DELEGATE_ID)], bool)
+    references = file.tables(delegates[is_qnn], _DELEGATE_DATA).positions
+    indices = file.numbers(references, _DATA_INDEX)[file.numbers(references, _DATA_LOCATION) == _IN_SEGMENT]
+    chosen = segments[_checked(np.unique(indices), len(segments))]
+    starts, sizes = (file.numbers(chosen, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
+    return [
+        (header.segments + start, header.segments + start + size)
+        for start, size in zip(starts, sizes, strict=True)
+        if header.segments + start + size <= len(data)
+    ]
+
+
+class _Header(NamedTuple):
+    description: int
+    """Bytes at the beginning that are the flatbuffer."""
+    segments: int
+    """Where the segments begin; 0 without any."""
+
+
+def _header(head: bytes, size: int) -> _Header:
+    identifier = head[4:8]
+    if identifier != _IDENTIFIER:
+        if identifier[:2] == _IDENTIFIER[:2] and identifier[2:].isdigit():
+            raise _BrokenError(
+                f"is a program of format {identifier.decode()}, expected {_IDENTIFIER.decode()}: "
+                "compile it with the executorch that farm uses"
+            )
+        raise _BrokenError("is not an ExecuTorch program, a .pte file")
+    header = _Header(size, 0)
+    if head[_HEADER_AT : _HEADER_AT + 4] == _HEADER_MAGIC and len(head) == _HEADER_AT + _HEADER_BYTES:
+        header = _Header(int.from_bytes(head[16:24], "little"), int.from_bytes(head[24:32], "little"))
+    if max(header) > size:
+        raise _BrokenError(f"is cut short: has {size} bytes of at least {max(header)}: copy it again")
+    if header.description > DESCRIPTION_LIMIT:
+        raise _BrokenError(
+            f"has a description of {header.description} bytes, more than {DESCRIPTION_LIMIT}; "
+            "compile it with its delegates in segments"
+        )
+    return header
+
+
+def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]:
+    root = file.root(0)
+    version = int(file.numbers(root, _PROGRAM_VERSION)[0])
+    if version > _SCHEMA_VERSION:
+        raise _BrokenError(
+            f"has version {version} of the format, expected {_SCHEMA_VERSION}: "
+            "a newer executorch made it; compile it with the one that farm uses"
+        )
+    _, segments = file.vectors(root, _PROGRAM_SEGMENTS)
+    offsets, sizes = (file.numbers(segments, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
+    end = max((header.segments + offset + length for offset, length in zip(offsets, sizes, strict=True)), default=0)
+    if end > size:
+        raise _BrokenError(f"is cut short: has {size} bytes of {end}: copy it again")
+    _, plans = file.vectors(root, _PROGRAM_PLANS)
+    return tuple(_method(file, plans[n : n + 1], n) for n in range(len(plans)))
+
+
+def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
+    values = _values(file, file.vectors(plan, _PLAN_VALUES)[1])
+    delegates = _delegates(file, plan)
+    operators = _operators(file, plan)
+    kernels, delegated = _calls(file, plan, len(operators), len(delegates))
+    layout = find_layout(
+        {number: DeclaredTensor(one.shape, one.order) for number, one in enumerate(values) if one.is_tensor},
+        [
+            *(Call(operators[target], in_c_order=False, values=used) for target, used in kernels),
+            *(Call(delegates[target].id, delegates[target].id == QNN, used) for target, used in delegated),
+        ],
+    )
+    places = [_checked(file.lists(plan, slot)[0], len(values)).tolist() for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS)]
+    inputs, outputs = (
+        tuple(msgspec.structs.replace(values[number], order=layout.orders.get(number, ())) for number in numbers)
+        for numbers in places
+    )
+    written = _written([(operators[target], used) for target, used in kernels])
+    taken, given = places
+    written_inputs = tuple(position for position, number in enumerate(taken) if number in written)
+    return Method(
+        name=file.texts(plan, _PLAN_NAME)[0],
+        inputs=inputs,
+        outputs=outputs,
+        delegates=delegates,
+        cpu_operators=dict(Counter(operators[target] for target, _ in kernels)),
+        index=index,
+        layout_problem=layout.problem,
+        written_inputs=written_inputs,
+        written_outputs=tuple(
+            given.index(taken[position]) if taken[position] in given else -1 for position in written_inputs
+        ),
+        written_buffers=len(written - set(taken)),
+    )
+
+
+def _written(calls: Sequence[tuple[str, tuple[int, ...]]]) -> set[int]:
+    """Return the values that kernels write to in place, `aten::copy_`, and that no kernel before has computed.
+
+    `calls` are names of operators and numbers of their values. Kernels of other names write to their last value.
+    """
+    computed, written = set[int](), set[int]()
+    for operator, used in calls:
+        name = operator.partition(".")[0]
+        if used and name.endswith("_") and not name.endswith("__"):
+            written |= {used[0]} - computed
+        else:
+            computed.update(used[-1:])
+    return written
+
+
+def _values(file: Flatbuffer, values: Positions) -> tuple[Value, ...]:
+    kinds = file.numbers(values, _UNION_KIND).tolist()
+    held = file.tables(values, _UNION)
+    tensors = iter(_tensors(file, held.positions[np.array(kinds, np.int64)[held.present] == _TENSOR]))
+    numbers = iter(_numbers(file, [kind for kind, there in zip(kinds, held.present, strict=True) if there], held))
+    found = []
+    for kind, present in zip(kinds, held.present.tolist(), strict=True):
+        number = next(numbers) if present else None
+        if kind == _TENSOR and present:
+            found.append(next(tensors))
+        else:
+            dtype = _NUMBERS.get(kind) or _OTHERS.get(kind, "nothing")
+            found.append(Value((), dtype, is_tensor=False, number=number))
+    return tuple(found)
+
+
+def _numbers(file: Flatbuffer, kinds: Sequence[int], held: FieldColumn) -> list[float | None]:
+    """Return the number that each value of `held`, of whose kind `kinds` says, has in the file; None of others."""
+    found: list[float | None] = [None] * len(kinds)
+    for kind, slot in _NUMBER_SLOTS.items():
+        places = [index for index, one in enumerate(kinds) if one == kind]
+        for index, number in zip(places, file.numbers(held.positions[places], slot).tolist(), strict=True):
+            found[index] = number
+    return found
+
+
+def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:
+    columns = (
+        file.numbers(tensors, _TENSOR_TYPE).tolist(),
+        file.numbers(tensors, _TENSOR_DYNAMISM).tolist(),
+        [_shape(sizes.tolist()) for sizes in file.lists(tensors, _TENSOR_SIZES)],
+        file.lists(tensors, _TENSOR_ORDER),
+    )
+    return [
+        Value(
+            shape,
+            _DTYPES.get(scalar_type, f"scalar type {scalar_type}"),
+            dynamic=dynamism != 0,
+            order=memory_order(shape, order.tolist()),
+        )
+        for scalar_type, dynamism, shape, order in zip(*columns, strict=True)
+    ]
+
+
+def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
+    if len(sizes) > _MOST_DIMENSIONS or min(sizes, default=0) < 0:
+        raise _BrokenError(f"has a tensor of the shape {list(sizes[: _MOST_DIMENSIONS + 1])}")
+    return tuple(sizes)
+
+
+def _operators(file: Flatbuffer, plan: Positions) -> list[str]:
+    _, operators = file.vectors(plan, _PLAN_OPERATORS)
+    named = zip(file.texts(operators, _OPERATOR_NAME), file.texts(operators, _OPERATOR_OVERLOAD), strict=True)
+    return [f"{name}.{overload}" if overload else name for name, overload in named]
+
+
+def _calls(file: Flatbuffer, plan: Positions, operators: int, delegates: int) -> list[list[_Called]]:
+    """Return the calls of kernels and those of delegates: the index of what is called, and those of its values."""
+    _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
+    arguments = file.tables(instructions, _UNION)
+    kinds = file.numbers(instructions, _UNION_KIND)[arguments.present]
+    found = []
+    for kind, count in ((_KERNEL_CALL, operators), (_DELEGATE_CALL, delegates)):
+        calls = arguments.positions[kinds == kind]
+        targets = _checked(file.numbers(calls, _CALL_TARGET), count).tolist()
+        values = [tuple(used.tolist()) for used in file.lists(calls, _CALL_VALUES)]
+        found.append(list(zip(targets, values, strict=True)))
+    return found
+
+
+def _delegates(file: Flatbuffer, plan: Positions) -> tuple[Delegate, ...]:
+    _, delegates = file.vectors(plan, _PLAN_DELEGATES)
+    counts, specs = file.vectors(delegates, _DELEGATE_SPECS)
+    keys, values = file.texts(specs, _SPEC_KEY), file.lists(specs, _SPEC_VALUE)
+    found, begin = [], 0
+    for name, count in zip(file.texts(delegates, _DELEGATE_ID), counts.tolist(), strict=True):
+        end = begin + count
+        spec = dict(zip(keys[begin:end], values[begin:end], strict=True)).get(_COMPILE_SPEC) if name == QNN else None
+        begin = end
+        found.append(Delegate(name, None if spec is None else read_qnn_options(spec.tobytes())))
+    return tuple(found)
+
+
+def _checked(indices: Any, count: int) -> Positions:
+    positions: Positions = indices.astype(np.int64)
+    if len(positions) and (positions.min() < 0 or positions.max() >= count):
+        raise _BrokenError(f"is malformed: names part {positions.max()} of {count}")
+    return positions

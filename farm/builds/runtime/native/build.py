@@ -1,0 +1,160 @@
+"""native_runner/ -> farm_runner for a target, and the QNN bridge for this machine, built once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.errors import InfraError
+from farm.base.processes import Supervisor
+from farm.base.publish import published
+from farm.base.resources import data_folder
+from farm.base.trust import require_own
+from farm.builds.runtime.native.cross_compilers import AndroidKit, CMakeToolchain, find_toolchain
+from farm.builds.runtime.native.executorch import note_executorch
+from farm.builds.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
+from farm.builds.runtime.packages import packaged_tool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.builds.runtime.native.executorch import NativeExecutorch
+
+_FLAGS = ("-DCMAKE_BUILD_TYPE=Release",)
+_SOURCES = frozenset({".cpp", ".h", ".txt", ".cmake"})
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class NativeBuild:
+    """What native_runner/ was built into; `key` is the hash of everything that went into it."""
+
+    folder: Path
+    runner: Path
+    bridge: Path
+    """Only there for this machine: a device gets the libraries of one SDK, which need none."""
+    key: str
+    target: str = HOST
+
+    @property
+    def built(self) -> bool:
+        """Whether it has been built."""
+        return self.folder.is_dir()
+
+
+def build_native(
+    cache_dir: Path,
+    target: str = HOST,
+    *,
+    android: AndroidKit | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
+) -> NativeBuild:
+    """Return the runner for `target`, built below `cache_dir` unless this very build is there.
+
+    `executorch` is what the runner of this machine is built against, None for what farm's environment has. `android`
+    says where NDK and ExecuTorch for Android are; only that target needs it. `log` gets the lines of the
+    build as they come. The whole output is `build.log` in the folder. Raises UnknownNameError, MissingToolError (no
+    compiler, cmake, ninja, executorch or NDK: which, and how to get it), and InfraError when the sources do not
+    build, with the last lines.
+    """
+    sources, toolchain, build = _plan(cache_dir, target, android, executorch)
+    published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, log or (lambda _line: None)))
+    return build
+
+
+def planned_native(
+    cache_dir: Path,
+    target: str = HOST,
+    *,
+    android: AndroidKit | None = None,
+    executorch: NativeExecutorch | None = None,
+) -> NativeBuild:
+    """Return what `build_native` would, without building.
+
+    Raises UnknownNameError, MissingToolError, UntrustedError where another user could have written it.
+    """
+    build = _plan(cache_dir, target, android, executorch)[2]
+    require_own(build.folder)
+    return build
+
+
+def _plan(
+    cache_dir: Path, target: str, android: AndroidKit | None, executorch: NativeExecutorch | None
+) -> tuple[Path, CMakeToolchain, NativeBuild]:
+    sources = data_folder("native_runner")
+    toolchain = find_toolchain(find_target(target), sources, cache_dir, android, executorch)
+    key = _key(sources, toolchain)
+    folder = cache_dir / "native" / key
+    return sources, toolchain, NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
+
+
+def _key(sources: Path, toolchain: CMakeToolchain) -> str:
+    digest = hashlib.sha256()
+    for name, content in _source_files(sources):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    for part in (*toolchain.identity, *_FLAGS):
+        digest.update(f"{part}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def _source_files(sources: Path) -> list[tuple[str, bytes]]:
+    paths = sorted(path for path in sources.rglob("*") if path.suffix in _SOURCES and path.is_file())
+    if not paths:
+        raise InfraError(f"{sources}: has no sources of the native runner: this installation of farm is damaged")
+    return [(path.relative_to(sources).as_posix(), path.read_bytes()) for path in paths]
+
+
+def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Path, log: Callable[[str], None]) -> None:
+    executorch = toolchain.executorch(cache_dir, log)
+    cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
+    # Not in the folder that is published, which keeps the binaries and the log only.
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
+        tree = Path(scratch) / "tree"
+        run = functools.partial(
+            _run, log=log, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment()
+        )
+        run(
+            [
+                cmake,
+                *("-G", "Ninja", "-S", sources, "-B", tree, *_FLAGS),
+                f"-DCMAKE_MAKE_PROGRAM={ninja}",
+                f"-Dexecutorch_DIR={executorch}",
+                *toolchain.arguments,
+            ]
+        )
+        run([ninja, "-C", tree])
+        for name in toolchain.products:
+            shutil.copy2(tree / name, folder / name)
+    if toolchain.linked is not None:
+        note_executorch(folder, *toolchain.linked)
+
+
+def _run(
+    argv: list[str | Path],
+    *,
+    log: Callable[[str], None],
+    record: Path,
+    scratch: Path,
+    env: dict[str, str],
+) -> None:
+    name = Path(argv[0]).name
+    errors = scratch / f"{name}.stderr"
+    lines: list[str] = []
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(argv, name=name, env=env, stdout_pipe=True, stderr=errors)
+        for raw in child.process.stdout or ():
+            lines.append(raw.decode(errors="replace").rstrip("\n"))
+            log(lines[-1])
+        code = child.process.wait()
+    lines += errors.read_text(errors="replace").splitlines()
+    with record.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    if code != 0:
+        tail = "\n".join([line for line in lines if line.strip()][-_TAIL_LINES:])
+        raise InfraError(f"the native runner does not build: {name} ended with exit code {code}:\n{tail}")

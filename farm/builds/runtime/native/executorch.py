@@ -1,0 +1,186 @@
+"""ExecuTorch's C++ for this machine: that of a toolchain where it ships one, else that of farm's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.base.errors import MissingToolError, UsageError
+from farm.base.hashes import hash_files
+from farm.base.text import one_line
+from farm.builds.runtime.native.targets import HOST
+from farm.builds.runtime.packages import package_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.base.config.settings import Config
+    from farm.base.config.toolchains import ToolchainConfig
+
+_CONFIG = "executorch-config.cmake"
+_RUNTIME = Path("lib/libexecutorch.so")
+# In a wheel; below an install prefix: CMake's default folder, and the one that older versions installed into.
+_IN_WHEEL = Path("share/cmake")
+IN_PREFIX = (Path("lib/cmake/ExecuTorch"), Path("share/cmake"))
+_VERSION = re.compile(r"""^__version__\s*(?::\s*\w+\s*)?=\s*["']([\w.+-]{1,80})["']""", re.MULTILINE)
+_CMAKE_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\w.+-]{1,80})"\)', re.MULTILINE)
+# What a compiler or a linker takes from a package.
+_HEADERS = frozenset({".h", ".hpp", ".inc", ".ipp"})
+_LINKED = frozenset({".a", ".so", ".cmake"})
+_RECORD = "executorch.json"
+
+
+class NativeExecutorch(msgspec.Struct, frozen=True):
+    """An ExecuTorch that the native runner is built against, and whose libraries it runs with."""
+
+    root: Path
+    """The `executorch` package of an environment, or an install prefix."""
+    package: Path
+    """Folder of its CMake package."""
+    version: str
+    """Empty where it does not say."""
+    shared: bool
+    """It has shared libraries, which have to lie beside the runner; a prefix is linked into it."""
+    headers: Path | None = None
+    """Folder with the profiler's headers, which a prefix lacks."""
+    own: bool = True
+    """It is the toolchain's, not what farm's environment has instead."""
+
+    @property
+    def libraries(self) -> Path:
+        """Folder of its libraries."""
+        return self.root / "lib"
+
+    def identity(self, cache_dir: Path) -> str:
+        """Return the hash of what is compiled and linked with: the same build elsewhere has the same."""
+        more = content_of(cache_dir, self.headers.parent) if self.headers else ""
+        return content_of(cache_dir, self.root) + more
+
+
+class _RunnerRecord(msgspec.Struct, frozen=True):
+    """What is noted beside a runner: the libraries that it needs, for runs that are looked at later."""
+
+    executorch: NativeExecutorch
+    identity: str
+
+
+def content_of(cache_dir: Path, root: Path) -> str:
+    """Return the hash of the headers, libraries and CMake files below `root`, an ExecuTorch package or prefix."""
+    files = sorted(_files(root))
+    hashes = hash_files(cache_dir, files)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\0{hashes[path]}\0".encode())
+    return digest.hexdigest()
+
+
+def runner_executorch(config: Config) -> NativeExecutorch:
+    """Return what the native runner of this machine is built against, for the toolchain that `config` has selected.
+
+    That is the build folder or prefix that the toolchain names for this machine, the C++ that its package ships (wheels
+    from 1.5), else the C++ of farm's environment. Raises UsageError for a folder that has no ExecuTorch, and
+    MissingToolError where there is none at all.
+    """
+    toolchain = config.toolchain
+    if (named := toolchain.native.get(HOST)) is not None:
+        return _prefix(named, f"toolchain.{toolchain.name}: native.{HOST}", toolchain.executorch)
+    if toolchain.executorch is not None and (found := _wheel(toolchain.executorch)):
+        return found
+    try:
+        default = default_executorch()
+    except MissingToolError as error:
+        if not _is_other(toolchain):
+            raise
+        raise MissingToolError(
+            f"the toolchain {one_line(toolchain.name or str(toolchain.executorch), 200)} ships no C++ runtime of "
+            f"ExecuTorch to build the runner with, and farm's own environment has none: {error}"
+        ) from None
+    return msgspec.structs.replace(default, own=not _is_other(toolchain))
+
+
+def default_executorch() -> NativeExecutorch:
+    """Return the C++ of the executorch package in farm's environment. Raises MissingToolError."""
+    root = package_folder("executorch", str(_RUNTIME), "build")
+    if (found := _wheel(root)) is None:
+        raise MissingToolError(f"the Python package executorch in {root} has no {_IN_WHEEL / _CONFIG}")
+    return found
+
+
+def note_executorch(folder: Path, executorch: NativeExecutorch, identity: str) -> None:
+    """Write down in `folder`, that of a runner, which libraries it was built against."""
+    (folder / _RECORD).write_bytes(msgspec.json.encode(_RunnerRecord(executorch, identity), enc_hook=str))
+
+
+def noted_executorch(cache_dir: Path, folder: Path, here: NativeExecutorch) -> NativeExecutorch | None:
+    """Return what the runner in `folder` was built against; None where that is gone, or has another content now.
+
+    `here` is taken where it is the same: of the places that have one content the one that is noted may be gone.
+    """
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_RunnerRecord, dec_hook=_path)
+        for one in (here, record.executorch):
+            if one.identity(cache_dir) == record.identity:
+                return one
+    return None
+
+
+def executorch_version(root: Path) -> str:
+    """Return the version of an executorch package or prefix, empty where it does not say."""
+    beside = sorted(root.parent.glob("executorch-*.dist-info"))
+    if len(beside) == 1:
+        return beside[0].name.removesuffix(".dist-info").partition("-")[2]
+    places = [(root / "version.py", _VERSION)]
+    places += [(root / folder / "executorch-config-version.cmake", _CMAKE_VERSION) for folder in IN_PREFIX]
+    for file, pattern in places:
+        with contextlib.suppress(OSError):
+            if found := pattern.search(file.read_text(errors="replace")):
+                return found[1]
+    return ""
+
+
+def prefix_package(prefix: Path) -> Path | None:
+    """Return the folder of the CMake package in an install prefix or build folder; None when it has none."""
+    return next((prefix / folder for folder in IN_PREFIX if (prefix / folder / _CONFIG).is_file()), None)
+
+
+def wheel_headers(root: Path | None) -> Path:
+    """Return the headers of the executorch package in `root`, else of farm's environment. Raises MissingToolError."""
+    if root is not None and (root / "include" / "executorch").is_dir():
+        return root / "include"
+    return package_folder("executorch", "include/executorch", "build") / "include"
+
+
+def _wheel(root: Path) -> NativeExecutorch | None:
+    if (root / _RUNTIME).is_file() and (root / _IN_WHEEL / _CONFIG).is_file():
+        return NativeExecutorch(root, root / _IN_WHEEL, executorch_version(root), shared=True)
+    return None
+
+
+def _prefix(root: Path, key: str, package_root: Path | None) -> NativeExecutorch:
+    if found := _wheel(root):
+        return found
+    package = prefix_package(root)
+    if package is None:
+        looked = " and ".join(str(root / folder) for folder in IN_PREFIX)
+        raise UsageError(f"{key}: there is no {_CONFIG} in {looked}: name a folder that ExecuTorch was installed into")
+    return NativeExecutorch(root, package, executorch_version(root), shared=False, headers=wheel_headers(package_root))
+
+
+def _path(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+def _is_other(toolchain: ToolchainConfig) -> bool:
+    return toolchain.executorch is not None
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, kinds in (("include", _HEADERS), ("lib", _LINKED), ("share", _LINKED)):
+        for path in (root / folder).rglob("*"):
+            if path.suffix in kinds and path.is_file():
+                yield path

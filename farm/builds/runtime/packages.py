@@ -1,0 +1,59 @@
+"""Where the pip packages are that the runtime is made from: found without importing any of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+
+from farm.base.errors import MissingToolError
+
+# What a toolchain brings, so that farm's own environment can do without.
+_OF_TOOLCHAINS = ("executorch", "torch")
+
+
+def package_folder(package: str, marker: str, extra: str) -> Path:
+    """Return the folder of an import package, the one that has the file `marker` in it.
+
+    `extra` is the optional dependency group of farm that brings it. Raises MissingToolError.
+    """
+    # Of a name without a dot, find_spec imports nothing. A namespace package may lie in several folders.
+    spec = importlib.util.find_spec(package)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    for folder in folders:
+        if (folder / marker).exists():
+            return folder
+    problem = f"the one in {folders[0]} has no {marker}" if folders else "it is not installed"
+    elsewhere = ", or name an environment that has it with --toolchain" if package in _OF_TOOLCHAINS else ""
+    raise MissingToolError(f"the Python package {package} is needed and {problem}: {install_hint(extra)}{elsewhere}")
+
+
+def package_version(distribution: str) -> str:
+    """Return the version of an installed distribution, "" when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def packaged_tool(distribution: str, extra: str) -> Path:
+    """Return the executable that a distribution brings under its own name. Raises MissingToolError.
+
+    Not taken from PATH, where an older one of the system may come first.
+    """
+    try:
+        files = importlib.metadata.distribution(distribution).files or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(os.path.normpath(str(file.locate()))) for file in files if file.name == distribution]
+    tools = [path for path in found if path.parent.name == "bin" and os.access(path, os.X_OK)]
+    if not tools:
+        raise MissingToolError(f"{distribution} is needed and its pip package is not installed: {install_hint(extra)}")
+    # The program itself where there is one, rather than a script that starts Python to start it.
+    return next((path for path in tools if "data" in path.parts), tools[0])
+
+
+def install_hint(extra: str) -> str:
+    """Return how to get what an optional dependency group brings."""
+    return f"pip install 'snapdragon-farm[{extra}]'"

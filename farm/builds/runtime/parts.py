@@ -1,0 +1,100 @@
+"""The files of a runtime before anybody knows that they are there: what each must be, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from farm.base.errors import ConfigError, UsageError
+from farm.builds.runtime.native.elf import AARCH64, HEXAGON, MACHINES, ElfHeader, read_elf
+from farm.builds.runtime.sign_record import find_signing_fault
+
+
+class FileFault(msgspec.Struct, frozen=True):
+    """What is wrong with a file, and the one thing to do about it."""
+
+    problem: str
+    repair: str
+    brief: str = "wrong"
+    """The problem in a word or two."""
+
+
+class RuntimePart(msgspec.Struct, frozen=True):
+    """One file of a runtime."""
+
+    name: str
+    """Path on the device, relative to the runtime folder."""
+    path: Path | None
+    """Where it is, or where it is looked for; None where there is no place to look."""
+    machine: int
+    """e_machine that it must have."""
+    get: str
+    """How to get it."""
+    hexagon: int = 0
+    """The device's Hexagon architecture; 0 for what runs on no Hexagon, or where it is not known."""
+    exact: bool = True
+    """It must be for that very architecture; otherwise an older one serves too."""
+    soc: str = ""
+    """The SoC that has that architecture."""
+    signs: str = ""
+    """The command that signs it; "" for what needs no signature."""
+    unsigned: Path | None = None
+    """The file that was signed."""
+    absent: str = "missing"
+    """What to call it when it is not there."""
+
+
+def find_fault(part: RuntimePart) -> FileFault | None:
+    """Return what is wrong with the file, None when nothing is."""
+    if part.path is None or not part.path.is_file():
+        looked = f" (looked for {part.path})" if part.path else ""
+        return FileFault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
+    try:
+        header = read_elf(part.path)
+        return _find_wrong(part, header) or (_find_unsigned(part, part.path, header) if part.signs else None)
+    except ConfigError as error:
+        return FileFault(error.problem, part.get, "damaged")
+    except OSError as error:
+        return FileFault(f"cannot be read: {error.strerror}", f"make {part.path} readable for you", "unreadable")
+
+
+def _find_wrong(part: RuntimePart, header: ElfHeader) -> FileFault | None:
+    if header.machine != part.machine:
+        problem = f"is made for {header.machine_name}, expected {MACHINES[part.machine]}"
+        return FileFault(problem, part.get, "wrong CPU")
+    arch = header.hexagon_arch
+    if part.hexagon in (0, arch) or (not part.exact and 0 < arch < part.hexagon):
+        return None
+    kind = "a skel" if part.name.endswith("Skel.so") else "made"
+    needs = f"V{part.hexagon}" + ("" if part.exact else " or older")
+    problem = f"is {kind} for V{arch} (e_flags {header.flags:#x}), {part.soc or 'the device'} needs {needs}"
+    return FileFault(problem, "the SDK's files are mixed up; unpack it again" if part.exact else part.get, "wrong arch")
+
+
+def _find_unsigned(part: RuntimePart, path: Path, header: ElfHeader) -> FileFault | None:
+    if not header.signed:
+        return FileFault("is not signed and LPAI loads signed files only", part.get, "unsigned")
+    found = find_signing_fault(path, part.unsigned)
+    if found is None:
+        return None
+    repair = part.signs
+    if found.kind == "foreign":
+        repair = f"{part.signs} --adopt"
+    elif found.adopted:
+        repair = f"have it signed anew where it came from and run '{part.signs} --adopt', or run '{part.signs} --force'"
+    return FileFault(found.problem, repair, found.kind)
+
+
+def made_for(path: Path) -> str:
+    """Return what an ELF file is for, in a word or two; "" for what is no ELF file."""
+    try:
+        header = read_elf(path)
+    except (UsageError, OSError):
+        return ""
+    return f"Hexagon V{header.hexagon_arch}" if header.machine == HEXAGON else header.machine_name
+
+
+def library(name: str, path: Path | None, get: str, absent: str = "missing") -> RuntimePart:
+    """Return a library or a program for the device's processor."""
+    return RuntimePart(name, path, AARCH64, get, absent=absent)

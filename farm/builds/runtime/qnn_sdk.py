@@ -1,0 +1,168 @@
+"""Where the files of QNN are: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import MissingToolError
+from farm.base.text import one_line
+from farm.base.trust import require_own
+from farm.builds.runtime.native.targets import OE_LINUX
+from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
+from farm.builds.runtime.packages import package_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ANDROID_FOLDER = "aarch64-android"
+LINUX_FOLDER = "aarch64-oe-linux-gcc*"
+GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
+
+WHEEL = "onnxruntime-qnn"
+"""The distribution that has QNN's libraries."""
+_WHEEL_EXTRA = "simulator"
+_PRODUCT_LIMIT = 60
+ORIGIN = "farm-fetched.json"
+"""File in the folder of an SDK that farm fetched."""
+
+
+class FetchedSdk(msgspec.Struct, frozen=True):
+    """What farm notes in the folder of an SDK that it fetched."""
+
+    version: str
+    origin: str
+    """The address of the archive, or the wheel: `onnxruntime-qnn 2.5.0`."""
+    sha256: str
+    """Of the archive or the wheel."""
+    fetched_ms: int
+    licence_accepted: bool = False
+
+
+class QnnFiles(msgspec.Struct, frozen=True):
+    """QNN's files for devices of one kind; they all come from one place, as versions must not be mixed."""
+
+    get: str
+    """How to get what is not there."""
+    root: Path | None = None
+    """The SDK; None for the wheel, or where none is configured."""
+    libraries: Path | None = None
+    """Folder of the libraries for the device's processor."""
+    version: str = ""
+    wheel: bool = False
+
+    @property
+    def of_sdk(self) -> QnnFiles:
+        """The same, unless it is the wheel, which has nothing but what HTP and GPU need."""
+        return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries") if self.wheel else self
+
+    def library(self, name: str) -> Path | None:
+        """Return where a library for the device's processor is, or is looked for."""
+        return self.libraries / name if self.libraries else None
+
+    def dsp(self, folder: str, name: str, kind: str = "unsigned") -> Path | None:
+        """Return where a file for a DSP is, or is looked for; `kind` is `signed` or `unsigned`."""
+        if self.root is not None:
+            return self.root / "lib" / folder / kind / name
+        return self.library(name) if self.wheel else None
+
+    def get_dsp(self, folder: str) -> str:
+        """Return how to get an SDK that has files in `folder`."""
+        return f"{GET_SDK} with lib/{folder}/unsigned" if self.root else self.get
+
+
+def android_files(sdk_root: Path | None) -> QnnFiles:
+    """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""
+    get = f"{GET_SDK} with {ANDROID_FOLDER} libraries"
+    if sdk_root is None:
+        return QnnFiles(get)
+    return QnnFiles(get, sdk_root, sdk_root / "lib" / ANDROID_FOLDER, sdk_version(sdk_root))
+
+
+def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
+    """Return QNN's files for Arm Linux: the newest that the SDK has; without an SDK those of the wheel, fetched or not.
+
+    An SDK that was made from a wheel has those of the same release of it.
+    """
+    release = wheel_release(sdk_root)
+    if sdk_root is not None and not release:
+        folder = newest_linux_folder(sdk_root) or sdk_root / "lib" / LINUX_FOLDER
+        return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
+    try:
+        libraries = wheel_folder(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, release) / "onnxruntime_qnn"
+        require_own(libraries.parent)
+    except MissingToolError as error:
+        return QnnFiles(repair_of(error))
+    get, version = f"farm runtime build --target {OE_LINUX}", f"{WHEEL} {release or package_version(WHEEL)}"
+    return QnnFiles(get, None, libraries, version, wheel=True)
+
+
+def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> Path:
+    """Return the folder with QNN's libraries for Arm Linux: the SDK's, else those of the wheel, which is fetched.
+
+    Raises MissingToolError, also for an SDK that has none.
+    """
+    keep, release = ("onnxruntime_qnn/lib",), wheel_release(sdk_root)
+    if sdk_root is not None and not release:
+        if (folder := newest_linux_folder(sdk_root)) is not None:
+            return folder
+        raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name one that has, or none")
+    fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release, log=log)
+    return fetched / "onnxruntime_qnn"
+
+
+def fetched_sdk(root: Path) -> FetchedSdk | None:
+    """Return what farm noted about an SDK that it fetched; None for one that it did not."""
+    try:
+        return msgspec.json.decode((root / ORIGIN).read_bytes(), type=FetchedSdk)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def wheel_release(sdk_root: Path | None) -> str:
+    """Return which release of the wheel an SDK was made from, "" for one that was not."""
+    noted = fetched_sdk(sdk_root) if sdk_root is not None else None
+    found = re.fullmatch(rf"{WHEEL} (\d[\w.]{{0,40}})", noted.origin) if noted else None
+    return found[1] if found else ""
+
+
+def newest_linux_folder(sdk_root: Path | None) -> Path | None:
+    """Return the library folder of an SDK for Arm Linux with the newest compiler; None when it has none."""
+    folders = [path for path in (sdk_root / "lib").glob(LINUX_FOLDER) if path.is_dir()] if sdk_root else []
+    return max(folders, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
+
+
+def sdk_version(sdk_root: Path | None) -> str:
+    """Return what an SDK says its version is, else what its folder is called; "" without an SDK."""
+    if sdk_root is None:
+        return ""
+    # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
+    return _named(sdk_root, "version") or sdk_root.name
+
+
+def sdk_product(sdk_root: Path | None) -> str:
+    """Return the product name in the sdk.yaml of an SDK, in one line; "" without one."""
+    return one_line(_named(sdk_root, "product"), _PRODUCT_LIMIT) if sdk_root is not None else ""
+
+
+def _named(sdk_root: Path, key: str) -> str:
+    """Return the value of a key of sdk.yaml; "" where it has none."""
+    try:
+        lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith(f"{key}:")), "")
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a version, None for what is no version."""
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def repair_of(error: MissingToolError) -> str:
+    """Return what to do about it: messages of this kind end in that."""
+    return str(error).rpartition(": ")[2]

@@ -1,0 +1,375 @@
+"""Backend + SoC -> Runtime: every file that a device needs besides the bundle, checked before it is pushed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
+from farm.base.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
+from farm.base.hashes import hash_files
+from farm.base.socs import Soc, check_backend
+from farm.builds.runtime.device_files import (
+    DIRECT_SKEL,
+    Places,
+    device_parts,
+    device_places,
+    dsp_file,
+    require_direct,
+    require_named,
+    takes_sessions,
+)
+from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.native.cross_compilers import aarch64_executorch
+from farm.builds.runtime.native.elf import X86_64
+from farm.builds.runtime.native.executorch import default_executorch, runner_executorch
+from farm.builds.runtime.native.targets import (
+    ANDROID,
+    LINUX_AARCH64,
+    OE_LINUX,
+    RUNNER,
+    TARGETS,
+    BuildTarget,
+    Kind,
+    Mode,
+)
+from farm.builds.runtime.packages import package_version
+from farm.builds.runtime.parts import RuntimePart, find_fault
+from farm.builds.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
+from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.builds.runtime.native.executorch import NativeExecutorch
+    from farm.builds.runtime.simulator import HostSdk
+
+# What is important and what is wrong, as ExecuTorch's own scripts have it.
+_DSP_LOGS = "0x0C"
+# What CMake links into the runner: native_runner/src/CMakeLists.txt.
+EXECUTORCH_LIBRARIES = (
+    "libexecutorch.so",
+    "libexecutorch_threadpool.so",
+    "libexecutorch_kernels_optimized.so",
+    "libexecutorch_kernels_quantized.so",
+    "libexecutorch_etdump.so",
+    "libexecutorch_backend_qnn.so",
+    "libexecutorch_backend_xnnpack.so",
+)
+# The wheel brings the C++ runtime that its libraries were linked with, an SDK may leave it to the system.
+_CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
+DIRECT_STUB_RUNNER = "qnn_executor_direct_runner_stub"
+"""What stands in for direct mode's runner on a virtual device: a script in front of farm's own."""
+LLAMA_RUNNER = "qnn_llama_runner"
+"""ExecuTorch's own program that generates text."""
+# Beside the backend itself; libHtpPrepare.so and the others are for compiling.
+_SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
+
+
+class Runtime(msgspec.Struct, frozen=True):
+    """Runner and libraries. On a device they lie in one folder, from which the runner finds everything."""
+
+    files: dict[str, Path]
+    """Local file by path on the device, relative to the runtime folder; a symbolic link stands for its target."""
+    digest: str
+    """Hash over the names and contents of `files`, and over what the DSP logs."""
+    runner: str
+    """Which of `files` to execute."""
+    versions: dict[str, str]
+    """What numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, where known; `dsp_logs`
+    is a mask."""
+    kind: Kind
+    needs_root: bool = False
+    """The runner must run as root (LPAI: signed process domain)."""
+    hashes: dict[str, str] = {}
+    """SHA-256 of each of `files`, by the same names."""
+    one_shot: bool = False
+    """The runner is ExecuTorch's own: it runs one job and ends."""
+    flags: dict[str, str] = {}
+    """What such a runner is given with every job."""
+
+    @property
+    def dsp_logs(self) -> str:
+        """FastRPC's mask of what the DSP logs; empty where it runs nothing."""
+        return self.versions.get("dsp_logs", "")
+
+
+def virtual_runtime(
+    config: Config,
+    soc: Soc | None = None,
+    backend: str = DEFAULT_BACKEND,
+    *,
+    mode: Mode = "traditional",
+    log: Callable[[str], None] | None = None,
+    runner: tuple[Path, NativeExecutorch] | None = None,
+    sdk: HostSdk | None = None,
+) -> Runtime:
+    """Return what a virtual device needs to run bundles of the toolchain that `config` has selected.
+
+    Direct mode is rehearsed: a stub takes its runner's place. `runner`, with the ExecuTorch that it runs with, and
+    `sdk` are older ones to take instead. Otherwise as `simulator_runtime`.
+    """
+    program, executorch = runner or (None, runner_executorch(config))
+    found = simulator_runtime(
+        config.cache_dir,
+        soc,
+        backend,
+        sdk_root=config.sdk_root,
+        executorch=executorch,
+        log=log,
+        runner=program,
+        sdk=sdk,
+    )
+    return _rehearsed_direct(config.cache_dir, found, backend) if mode == "direct" else found
+
+
+def _rehearsed_direct(cache_dir: Path, runtime: Runtime, backend: str) -> Runtime:
+    """Return `runtime`, of this machine, behind the stub of direct mode's runner."""
+    require_direct(find_backend(backend))
+    files = {**runtime.files, DIRECT_STUB_RUNNER: Path(__file__).with_name(f"{DIRECT_STUB_RUNNER}.sh")}
+    made = _runtime(cache_dir, files, DIRECT_STUB_RUNNER, runtime.versions, runtime.kind, runtime.needs_root)
+    # The one that computes is behind it.
+    versions = {**made.versions, "runner": runtime.versions["runner"], "direct_stub": made.versions["runner"]}
+    return _one_shot(made, backend, "direct", versions)
+
+
+def _one_shot(runtime: Runtime, backend: str, mode: Mode, versions: dict[str, str]) -> Runtime:
+    flags = {"domain_id": str(find_backend(backend).direct_domain)} if mode == "direct" else {}
+    # Most of it was built elsewhere: a number depends on all of it.
+    return msgspec.structs.replace(
+        runtime, one_shot=True, flags=flags, versions={**versions, "runtime": runtime.digest}
+    )
+
+
+def with_runner(
+    cache_dir: Path, runtime: Runtime, runner: str, files: dict[str, Path], flags: dict[str, str]
+) -> Runtime:
+    """Return `runtime` with another runner, which is one of `files` and runs one job; all of these lie beside it."""
+    kept = {name: path for name, path in runtime.files.items() if name != runtime.runner}
+    versions = {name: version for name, version in runtime.versions.items() if name != "runtime"}
+    made = _runtime(cache_dir, kept | files, runner, versions, runtime.kind, runtime.needs_root)
+    return msgspec.structs.replace(made, one_shot=True, flags=flags, versions={**made.versions, "runtime": made.digest})
+
+
+def simulator_runtime(
+    cache_dir: Path,
+    soc: Soc | None = None,
+    backend: str = DEFAULT_BACKEND,
+    *,
+    sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
+    runner: Path | None = None,
+    sdk: HostSdk | None = None,
+) -> Runtime:
+    """Return what a virtual device needs to run bundles of `backend`; `sdk_root` as for `host_sdk`.
+
+    Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
+    SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
+    runner, against `executorch` or that of farm's environment; `log` gets the lines of that. `runner` and `sdk` are
+    older ones to take instead. Raises IllegalTargetError, MissingToolError, InfraError, and ConfigError for a skel that
+    is not signed as it must be.
+    """
+    known = find_backend(backend)
+    if known.on_host == "absent":
+        raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
+    executorch = executorch or default_executorch()
+    runner = runner or build_native(cache_dir, executorch=executorch, log=log).runner
+    files = {RUNNER: runner, **(_executorch_files(executorch.libraries) if executorch.shared else {})}
+    versions = {"executorch": executorch.version}
+    if known.simulated:
+        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
+        files[LIBRARY] = sdk.lib_dir / LIBRARY
+        for pattern in _SIMULATOR_LIBRARIES:
+            files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
+        if sdk.bridged:
+            files[f"real/{LIBRARY}"] = sdk.lib_dir / "real" / LIBRARY
+        versions["qnn"] = sdk.qnn_version
+    elif not known.on_cpu:
+        if soc is None:
+            raise IllegalTargetError(f"the runtime of an {backend.upper()} is that of an SoC: say which")
+        files |= _complete(soc, backend, rehearsal_parts(soc, backend, sdk_root))
+        versions["qnn"] = sdk_version(sdk_root)
+    return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=known.needs_root)
+
+
+def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[RuntimePart, ...]:
+    """Return what a virtual device needs of an SDK to rehearse `backend` of `soc`. Raises IllegalTargetError."""
+    known = check_backend(soc, backend)
+    wanted = known.host_library.name if known.host_library else ""
+    get = f"{GET_SDK}, {_release_text(known.first_qnn)} or newer, with {TARGET} libraries"
+    folder = sdk_root / "lib" / TARGET if sdk_root else None
+    names = dict.fromkeys((wanted, "libQnnSystem.so"))
+    if folder is not None:
+        patterns = (wanted.replace(".so", "*.so"), *_SIMULATOR_LIBRARIES)
+        names |= dict.fromkeys(path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
+    libraries = [RuntimePart(name, folder / name if folder else None, X86_64, get) for name in names]
+    return (*libraries, dsp_file(soc, known, QnnFiles(get, sdk_root)))
+
+
+def attached_runtime(
+    config: Config, soc: Soc, backend: str, mode: Mode = "traditional", *, linux: bool = False
+) -> Runtime:
+    """Return what an attached device with `soc` needs to run bundles of `backend`.
+
+    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only: with QNN it is
+    ExecuTorch's, as in direct mode. Raises IllegalTargetError, MissingToolError that names every file that is not there
+    and how to get it, ConfigError for one that is made for something else or is not signed as it must be.
+    """
+    if linux and mode == "direct":
+        raise IllegalTargetError(f"direct mode is for Android devices, and no runtime of it for {OE_LINUX} is known")
+    if linux and find_backend(backend).on_cpu:
+        return linux_runtime(config.cache_dir)
+    runtime = staged_runtime(config, soc, backend, TARGETS[OE_LINUX if linux else ANDROID], mode)
+    if runtime.one_shot and not linux and mode != "direct":
+        raise MissingToolError(
+            f"{runtime.files[runtime.runner]} is not farm's runner and takes no jobs in a session: "
+            f"farm runtime build --target {ANDROID} (docs/guides/runtime.md), or set android_runner in the [qnn] table "
+            "of farm.toml"
+        )
+    return runtime
+
+
+def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> Runtime:
+    """Return the files that a device needs, whatever its runner is. Raises as `attached_runtime`."""
+    require_named(config, backend, target, mode)
+    return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
+
+
+def device_runtime(
+    soc: Soc, backend: str, places: Places, kind: Kind, cache_dir: Path, mode: Mode = "traditional"
+) -> Runtime:
+    """Return the files of `places` that a device with `soc` needs for `backend`. Raises as `attached_runtime`."""
+    known = check_backend(soc, backend)
+    version = places.qnn.version
+    release = release_of(version)
+    if known.first_qnn and release is not None and release < known.first_qnn:
+        least = _release_text(known.first_qnn)
+        raise MissingToolError(
+            f"the {backend} backend of {soc.name} needs QNN {least} or newer, not {version}: {GET_SDK}"
+        )
+    parts = device_parts(soc, backend, places, mode)
+    files = _complete(soc, backend, parts)
+    versions = {} if known.on_cpu else {"qnn": version}
+    runtime = _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
+    if takes_sessions(files[runtime.runner]):
+        return runtime
+    return _one_shot(runtime, backend, mode, runtime.versions)
+
+
+def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
+    """Return what an aarch64 Linux device needs to run bundles of the processor alone (XNNPACK, portable kernels).
+
+    The first call fetches the aarch64 executorch wheel and builds the runner; `log` gets the lines of that. Raises
+    MissingToolError, InfraError.
+    """
+    native = build_native(cache_dir, LINUX_AARCH64, log=log)
+    files = {RUNNER: native.runner, **_executorch_files(aarch64_executorch(cache_dir, log=log) / "lib")}
+    return _runtime(cache_dir, files, RUNNER, {"executorch": package_version("executorch")}, "linux")
+
+
+def stage_into(runtime: Runtime, folder: Path) -> None:
+    """Copy the files of a runtime into `folder`, which is made and must hold nothing. Raises UsageError, OSError."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty: name a folder that is not there yet")
+    for name, path in runtime.files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        target.chmod(0o755)
+
+
+def domain_flag(backend: str, mode: Mode) -> str:
+    """Return the flag that direct mode's runner is given on a command line, with a blank; "" in the other mode."""
+    return f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
+
+
+def device_command(runtime: Runtime, backend: str, mode: Mode) -> str:
+    """Return what a shell on the device runs, in the folder that the files were pushed to."""
+    paths, domain = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=.", domain_flag(backend, mode)
+    return f"{paths} ./{runtime.runner}{domain} --model_path model.pte --input_list_path input_list.txt"
+
+
+def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
+    """Raise MissingToolError, in one line that says what to set, unless `backend` can be compiled for `soc` here.
+
+    What needs no library beyond those that pip installs always can. Raises IllegalTargetError for a backend that `soc`
+    does not have.
+    """
+    known = check_backend(soc, backend)
+    if (wanted := known.host_library) is None:
+        return
+    why = wanted.why.format(get_sdk=GET_SDK, target=TARGET)
+    needs = f"the {backend} backend of {soc.name} needs"
+    looked = ""
+    if sdk_root is not None:
+        get = why.rpartition(": ")[2]
+        library = sdk_root / "lib" / TARGET / wanted.name
+        release = release_of(sdk_version(sdk_root))
+        if not sdk_root.is_dir():
+            raise MissingToolError(f"{needs} a QNN SDK, and the QNN SDK folder {sdk_root} does not exist: {get}")
+        problem = ""
+        if release is not None and known.first_qnn and release < known.first_qnn:
+            problem = f"older than {_release_text(known.first_qnn)}, which {backend} needs"
+        elif release is not None and wanted.before and release >= wanted.before:
+            problem = wanted.too_new
+        if problem:
+            is_other = f"QNN {_release_text(release)} is {problem}"
+            raise MissingToolError(f"{needs} another QNN SDK, as {is_other}: {get}")
+        if library.is_file():
+            return
+        looked = f" (looked for {library})"
+    raise MissingToolError(f"{needs} a QNN SDK with {wanted.name}{looked}, as {why}")
+
+
+def _release_text(release: tuple[int, int] | None) -> str:
+    return ".".join(map(str, release or ()))
+
+
+def _executorch_files(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in map(folder.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
+
+
+def _runtime(
+    cache_dir: Path,
+    files: dict[str, Path],
+    runner: str,
+    versions: dict[str, str],
+    kind: Kind,
+    needs_root: bool = False,
+) -> Runtime:
+    hashes = hash_files(cache_dir, files.values())
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{hashes[files[name]]}\0".encode())
+    known = {name: version for name, version in versions.items() if version}
+    known["runner"] = hashes[files[runner]]
+    for name in files:
+        if name.endswith(("Skel.so", DIRECT_SKEL)):
+            known["skel"] = hashes[files[name]]
+    if "skel" in known:
+        known["dsp_logs"] = _DSP_LOGS
+        digest.update(f"dsp_logs\0{_DSP_LOGS}\0".encode())
+    return Runtime(
+        files, digest.hexdigest(), runner, known, kind, needs_root, {name: hashes[path] for name, path in files.items()}
+    )
+
+
+def _complete(soc: Soc, backend: str, parts: Sequence[RuntimePart]) -> dict[str, Path]:
+    """Return the files by name. Raises MissingToolError that names all that are not there, ConfigError."""
+    missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
+    if missing:
+        names = ", ".join(fault.problem.replace(" is missing", "") for fault in missing)
+        count = "a file that is missing" if len(missing) == 1 else f"{len(missing)} files that are missing"
+        how = "; ".join(dict.fromkeys(fault.repair for fault in missing))
+        raise MissingToolError(f"{soc.name} {backend} needs {count}: {names}: {how}")
+    for part in parts:
+        fault = find_fault(part)
+        if fault is not None and part.path is not None:
+            raise ConfigError(part.path, "", f"{fault.problem}: {fault.repair}")
+    return {part.name: part.path for part in parts if part.path is not None}

@@ -1,0 +1,226 @@
+"""farm sign: which files an LPAI wants signed, and the way from an unsigned one to a signed one with a record."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageError
+from farm.base.hashes import sha256_of
+from farm.base.publish import own_folder
+from farm.base.socs import Soc, load_socs
+from farm.base.user import user_name
+from farm.builds.runtime.device_files import android_places, direct_sources, soc_name, unsigned_skel
+from farm.builds.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
+from farm.builds.runtime.parts import find_fault
+from farm.builds.runtime.qnn_sdk import GET_SDK
+from farm.builds.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
+from farm.builds.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.builds.runtime.device_files import Places
+    from farm.builds.runtime.parts import RuntimePart
+
+
+# Without a signature its DSP loads nothing.
+_SIGNED = next(backend for backend in BACKENDS.values() if backend.signed)
+
+
+class Signing(msgspec.Struct, frozen=True):
+    """One file to sign."""
+
+    unsigned: Path
+    signed: Path
+    reason: str
+    """Why it has to be signed: `unsigned`, `foreign`, `outdated` ...; "" when its signature is still good."""
+    adopted: bool = False
+    """The signature that is no longer good came from elsewhere and was adopted."""
+
+
+def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signing, ...]:
+    """Return what is to be signed for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
+
+    Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there,
+    ConfigError for one that is made for something else.
+    """
+    places, soc = _places(config), _soc_of(lpai, direct_arch)
+    parts = _sources(soc, places, direct=bool(direct_arch))
+    missing = [fault for part in parts if not _is_there(part) and (fault := find_fault(part)) is not None]
+    if missing:
+        names = ", ".join(fault.problem for fault in missing)
+        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
+    _require_sound(parts)
+    signed = [_signed_path(soc, places, part) for part in parts]
+    return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
+
+
+def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ...]:
+    """Adopt the signed files of LPAI version `lpai`: its skel and what direct mode runs on the DSP, as far as they are
+    there, wherever they were signed; with `direct_arch` all of direct mode has to be there. Return them.
+
+    The unsigned originals need not be there. Raises UsageError where there is nothing to adopt, else as `plan_signing`.
+    """
+    soc = _soc_of(lpai, direct_arch)
+    places = _places(config)
+    parts = _sources(soc, places, direct=True)
+    signed = [(part, path) for part in parts if (path := _signed_path(soc, places, part)) is not None]
+    there = [(part, path) for part, path in signed if path.is_file()]
+    lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
+    if lacking:
+        names = ", ".join(path.name for path in lacking)
+        raise UsageError(f"{lacking[0].parent} lacks {names}: put it there, or let farm sign make it without --adopt")
+    if not there:
+        skel = signed[0][1]
+        problem = f"there is nothing to adopt in {skel.parent}: put signed files there, as {skel.name}"
+        raise UsageError(f"{problem}; without --adopt, farm sign makes them")
+    _require_sound([part for part, _ in there if _is_there(part)])
+    for part, path in there:
+        adopt(part.path, path)
+    return tuple(path for _, path in there)
+
+
+def _places(config: Config) -> Places:
+    if config.sdk_root is None:
+        raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
+    if not config.sdk_root.is_dir():
+        raise MissingToolError(f"the QNN SDK folder {config.sdk_root} does not exist: {GET_SDK}")
+    return android_places(config)
+
+
+def _sources(soc: Soc, places: Places, *, direct: bool) -> list[RuntimePart]:
+    """Return the unsigned skel and, with `direct`, direct mode's unsigned files."""
+    return [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
+
+
+def _signed_path(soc: Soc, places: Places, part: RuntimePart) -> Path | None:
+    return places.qnn.dsp(soc_name(_SIGNED.dsp_folder, soc), part.name, "signed")
+
+
+def _is_there(part: RuntimePart) -> bool:
+    return part.path is not None and part.path.is_file()
+
+
+def _require_sound(parts: Sequence[RuntimePart]) -> None:
+    for part in parts:
+        if (fault := find_fault(part)) is not None:
+            raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
+
+
+def sign(
+    config: Config,
+    one: Signing,
+    *,
+    tool: Path,
+    python: Path,
+    show: Callable[[str], None],
+    timeout_s: float = SIGNING_SECONDS,
+) -> SignRecord:
+    """Sign one file and record it; the earlier signed file stays until the new one is known to be good.
+
+    Raises InfraError with what the tool did not do, and leaves nothing of what it wrote.
+    """
+    with own_folder(config.cache_dir / "signing", f"{os.getpid()}-{one.unsigned.name}") as folder:
+        # The tool's intermediate files hold keys.
+        folder.chmod(0o700)
+        source = folder / "input" / one.unsigned.name
+        source.parent.mkdir()
+        # Of a copy, so that the hash is that of what was signed whatever happens to the file meanwhile.
+        shutil.copyfile(one.unsigned, source)
+        made = run_elfsigner(tool, source, folder, python=python, show=show, timeout_s=timeout_s)
+        try:
+            _check_signed(made, read_elf(source))
+        except ConfigError as error:
+            raise InfraError(f"elfsigner ended with exit code 0, but {made.name} {error.problem}") from None
+        record = _record("signed", one.unsigned, source, made, tool)
+        _install(made, one.signed, record)
+        return record
+
+
+def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
+    """Adopt a file that was signed elsewhere, after the same checks, and record it; its original need not be there.
+
+    Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
+    """
+    if not signed.is_file():
+        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm sign makes it")
+    original = unsigned if unsigned is not None and unsigned.is_file() else None
+    _check_signed(signed, read_elf(original) if original else None)
+    record = _record("adopted", original, original, signed, None)
+    write_record(signed, record)
+    return record
+
+
+def lpai_versions() -> tuple[str, ...]:
+    """Return the versions of the LPAI that SoCs have, as `--lpai` takes them."""
+    return tuple(f"v{one}" for one in sorted({soc.lpai_version for soc in load_socs().values() if soc.lpai_version}))
+
+
+def _soc_of(lpai: int, direct_arch: int) -> Soc:
+    socs = [soc for soc in load_socs().values() if soc.lpai_version]
+    able = [soc for soc in socs if soc.lpai_version == lpai]
+    if not able:
+        raise UsageError(f"no SoC has LPAI v{lpai}: known are {', '.join(lpai_versions())}")
+    archs = sorted({soc.htp_arch for soc in able})
+    if direct_arch and direct_arch not in archs:
+        legal = ", ".join(f"v{arch}" for arch in archs)
+        raise UsageError(f"no SoC with LPAI v{lpai} has a Hexagon V{direct_arch}: legal are --htp {legal}")
+    return next(soc for soc in able if direct_arch in (0, soc.htp_arch))
+
+
+def _planned(unsigned: Path, signed: Path) -> Signing:
+    if not signed.is_file():
+        return Signing(unsigned, signed, "missing")
+    try:
+        if not read_elf(signed).signed:
+            return Signing(unsigned, signed, "unsigned")
+    except ConfigError:
+        return Signing(unsigned, signed, "damaged")
+    fault = find_signing_fault(signed, unsigned)
+    return Signing(unsigned, signed, fault.kind, fault.adopted) if fault else Signing(unsigned, signed, "")
+
+
+def _check_signed(made: Path, source: ElfHeader | None) -> None:
+    header = read_elf(made)
+    if header.machine != HEXAGON:
+        raise ConfigError(made, "", f"is made for {header.machine_name}, expected {MACHINES[HEXAGON]}")
+    if not header.signed:
+        raise ConfigError(made, "", "has no segment with a signature: it is not signed")
+    if source is not None and (header.machine, header.flags) != (source.machine, source.flags):
+        problem = f"has e_flags {header.flags:#x}, and what was to be signed has {source.flags:#x}"
+        raise ConfigError(made, "", f"{problem}: it is another file")
+
+
+def _record(
+    how: Literal["signed", "adopted"], unsigned: Path | None, source: Path | None, made: Path, tool: Path | None
+) -> SignRecord:
+    return SignRecord(
+        how=how,
+        who=user_name(),
+        host=platform.node(),
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        tool=str(tool) if tool else "",
+        tool_sha256=sha256_of(tool) if tool else "",
+        input=str(unsigned) if unsigned else "",
+        input_sha256=sha256_of(source) if source else "",
+        output_sha256=sha256_of(made),
+    )
+
+
+def _install(made: Path, signed: Path, record: SignRecord) -> None:
+    try:
+        signed.parent.mkdir(parents=True, exist_ok=True)
+        # Killed in between, the file is one that no record vouches for: refused, and signed again by the same command.
+        replace_file(signed, made.read_bytes())
+        write_record(signed, record)
+    except OSError as error:
+        raise InfraError(f"cannot write {signed}: {error.strerror or error}") from None

@@ -1,0 +1,316 @@
+"""The QNN libraries of this machine, laid out as the SDK folder that ExecuTorch looks for.
+
+ExecuTorch 1.5 opens `$QNN_SDK_ROOT/lib/x86_64-linux-clang/lib*.so`. The onnxruntime-qnn wheel has these libraries, the
+HTP simulator among them, but not this layout; and libraries from QNN 2.47 on need the bridge of native_runner/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import MissingToolError, UntrustedError
+from farm.base.hashes import hash_files
+from farm.base.publish import published
+from farm.base.trust import require_own, weakness_inside
+from farm.builds.runtime.native.build import NativeBuild, build_native
+from farm.builds.runtime.native.executorch import default_executorch, noted_executorch
+from farm.builds.runtime.native.targets import BRIDGE, RUNNER
+from farm.builds.runtime.packages import install_hint, package_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from farm.builds.runtime.native.executorch import NativeExecutorch
+
+TARGET = "x86_64-linux-clang"
+LIBRARY = "libQnnHtp.so"
+
+# The bridge decides by the same number: native_runner/bridge/qnn_bridge.cpp.
+_FIRST_BRIDGED_CORE_API = (2, 36)
+
+# Called by this name the runner writes an ETDump without being asked, as the tools that start it so expect.
+_UPSTREAM_RUNNER = "qnn_executor_runner"
+_MARKER = "farm-sdk.json"
+# Goes into every key: a change of what is laid out makes a new folder.
+_LAYOUT = "2"
+_PROBE_SECONDS = 120
+# Of `farm.builds.runtime.native.build`, or its beginning.
+_BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
+
+
+class HostSdk(msgspec.Struct, frozen=True):
+    """QNN libraries that the compiler and the simulator of this machine can load."""
+
+    root: Path
+    lib_dir: Path
+    qnn_version: str
+    """Build id of the library, `v2.51.0.260929181845`."""
+    bridged: bool
+    """`libQnnHtp.so` in `lib_dir` is the bridge, `real/libQnnHtp.so` the library."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What to add to the environment of a process before it starts: QNN_SDK_ROOT and LD_LIBRARY_PATH."""
+        before = os.environ.get("LD_LIBRARY_PATH", "")
+        path = f"{self.lib_dir}:{before}" if before else str(self.lib_dir)
+        return MappingProxyType({"QNN_SDK_ROOT": str(self.root), "LD_LIBRARY_PATH": path})
+
+
+class _Libraries(msgspec.Struct, frozen=True):
+    """Folders whose libraries make up one set; `library` is the HTP library among them."""
+
+    folders: tuple[Path, ...]
+    library: Path
+    sdk_root: Path | None
+
+
+class _Probed(msgspec.Struct, frozen=True):
+    core_api: tuple[int, int, int]
+    build_id: str
+
+
+def host_sdk(
+    cache_dir: Path,
+    *,
+    sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
+) -> HostSdk:
+    """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
+
+    Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge in front; this builds it on
+    the first call, with the runner, for `executorch`, and `log` gets the lines of that build. Raises MissingToolError,
+    also for an `sdk_root` that is not there or has no libraries for this machine.
+    """
+    source = _source(sdk_root)
+    if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
+        # A process that was given our own layout: to bridge it once more would undo the bridge.
+        laid_out = _read_marker(source.sdk_root)
+        # The links of a layout may lead to other libraries by now.
+        real = _real_libraries(laid_out)
+        return msgspec.structs.replace(laid_out, qnn_version=_probe(cache_dir, real, _key(cache_dir, real)).build_id)
+    key = _key(cache_dir, source)
+    probed = _probe(cache_dir, source, key)
+    if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
+        return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
+    native = build_native(cache_dir, executorch=executorch, log=log)
+    # The bridge is the same whatever the runner beside it was built against.
+    bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
+    folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
+    return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
+
+
+def library_version(cache_dir: Path, library: Path) -> str:
+    """Return the build id of an HTP library for this machine, which is loaded for that, once.
+
+    Raises MissingToolError where it does not load.
+    """
+    source = _Libraries((library.parent,), library, None)
+    return _probe(cache_dir, source, _key(cache_dir, source)).build_id
+
+
+def require_host_libraries(root: Path, named: str) -> None:
+    """Raise MissingToolError unless an SDK, which somebody `named` so, can compile and simulate on this machine."""
+    instead = f"name a QNN SDK that has it, or name none to use the wheel's libraries ({install_hint('simulator')})"
+    if not root.is_dir():
+        raise MissingToolError(f"{named}: there is no such folder as the QNN SDK {root}: {instead}")
+    if not (root / "lib" / TARGET / LIBRARY).is_file():
+        raise MissingToolError(f"{named}: the QNN SDK {root} has no lib/{TARGET}/{LIBRARY} to compile with: {instead}")
+
+
+def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
+    return _source(sdk_root).folders
+
+
+def outside_environment(
+    cache_dir: Path,
+    *,
+    sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
+) -> dict[str, str]:
+    """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; what is not built yet is built.
+
+    A process must start with them. What LD_LIBRARY_PATH has now stays, behind. Raises MissingToolError, InfraError.
+    """
+    executorch = executorch or default_executorch()
+    native = build_native(cache_dir, executorch=executorch, log=log)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
+    libraries = executorch.libraries
+    ours = [str(sdk.lib_dir), str(libraries)]
+    # A second evaluation gives the same.
+    before = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path and path not in ours]
+    return {
+        "QNN_SDK_ROOT": str(sdk.root),
+        "LD_LIBRARY_PATH": ":".join([*ours, *before]),
+        "QNN_EXECUTOR_RUNNER": str(_standalone(cache_dir, native.runner, native.key, libraries)),
+    }
+
+
+def older_runner(cache_dir: Path, key: str, here: NativeExecutorch) -> tuple[Path, NativeExecutorch] | None:
+    """Return the runner of the cache whose build key begins with `key`, and the ExecuTorch that it runs with.
+
+    `key` is what the fact `native_runner` has. None where either is gone; `here` is this command's ExecuTorch.
+    """
+    if not _BUILD_KEY.fullmatch(key):
+        return None
+    found = sorted(path for path in (cache_dir / "native").glob(f"{key}*/{RUNNER}") if path.is_file())
+    if len(found) != 1 or weakness_inside(found[0].parent):
+        return None
+    executorch = noted_executorch(cache_dir, found[0].parent, here)
+    return (found[0], executorch) if executorch is not None else None
+
+
+def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
+    """Return the cache's newest layout of a build id, as the fact `qnn` has it; None where it is gone.
+
+    What another user could have written is left out. Laid out are links: the libraries they lead to say what they are.
+    """
+    markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for marker in markers:
+        try:
+            sdk = _read_marker(marker.parent)
+            source = _real_libraries(sdk)
+            if sdk.qnn_version != version or not source.library.is_file():
+                continue
+            if _probe(cache_dir, source, _key(cache_dir, source)).build_id == version:
+                return sdk
+        except (UntrustedError, MissingToolError, OSError):
+            continue
+    return None
+
+
+def _source(sdk_root: Path | None) -> _Libraries:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise MissingToolError(
+            f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
+            "use such a machine for building and for virtual devices"
+        )
+    if sdk_root is not None:
+        root = sdk_root.absolute()
+        require_host_libraries(root, _named_by(root))
+        return _Libraries((root / "lib" / TARGET,), root / "lib" / TARGET / LIBRARY, root)
+    try:
+        package = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
+    except MissingToolError as error:
+        raise MissingToolError(f"{error}, or set QNN_SDK_ROOT to a QNN SDK (one with lib/{TARGET}/{LIBRARY})") from None
+    # auditwheel's folder for the C++ runtime that the libraries were linked with.
+    companions = package.with_name(f"{package.name}.libs")
+    if not companions.is_dir():
+        raise MissingToolError(f"{companions} is missing: {install_hint('simulator')} --force-reinstall")
+    return _Libraries((package, companions), package / LIBRARY, None)
+
+
+def _named_by(root: Path) -> str:
+    """Return how somebody named an SDK, for a message: configuration and environment are one by now."""
+    variable = os.environ.get("QNN_SDK_ROOT")
+    if variable and Path(variable).expanduser().absolute() == root:
+        return f"QNN_SDK_ROOT={variable}"
+    return "sdk_root in the [qnn] table of farm.toml"
+
+
+def _real_libraries(sdk: HostSdk) -> _Libraries:
+    """Return the libraries that a layout of ours stands in front of."""
+    return _Libraries((sdk.lib_dir,), sdk.lib_dir / "real" / LIBRARY, None)
+
+
+def _libraries(source: _Libraries) -> list[Path]:
+    return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
+
+
+def _key(cache_dir: Path, source: _Libraries) -> str:
+    """Return the hash of a set of libraries: the same ones in another place have the same."""
+    libraries = [source.library, *_libraries(source)]
+    try:
+        hashes = hash_files(cache_dir, libraries)
+    except OSError as error:
+        raise MissingToolError(f"{error.filename} cannot be read: {error.strerror}: unpack the QNN SDK anew") from None
+    return _digest(*(part for path in libraries for part in (path.name, hashes[path])))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()[:32]
+
+
+def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
+    def ask(folder: Path) -> None:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("library_probe.py")), str(source.library)],
+                env={**os.environ, "LD_LIBRARY_PATH": ":".join(str(folder) for folder in source.folders)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PROBE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise MissingToolError(f"{source.library} does not load within {_PROBE_SECONDS} s") from None
+        answers = [line for line in done.stdout.splitlines() if line.startswith('{"core_api"')]
+        if done.returncode != 0 or not answers:
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise MissingToolError(
+                f"{source.library} cannot be loaded: {why}: use a QNN SDK for this machine, "
+                f"or unset QNN_SDK_ROOT to use the wheel's libraries ({install_hint('simulator')})"
+            )
+        (folder / "probe.json").write_text(answers[-1])
+
+    folder = published(cache_dir / "sdk" / f"probe-{key}", ask)
+    return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)
+
+
+def _lay_out(folder: Path, source: _Libraries, native: NativeBuild, version: str) -> None:
+    lib_dir = folder / "lib" / TARGET
+    (lib_dir / "real").mkdir(parents=True)
+    (lib_dir / "real" / LIBRARY).symlink_to(source.library)
+    # A copy: the bridge looks for the real library beside itself.
+    shutil.copy2(native.bridge, lib_dir / BRIDGE)
+    for path in _libraries(source):
+        if path.name != LIBRARY:
+            (lib_dir / path.name).symlink_to(path)
+    if source.sdk_root is not None:
+        _link_all_but(source.sdk_root, folder, "lib")
+        _link_all_but(source.sdk_root / "lib", folder / "lib", TARGET)
+    (folder / _MARKER).write_text(json.dumps({"qnn_version": version}))
+
+
+def _link_all_but(source: Path, folder: Path, name: str) -> None:
+    for path in source.iterdir():
+        if path.name != name:
+            (folder / path.name).symlink_to(path)
+
+
+def _read_marker(root: Path) -> HostSdk:
+    require_own(root)
+    version = json.loads((root / _MARKER).read_text())["qnn_version"]
+    return HostSdk(root, root / "lib" / TARGET, str(version), bridged=True)
+
+
+def _standalone(cache_dir: Path, runner: Path, key: str, libraries: Path) -> Path:
+    """Return a runner with ExecuTorch's libraries beside it.
+
+    Upstream's tests replace LD_LIBRARY_PATH when they start it, and the runner looks beside itself.
+    """
+    where = hashlib.sha256(f"{_UPSTREAM_RUNNER}\0{key}\0{libraries}".encode()).hexdigest()[:32]
+
+    def lay_out(folder: Path) -> None:
+        # A copy: a link would make the runner look beside what it points at.
+        shutil.copy2(runner, folder / _UPSTREAM_RUNNER)
+        for library in libraries.glob("libexecutorch*.so"):
+            (folder / library.name).symlink_to(library)
+
+    return published(cache_dir / "outside" / where, lay_out) / _UPSTREAM_RUNNER

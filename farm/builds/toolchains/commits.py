@@ -1,0 +1,268 @@
+"""A checkout's repository: its commits, what they change, and what it holds beside them. Only read, never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.registry import cpu_backends
+from farm.base.errors import UsageError
+from farm.base.git import ask_git, git
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_SUBMODULE = "160000"
+# What the native parts of a checkout are made of: sources, what generates them, and what builds them.
+_NATIVE_SUFFIXES = frozenset(
+    (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".s", ".cu", ".cuh", ".fbs", ".proto",
+     ".cmake", ".lds", ".map")
+)  # fmt: skip
+_NATIVE_NAMES = frozenset(("CMakeLists.txt", "CMakePresets.json", "setup.py", "build.sh"))
+_GENERATORS = ("codegen/", "tools/cmake/")
+_YAML = frozenset((".yaml", ".yml"))
+# Of the folder of backends only these are in what farm compiles and runs with.
+_BACKENDS = frozenset(("qualcomm", *cpu_backends()))
+_UNUSED = frozenset(("test", "tests", "testing", "benchmark", "benchmarks", "docs", "examples", "android", "apple"))
+# What a checkout holds beside its commits and no compiler needs.
+_NO_OUTPUT = frozenset(
+    ("__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache",
+     ".idea", ".vscode", ".hypothesis")
+)  # fmt: skip
+_EXPORT_SECONDS = 600.0
+_LOADED = ("*.so", "*.so.*", "*.pyd", "*.dylib")
+_FIELDS = "%H%x00%P%x00%an <%ae>%x00%aI%x00%s"
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """One commit."""
+
+    sha: str
+    """In full."""
+    parents: tuple[str, ...]
+    author: str
+    """`name <address>`."""
+    date: str
+    """When it was written, ISO 8601."""
+    subject: str
+
+    @property
+    def short(self) -> str:
+        """The first of its hash."""
+        return self.sha[:10]
+
+
+class Submodule(msgspec.Struct, frozen=True):
+    """A submodule as a commit wants it."""
+
+    path: str
+    sha: str
+
+
+class Checkout:
+    """The repository of a source tree of ExecuTorch; what is read stays as it is read first."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for what is not the top folder of a repository, MissingToolError without git."""
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder: name a checkout of ExecuTorch")
+        self.folder = folder.resolve()
+        top = Path(git(self.folder, "rev-parse", "--show-toplevel").rstrip("\n"))
+        if top.resolve() != self.folder:
+            raise UsageError(f"{folder} is inside the repository {top}: name its top folder")
+        self.objects = self._path("objects")
+        self.key = hashlib.sha256(str(self._path(".")).encode()).hexdigest()[:16]
+        """The same for all worktrees of one repository."""
+
+    def _path(self, name: str) -> Path:
+        """Return a path in the folder that all worktrees of the repository share."""
+        common = git(self.folder, "rev-parse", "--git-common-dir").rstrip("\n")
+        return (self.folder / common / name).resolve()
+
+    @cached_property
+    def object_format(self) -> str:
+        """`sha1` or `sha256`."""
+        return git(self.folder, "rev-parse", "--show-object-format").strip()
+
+    def commit(self, ref: str) -> Commit:
+        """Return what `ref` names. Raises UsageError."""
+        if ref.startswith("-"):
+            raise UsageError(f"{ref!r} is no commit")
+        code, text = ask_git(
+            self.folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", okay=(0, 1, 128)
+        )
+        if code:
+            raise UsageError(f"{self.folder} has no commit {ref!r}: 'git fetch' may bring it")
+        [found] = _commits(git(self.folder, "log", "-1", "-z", f"--format={_FIELDS}", text.strip()))
+        return found
+
+    def between(self, good: Commit, bad: Commit) -> list[Commit]:
+        """Return the commits after `good` up to `bad`, oldest first, along first parents: a merge is one commit.
+
+        Raises UsageError where `good` is not an ancestor of `bad`.
+        """
+        if good.sha == bad.sha:
+            raise UsageError(f"{good.short} is both ends: name a good commit that is older than the bad one")
+        code, _ = ask_git(self.folder, "merge-base", "--is-ancestor", good.sha, bad.sha, okay=(0, 1))
+        if code:
+            code, text = ask_git(self.folder, "merge-base", good.sha, bad.sha, okay=(0, 1))
+            base = text.split()[0] if text.split() else ""
+            if base == bad.sha:
+                hint = f"it is the other way round: try {bad.short}..{good.short}"
+            elif base:
+                hint = f"both come from {base[:10]}: try {base[:10]}..{bad.short}"
+            else:
+                hint = "is the clone a shallow one?"
+            raise UsageError(f"{good.short} is no ancestor of {bad.short}: {hint}")
+        span = f"{good.sha}..{bad.sha}"
+        text = git(self.folder, "log", "--first-parent", "--reverse", "-z", f"--format={_FIELDS}", span)
+        return _commits(text)
+
+    def files(self, commit: Commit) -> dict[str, str]:
+        """Return mode and hash of every file and submodule of a commit, by path."""
+        found = {}
+        for entry in git(self.folder, "ls-tree", "-r", "-z", commit.sha).split("\0"):
+            if entry:
+                facts, path = entry.split("\t", 1)
+                mode, _, sha = facts.split(" ")
+                found[path] = f"{mode} {sha}"
+        return found
+
+    def changed_files(self, commit: Commit) -> list[str]:
+        """Return what a commit changes against its first parent: status and path, as `M\texir/emit.py`."""
+        since = [f"{commit.sha}^1"] if commit.parents else []
+        raw = git(
+            self.folder, "diff-tree", "-r", "-z", "--name-status", "--no-renames", "--no-commit-id", "--root", *since,
+            commit.sha,
+        )  # fmt: skip
+        parts = raw.split("\0")
+        return [f"{status}\t{path}" for status, path in zip(parts[::2], parts[1::2], strict=False) if path]
+
+    def submodules(self, commit: Commit) -> list[Submodule]:
+        """Return what a commit wants of submodules."""
+        return [
+            Submodule(path, facts.split(" ")[1])
+            for path, facts in self.files(commit).items()
+            if facts.startswith(_SUBMODULE)
+        ]
+
+    def native_key(self, commit: Commit) -> str:
+        """Return a hash of what the native parts are built of at a commit."""
+        return _digest((path, facts) for path, facts in self.files(commit).items() if is_native(path, facts))
+
+    @cached_property
+    def built_key(self) -> str:
+        """As `native_key`, of what lies in the checkout; of no commit where sources of native parts are edited."""
+        head = self.commit("HEAD")
+        raw = git(
+            self.folder,
+            *self._no_filters(),
+            "diff",
+            "--raw",
+            "--no-renames",
+            "--no-ext-diff",
+            "--ignore-submodules=dirty",
+            "-z",
+            "HEAD",
+        )
+        parts = raw.split("\0")
+        # `:MODE MODE HASH HASH STATUS` and the path, one after the other.
+        edited = [
+            (path, "edited") for facts, path in zip(parts[::2], parts[1::2], strict=False) if is_native(path, facts[1:])
+        ]
+        return _digest([(head.sha, "edited"), *edited]) if edited else self.native_key(head)
+
+    def _no_filters(self) -> list[str]:
+        """Return options that keep git from running what is configured to look through changed files."""
+        _, text = ask_git(self.folder, "config", "--name-only", "-z", "--get-regexp", r"^filter\.", okay=(0, 1))
+        names = {name.rpartition(".")[0] for name in text.split("\0") if name}
+        off = (
+            f"{name}.{part}" for name in sorted(names) for part in ("clean=", "smudge=", "process=", "required=false")
+        )
+        return [word for setting in off for word in ("-c", setting)]
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Files and whole folders (with a `/` at the end) that git ignores or does not know and a compiler may need.
+
+        Paths are relative. Of what git does not know only libraries: the rest is the user's own.
+        """
+        return tuple(outputs_of(self.folder))
+
+
+def outputs_of(folder: Path, *, own: bool = False) -> Iterator[str]:
+    """Yield `Checkout.outputs` of any repository's folder."""
+    listed = ("ls-files", "--others", "--exclude-standard", "-z")
+    ignored = git(folder, *listed, "--ignored", "--directory", own=own).split("\0")
+    unknown = git(folder, *listed, "--", *(f":(glob)**/{pattern}" for pattern in _LOADED), own=own).split("\0")
+    for path in sorted({*ignored, *unknown} - {""}):
+        parts = PurePosixPath(path).parts
+        if not _NO_OUTPUT.intersection(parts) and not path.endswith((".pyc", ".egg-info/", ".o", ".log")):
+            yield path
+
+
+def make_borrowing(folder: Path, own: Path, repository: Checkout, *options: str) -> None:
+    """Make a repository in `folder`, whose git folder is `own`, with the objects of `repository`, which are not copied.
+
+    `options` are those of `git init`.
+    """
+    folder.mkdir(parents=True)
+    words = ("init", "--quiet", "--template=", f"--object-format={repository.object_format}", *options)
+    git(folder, *words, own=True)
+    (own / "objects" / "info").mkdir(parents=True, exist_ok=True)
+    (own / "objects" / "info" / "alternates").write_text(f"{repository.objects}\n", encoding="utf-8")
+    if (shallow := repository.objects.with_name("shallow")).is_file():
+        shutil.copyfile(shallow, own / "shallow")
+
+
+def export(tree: Path, repository: Checkout, commit: Commit) -> None:
+    """Make `tree`, a repository of its own with the files of a commit and without submodules.
+
+    It borrows the objects of `repository`. Raises UsageError where they are not all there.
+    """
+    make_borrowing(tree, tree / ".git", repository)
+    try:
+        # The same bytes on every machine, whatever is usual there.
+        settings = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "advice.detachedHead=false")
+        git(tree, *settings, "checkout", "--quiet", "--detach", commit.sha, timeout_s=_EXPORT_SECONDS, own=True)
+    except UsageError as error:
+        raise UsageError(
+            f"{repository.folder}: {commit.short} is not all here (a partial clone?): {error}: 'git fetch --refetch'"
+        ) from None
+
+
+def is_native(path: str, facts: str = "") -> bool:
+    """Return whether native parts that farm uses are built of a file, or a submodule as `facts` of `files` say."""
+    pure = PurePosixPath(path)
+    folders = pure.parts[:-1]
+    if _UNUSED.intersection(folders) or (len(folders) > 1 and folders[0] == "backends" and folders[1] not in _BACKENDS):
+        return False
+    if facts.startswith(_SUBMODULE):
+        return True
+    suffix = pure.suffix.lower()
+    if suffix in _NATIVE_SUFFIXES or pure.name in _NATIVE_NAMES or path.startswith(_GENERATORS):
+        return True
+    return suffix in _YAML and folders[:1] == ("kernels",)
+
+
+def _digest(parts: Iterable[tuple[str, str]]) -> str:
+    digest = hashlib.sha256()
+    for path, facts in sorted(parts):
+        digest.update(f"{path}\0{facts}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _commits(text: str) -> list[Commit]:
+    """Return the commits that git printed in _FIELDS, each ended by NUL."""
+    # Messages and names may be in any encoding.
+    fields = text.encode(errors="surrogateescape").decode(errors="replace").removesuffix("\0").split("\0")
+    found = []
+    for at in range(0, len(fields) - 4, 5):
+        sha, parents, author, date, subject = fields[at : at + 5]
+        found.append(Commit(sha.strip(), tuple(parents.split()), author, date, subject))
+    return found

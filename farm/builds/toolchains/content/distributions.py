@@ -1,0 +1,123 @@
+"""Which installed packages take part in compiling, as metadata say: what ExecuTorch requires, what only farm does."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.atomic import write_atomically
+from farm.base.publish import make_folders
+from farm.base.trust import weakness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from importlib.metadata import Distribution
+    from pathlib import Path
+
+_FARM = "snapdragon-farm"
+# Other extras bring what compiles; of `simulator` QNN's libraries do, which have a hash of their own.
+_TOOLS = frozenset({"cluster", "dev", "simulator"})
+_MAIN = frozenset({"executorch", "torch", "torchao"})
+# It installs packages, and is part of none.
+_INSTALLERS = frozenset({"pip"})
+_INFO = (".dist-info", ".egg-info")
+_FOLDER, _MOST_REMEMBERED = "distributions", 50
+# Goes into what is remembered: a change of the rule decides anew.
+_RULE = "3"
+
+
+class NamesByPart(msgspec.Struct, frozen=True):
+    """Names at the top of the folders that an interpreter imports from."""
+
+    without: frozenset[str]
+    """No compile loads them: what farm's own metadata ask for and nothing else does; hardly anything without farm."""
+    required: frozenset[str]
+    """executorch, torch and torchao require them, wherever they are."""
+
+
+def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
+    """Return which names in `entries`, of sys.path, take part; decided once for what is installed."""
+    installed = [_info_folders(entry) for entry in entries]
+    state = msgspec.json.encode((_RULE, entries, installed))
+    memory = cache_dir / _FOLDER / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        if not weakness(memory):
+            return msgspec.json.decode(memory.read_bytes(), type=NamesByPart)
+    found = _decide(entries)
+    with contextlib.suppress(OSError):
+        make_folders(memory.parent)
+        write_atomically(memory, msgspec.json.encode(found), mode=0o600)
+        for path in sorted(memory.parent.glob("*.json"), key=os.path.getmtime, reverse=True)[_MOST_REMEMBERED:]:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _info_folders(entry: str) -> dict[str, int]:
+    """Return the folders that say what is installed; of farm's own, also when it was written, as it may be edited."""
+    found = {}
+    with contextlib.suppress(OSError), os.scandir(entry) as listed:
+        for one in listed:
+            if one.name.endswith(_INFO):
+                is_farm = one.name.startswith("snapdragon_farm")
+                found[one.name] = one.stat().st_mtime_ns if is_farm else 0
+    return dict(sorted(found.items()))
+
+
+def _decide(entries: Iterable[str]) -> NamesByPart:
+    distributions: dict[str, Distribution] = {}
+    for found in importlib.metadata.distributions(path=list(entries)):
+        if name := found.metadata["Name"]:
+            distributions.setdefault(_canonical(name), found)
+    out = {*_INSTALLERS, _FARM}
+    if _FARM in distributions:
+        tools = _closure(_requirements(distributions[_FARM], _TOOLS), distributions)
+        needed = _closure({*_MAIN, *(set(distributions) - tools - out)}, distributions)
+        out |= tools - needed
+    brought: tuple[set[str], set[str]] = set(), set()
+    for name, found in distributions.items():
+        brought[name in out].update(_top_names(found))
+    required = {name for one in _closure(_MAIN, distributions) for name in _import_names(one, distributions[one])}
+    return NamesByPart(_INSTALLERS | (brought[True] - brought[False]), frozenset(required))
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _requirements(found: Distribution, extras: Iterable[str] = ()) -> set[str]:
+    """Return the names of what a distribution requires; of its extras those in `extras`."""
+    names = set()
+    for line in found.requires or ():
+        extra = re.search(r"""extra\s*==\s*['"]([^'"]+)""", line)
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        if name and (extra is None or extra[1] in extras):
+            names.add(_canonical(name[0]))
+    return names
+
+
+def _closure(names: Iterable[str], distributions: Mapping[str, Distribution]) -> set[str]:
+    left, seen = list(names), set[str]()
+    while left:
+        name = left.pop()
+        if name in distributions and name not in seen:
+            seen.add(name)
+            if name != _FARM:
+                left += _requirements(distributions[name])
+    return seen
+
+
+def _top_names(found: Distribution) -> set[str]:
+    tops = {file.parts[0] for file in found.files or () if file.parts}
+    return {name for name in tops if name not in ("..", "__pycache__", "/")}
+
+
+def _import_names(name: str, found: Distribution) -> set[str]:
+    """Return how a distribution is imported, also one whose code is elsewhere."""
+    listed = (found.read_text("top_level.txt") or "").split()
+    return {name.replace("-", "_"), *listed, *(one.partition(".")[0] for one in _top_names(found))}

@@ -1,0 +1,251 @@
+"""What a toolchain is, by content: hashes of what is there, so that no edit is ever answered from the cache.
+
+What counts is what a compiler process may import or load: executorch, torch and torchao, everything else that is
+installed beside them (not only what is loaded today, as packages import each other where they are found), the
+interpreter with its standard library, and QNN's libraries. Nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import farm
+from farm.base.hashes import hash_files, hash_tree
+from farm.base.resources import data_folder
+from farm.builds.bundles.key import CONTENT
+from farm.builds.runtime.native.targets import BRIDGE
+from farm.builds.toolchains.content.distributions import parts_of
+from farm.builds.toolchains.generations import generation_of, is_supported
+from farm.builds.toolchains.interpreters import SITES, added_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.builds.toolchains.interpreters import InterpreterFacts
+
+MAIN_PACKAGES = ("executorch", "torch", "torchao")
+# QNN's libraries have a hash of their own, which bundles for the CPU leave out.
+_QNN_WHEEL = frozenset({"onnxruntime_qnn", "onnxruntime_qnn.libs"})
+# Of packages beside the main three: tests that nobody imports but pytest.
+_TESTS = frozenset({"tests"})
+_UNUSED_STANDARD = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"}
+)
+# farm's own code for another interpreter: what of it decides anything is in the keys by itself.
+_HANDED_OVER = frozenset({"farm", "msgspec"})
+# Python imports them at its start, wherever they are.
+_AT_START = frozenset({"sitecustomize", "usercustomize"})
+_FLATC = "data/bin/flatc"
+
+
+class PackageTree(msgspec.Struct, frozen=True):
+    """A folder that one of the main packages is imported from."""
+
+    folder: Path
+    """Behind links."""
+    digest: str
+
+
+class ToolchainIdentity(msgspec.Struct, frozen=True):
+    """What a toolchain is by content."""
+
+    content: dict[str, str]
+    """SHA-256 by name: `executorch_content` and so on."""
+    trees: dict[str, tuple[PackageTree, ...]]
+    """The folders of each main package."""
+    flatc: str
+    """Hash of a schema compiler that ExecuTorch does not bring."""
+
+
+def identify(
+    cache_dir: Path, python: Path, facts: InterpreterFacts, env: Mapping[str, str], *, qnn: Path | None = None
+) -> ToolchainIdentity:
+    """Return what `python` compiles with.
+
+    `facts` are what it finds when it is started with the variables `env`, besides those of this process; `qnn` is the
+    folder of the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
+    """
+    content, trees = {}, {}
+    edited: list[Path] = []
+    flatc = _foreign_flatc(cache_dir, facts, env)
+    for name in MAIN_PACKAGES:
+        found = facts.packages.get(name)
+        folders = [folder.resolve() for folder in (found.folders if found else ())]
+        trees[name] = tuple(PackageTree(folder, _content(cache_dir, folder, edited)) for folder in folders)
+        digests = [tree.digest for tree in trees[name]] + ([flatc] if name == "executorch" else [])
+        content[f"{name}{CONTENT}"] = hashlib.sha256("\0".join(digests).encode()).hexdigest()
+    content[f"packages{CONTENT}"] = _packages(cache_dir, python, facts, edited)
+    content[f"python{CONTENT}"] = _python(cache_dir, python, facts)
+    if qnn is not None:
+        content[f"qnn{CONTENT}"] = _libraries(cache_dir, qnn)
+    for path in edited:
+        _forget_bytecode(path)
+    return ToolchainIdentity(content, trees, flatc)
+
+
+def _content(
+    cache_dir: Path,
+    path: Path,
+    edited: list[Path],
+    without: frozenset[str] = frozenset(),
+    unread: frozenset[str] = frozenset(),
+) -> str:
+    path = path.resolve()
+    if not path.is_dir():
+        return hash_files(cache_dir, [path])[path] if path.is_file() else ""
+    tree = hash_tree(cache_dir, path, without=without, unread=unread)
+    edited += [path / name for name in tree.edited]
+    return tree.digest
+
+
+def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
+    """Return the content of what is installed beside the main packages, in the order in which it is looked for."""
+    digest = hashlib.sha256()
+    entries = [entry for entry in facts.path if not _is_standard(entry)]
+    sites = [entry for entry in entries if Path(entry).name in SITES]
+    parts = parts_of(cache_dir, entries)
+    without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *parts.without})
+    for site in sites:
+        digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
+    # A folder on PYTHONPATH may be somebody's home: only what stands in front of what is installed, and what ExecuTorch
+    # requires. What a suite itself imports is in the keys of its own bundles, as far as this interpreter knows it.
+    # What is installed as editable counts as what is installed does: any package may import it where it is found.
+    in_front = {name for entry in facts.path if entry in sites or _is_standard(entry) for name in _importable(entry)}
+    is_own = python.absolute() == Path(sys.executable).absolute()
+    counted = in_front | parts.required | _AT_START
+    editable = {entry for site in sites for entry in added_by(site)}
+    for entry in entries:
+        if entry in sites:
+            continue
+        wanted = _importable(entry) & counted
+        if (not is_own or entry in editable) and not _is_of_farm(Path(entry)):
+            wanted |= _regular(entry)
+        for name in sorted(wanted - without - _HANDED_OVER):
+            for path in _places(Path(entry), name):
+                digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
+    for name, path in sorted(_mapped(sites)):
+        if name in without or (name not in counted and _is_of_farm(path.parent)):
+            continue
+        # Of a module the name has no suffix there.
+        for place in _places(path.parent, path.name) or [path]:
+            digest.update(f"{name}\0{_content(cache_dir, place, edited, unread=_TESTS)}\0".encode())
+    return digest.hexdigest()
+
+
+def _is_of_farm(folder: Path) -> bool:
+    """Return whether a folder is farm's own repository: what of it decides anything is in the keys by itself."""
+    return (folder / "farm").resolve() == Path(farm.__file__).resolve().parent
+
+
+def _regular(entry: str) -> set[str]:
+    """Return the modules in a folder, and the folders that say that they are packages."""
+    return {
+        name
+        for name in _importable(entry)
+        if not (Path(entry) / name).is_dir() or (Path(entry) / name / "__init__.py").is_file()
+    }
+
+
+def _mapped(sites: Iterable[str]) -> Iterable[tuple[str, Path]]:
+    """Yield the packages whose code setuptools' editable installs have somewhere else."""
+    for site in sites:
+        for finder in Path(site).glob("__editable___*_finder.py"):
+            with contextlib.suppress(OSError, ValueError, SyntaxError):
+                for node in ast.parse(finder.read_bytes()).body:
+                    if not isinstance(node, ast.AnnAssign) or node.value is None:
+                        continue
+                    if isinstance(node.target, ast.Name) and node.target.id == "MAPPING":
+                        yield from ((name, Path(path)) for name, path in ast.literal_eval(node.value).items())
+
+
+def _is_standard(entry: str) -> bool:
+    return Path(entry).name == "lib-dynload" or (Path(entry) / "os.py").is_file()
+
+
+def _importable(folder: str) -> set[str]:
+    """Return the names that can be imported from a folder."""
+    names = set()
+    with contextlib.suppress(OSError), os.scandir(folder) as listed:
+        for entry in listed:
+            stem, dot, ending = entry.name.partition(".")
+            is_module = entry.is_dir() if not dot else ending == "py" or ending.endswith("so")
+            if is_module and stem.isidentifier():
+                names.add(stem)
+    return names
+
+
+def _places(folder: Path, name: str) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{name}*") if path.name.partition(".")[0] == name)
+
+
+def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
+    """Return the content of the interpreter: its program, its library and the standard library."""
+    version = ".".join(map(str, facts.version))
+    digest = hashlib.sha256(f"{version}\0{facts.abi}\0".encode())
+    program = python.resolve()
+    libraries = sorted((program.parent.parent / "lib").glob(f"libpython{facts.version[0]}.*.so*"))
+    for sha256 in hash_files(cache_dir, [program, *libraries]).values():
+        digest.update(sha256.encode())
+    for entry in facts.path:
+        if _is_standard(entry) and Path(entry).name != "lib-dynload":
+            digest.update(hash_tree(cache_dir, Path(entry), unread=_UNUSED_STANDARD).digest.encode())
+    return digest.hexdigest()
+
+
+def _libraries(cache_dir: Path, folder: Path) -> str:
+    """Return the content of the libraries in a folder and below, behind links, by their names."""
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if (folder / "real" / BRIDGE).is_file():
+        # farm's bridge stands before it: what that is compiled from, as each machine compiles other bytes.
+        del paths[BRIDGE]
+        sources = data_folder("native_runner") / "bridge"
+        paths |= {f"bridge/{path.name}": path for path in sorted(sources.glob("*.cpp"))}
+    hashes = hash_files(cache_dir, paths.values())
+    digest = hashlib.sha256()
+    for name, path in paths.items():
+        digest.update(f"{name}\0{hashes[path]}\0".encode())
+    return digest.hexdigest()
+
+
+def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
+    """Return the content of the schema compiler that is used in place of the package's own; "" for that one."""
+    found = facts.packages.get("executorch")
+    brought = [folder / _FLATC for folder in (found.folders if found else ()) if (folder / _FLATC).is_file()]
+    variables = {**os.environ, **env}
+    named = variables.get("FLATC_EXECUTABLE")
+    version = facts.version_of("executorch")
+    looks_on_path = is_supported(version) and generation_of(version).needs_flatc
+    if brought and not named and not looks_on_path:
+        return ""
+    program = shutil.which(named or "flatc", path=variables.get("PATH"))
+    if program is None:
+        return "none"
+    path = Path(program).resolve()
+    return "" if path in [one.resolve() for one in brought] else hash_files(cache_dir, [path])[path]
+
+
+def _forget_bytecode(source: Path) -> None:
+    """Remove the bytecode of an edited file where Python would take it for that of the file as it is now.
+
+    Python compares size and seconds: an edit of the same size within the second, or whose time was put back, runs as
+    the code from before.
+    """
+    if source.suffix != ".py":
+        return
+    with contextlib.suppress(OSError):
+        status = source.stat()
+        for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
+            with compiled.open("rb") as file:
+                header = file.read(16)
+            flags, mtime, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
+            if flags == 0 and (mtime, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF):
+                compiled.unlink()

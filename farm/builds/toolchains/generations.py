@@ -1,0 +1,85 @@
+"""What differs from one ExecuTorch to the next in how its processes are started; which ones farm can compile with.
+
+What differs in calls is in farm/builds/compile/flows, beside the calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+OLDEST = "1.3.1"
+"""Before it, ExecuTorch's Qualcomm backend has no LPAI, whose names farm's flow imports."""
+NEWEST = "1.5.1"
+"""The newest that farm was run with. A newer one is tried: nothing says that it cannot."""
+
+_NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+class ReleaseRow(NamedTuple):
+    """A row of releases that are used alike."""
+
+    since: tuple[int, int]
+    torch: str
+    """What of torch its wheels are built for: those from 1.5 do not say."""
+    needs_flatc: bool
+    """It looks for flatc on PATH, not in its own wheel."""
+
+    def environment(self, package: Path) -> dict[str, str]:
+        """Return the variables that its processes need; `package` is the folder of its code."""
+        flatc = package / "data" / "bin" / "flatc"
+        if self.needs_flatc and "FLATC_EXECUTABLE" not in os.environ and os.access(flatc, os.X_OK):
+            return {"FLATC_EXECUTABLE": str(flatc)}
+        return {}
+
+
+_GENERATIONS = (
+    ReleaseRow((1, 3), "torch>=2.12,<2.14", needs_flatc=True),
+    ReleaseRow((1, 4), "torch>=2.13,<2.14", needs_flatc=False),
+    ReleaseRow((1, 5), "torch>=2.13,<2.14", needs_flatc=False),
+)
+
+
+def generation_of(version: str) -> ReleaseRow:
+    """Return how an ExecuTorch of `version` is used; of one that says no version, as the newest.
+
+    Raises UsageError for one that is older than OLDEST.
+    """
+    numbers = _numbers(version)
+    if numbers is None:
+        return _GENERATIONS[-1]
+    if not is_supported(version):
+        raise UsageError(
+            f"ExecuTorch {version} is too old: farm compiles with {OLDEST} and newer, as LPAI came into its Qualcomm "
+            "backend then"
+        )
+    return next(one for one in reversed(_GENERATIONS) if one.since <= numbers[:2])
+
+
+def newer_than_known(version: str) -> bool:
+    """Return whether farm was never run with such a version: worth a note, and no reason to refuse."""
+    numbers, newest = _numbers(version), _numbers(NEWEST)
+    return numbers is not None and newest is not None and numbers[:2] > newest[:2]
+
+
+def variables_of(versions: Mapping[str, str], package: Path | None) -> dict[str, str]:
+    """Return what the processes of a toolchain of these versions need beside paths. Raises UsageError."""
+    generation = generation_of(versions.get("executorch", ""))
+    return generation.environment(package) if package is not None else {}
+
+
+def is_supported(version: str) -> bool:
+    """Return whether farm can compile with an ExecuTorch of that version."""
+    return (_numbers(version) or (0, 0, 0)) >= (_numbers(OLDEST) or ())
+
+
+def _numbers(version: str) -> tuple[int, int, int] | None:
+    found = _NUMBERS.match(version)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

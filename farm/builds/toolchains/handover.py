@@ -1,0 +1,93 @@
+"""farm's own code for the interpreter of a toolchain, which has not installed it: a folder of links for PYTHONPATH.
+
+In it are `farm`, msgspec, which is all that a builder imports before torch, and coverage, which traces it. Never the
+other packages of farm's environment, which would come before those of the toolchain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import farm
+from farm.base.errors import MissingToolError
+from farm.base.publish import published
+from farm.builds.runtime.packages import package_version
+from farm.builds.toolchains.pip import pip_install
+
+if TYPE_CHECKING:
+    from farm.builds.toolchains.interpreters import InterpreterFacts
+
+_FOLDER = "toolchains"
+# Each with its binary module, which is of one ABI.
+_NEEDED = {"msgspec": "_core"}
+_USEFUL = {"coverage": "tracer"}
+"""Tells which functions ran, so that more bundles stay; without it all are compiled again."""
+
+
+def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
+    """Return the folder that makes farm's code importable for `python`. Raises MissingToolError, UntrustedError."""
+    packages = {"farm": Path(farm.__file__).resolve().parent, **_own_packages(facts)}
+    if not _NEEDED.keys() <= packages.keys():
+        installed = _installed(cache_dir, python, facts)
+        packages |= {name: installed / name for name in _NEEDED | _USEFUL if (installed / name).is_dir()}
+    return _links(cache_dir, "handover", packages)
+
+
+def checkout_link(cache_dir: Path, package: Path) -> Path:
+    """Return the folder that makes `executorch` the code in `package`, and that code alone. Raises UntrustedError.
+
+    ExecuTorch is a namespace package: with nothing but PYTHONPATH=$EXECUTORCH_ROOT/.. what a checkout lacks, its native
+    libraries above all, would be imported from an installed wheel, and a program be made by both.
+    """
+
+    def fill(folder: Path) -> None:
+        (folder / "executorch").mkdir()
+        text = f"# The source tree that is compiled with, and nothing of a wheel.\n__path__ = [{str(package)!r}]\n"
+        (folder / "executorch" / "__init__.py").write_text(text, encoding="utf-8")
+
+    return published(cache_dir / _FOLDER / "checkouts" / _digest(str(package)), fill)
+
+
+def _links(cache_dir: Path, kind: str, targets: dict[str, Path]) -> Path:
+    def fill(folder: Path) -> None:
+        for name, target in targets.items():
+            (folder / name).symlink_to(target)
+
+    where = cache_dir / _FOLDER / kind / _digest(*(f"{name}={target}" for name, target in targets.items()))
+    # What a link leads to may be gone, and come back.
+    return published(where, fill, is_whole=lambda folder: all((folder / name).is_dir() for name in targets))
+
+
+def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
+    """Return those packages of farm's environment that an interpreter of this ABI can load."""
+    found = {}
+    for name, core in (_NEEDED | _USEFUL).items():
+        spec = importlib.util.find_spec(name)
+        folder = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if folder is not None and facts.abi and any(folder.glob(f"{core}.{facts.abi}.*")):
+            found[name] = folder
+    return found
+
+
+def _installed(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
+    """Return a folder with the packages for another ABI, which are installed once."""
+    wanted = {name: f"{name}=={version}" for name in _NEEDED | _USEFUL if (version := package_version(name))}
+
+    def install(folder: Path) -> None:
+        for name, requirement in wanted.items():
+            problem = pip_install(python, [requirement], folder)
+            if name in _NEEDED and not any((folder / name).glob(f"{_NEEDED[name]}.*")):
+                raise MissingToolError(
+                    f"farm's code needs {requirement} for {python} ({facts.abi}), and pip cannot install it: "
+                    f"{problem or 'it has no binary for it'}; is the package index reachable?"
+                )
+
+    key = _digest(facts.abi, *wanted.values())
+    return published(cache_dir / _FOLDER / "handover" / f"packages-{key}", install)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,140 @@
+"""Interpreters: what one finds, and how its processes are started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.base.errors import MissingToolError
+from farm.builds.toolchains import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LEAST_PYTHON = (3, 11)
+"""farm's own code runs in the processes of a toolchain."""
+
+SITES = ("site-packages", "dist-packages")
+"""Names of folders that packages are installed in."""
+
+_PROBE_SECONDS = 60.0
+
+
+class PackageFacts(msgspec.Struct, frozen=True):
+    """A package as an interpreter imports it."""
+
+    version: str
+    folders: tuple[Path, ...]
+    """In the order in which they are searched: a namespace, as ExecuTorch is one, may lie in several."""
+
+
+class InterpreterFacts(msgspec.Struct, frozen=True):
+    """What an interpreter is and where it finds a toolchain's packages."""
+
+    version: tuple[int, int, int]
+    abi: str
+    """What its binary modules are called after: `cpython-311-x86_64-linux-gnu`."""
+    prefix: Path
+    """Folder of the environment."""
+    path: tuple[str, ...]
+    """Where it looks for modules."""
+    packages: dict[str, PackageFacts]
+    """Those of executorch, torch and torchao that it finds."""
+
+    def folder(self, package: str) -> Path | None:
+        """Return where a package is, the first place of several."""
+        found = self.packages.get(package)
+        return found.folders[0] if found and found.folders else None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of those packages that are there."""
+        return {name: self.version_of(name) for name in self.packages}
+
+    def version_of(self, package: str) -> str:
+        """Return the version of a package, `missing` where it is not there, `unknown` where nothing says it."""
+        found = self.packages.get(package)
+        return "missing" if found is None else found.version or "unknown"
+
+
+def own_facts() -> InterpreterFacts:
+    """Return what a process of this interpreter finds when it is started as `process_environment` says."""
+    return msgspec.convert(probe.look(_inherited_path()), InterpreterFacts, dec_hook=_path)
+
+
+def _inherited_path() -> list[str]:
+    """Return the entries of sys.path but those that only this process has: the folder of its script, or its user's."""
+    given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}  # noqa: PTH100
+    named = set(given)
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    for entry in sys.path:
+        if Path(entry).name in SITES:
+            named |= {entry, *added_by(entry)}
+        elif entry in standard or os.path.dirname(entry) in standard or entry.endswith(".zip"):  # noqa: PTH120
+            named.add(entry)
+    # What is there twice this process has put in front: site-packages come behind the standard library.
+    return [
+        entry
+        for place, entry in enumerate(sys.path)
+        if entry in named and (entry in given or entry not in sys.path[place + 1 :])
+    ]
+
+
+def added_by(site: str) -> set[str]:
+    """Return the folders that the `.pth` files of a folder of packages add to sys.path."""
+    lines = set()
+    for file in Path(site).glob("*.pth"):
+        with contextlib.suppress(OSError):
+            lines |= set(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {os.path.abspath(os.path.join(site, line.strip())) for line in lines if line.strip()}  # noqa: PTH100, PTH118
+
+
+def inspect(python: Path, env: Mapping[str, str] | None = None) -> InterpreterFacts:
+    """Return what `python` finds when it is started as `process_environment(env)` says.
+
+    Raises MissingToolError for one that cannot be started, or that is too old for farm's code.
+    """
+    source = Path(probe.__file__).read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [str(python), "-c", source],
+            env=process_environment(env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+        facts = msgspec.json.decode(_document(done.stdout), type=InterpreterFacts, dec_hook=_path)
+    except subprocess.TimeoutExpired:
+        raise MissingToolError(f"{python} does not answer within {_PROBE_SECONDS:g} s") from None
+    except OSError as error:
+        raise MissingToolError(f"{python} cannot be started: {error.strerror or error}") from None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise MissingToolError(f"{python} is no Python that farm can use: {last}") from None
+    if facts.version[:2] < LEAST_PYTHON:
+        needed, found = (".".join(map(str, version[:2])) for version in (LEAST_PYTHON, facts.version))
+        raise MissingToolError(f"{python} is Python {found}: a toolchain needs Python {needed} or newer")
+    return facts
+
+
+def process_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process of a toolchain whose own variables are `env`."""
+    # Not from the folder that the user happens to be in: an `executorch` in it would be imported instead.
+    return {**os.environ, "PYTHONSAFEPATH": "1", **env}
+
+
+def _document(printed: bytes) -> bytes:
+    """Return the last line: what a `sitecustomize` prints comes before."""
+    return (printed.strip().splitlines() or [b""])[-1]
+
+
+def _path(kind: type, text: Any) -> Any:
+    return kind(text)

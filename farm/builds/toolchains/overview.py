@@ -1,0 +1,132 @@
+"""The toolchains that there are: the default, those of farm.toml, and environments that farm made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.config.toolchains import DEFAULT, ToolchainConfig
+from farm.base.errors import FarmError
+from farm.base.publish import withdraw
+from farm.base.trust import require_own
+from farm.builds.bundles.cache import folder_size
+from farm.builds.toolchains.content.identity import identify
+from farm.builds.toolchains.content.source_state import source_state
+from farm.builds.toolchains.environments import about, environment_folder, environments_folder, used_ms
+from farm.builds.toolchains.interpreters import own_facts
+from farm.builds.toolchains.probe import PACKAGES
+from farm.builds.toolchains.select import import_environment, look_into, select
+from farm.builds.toolchains.toolchain import SourceState
+
+if TYPE_CHECKING:
+    from farm.base.config.settings import Config
+
+NOT_MADE = "not made"
+
+
+class ToolchainRow(msgspec.Struct, frozen=True):
+    """One toolchain, as far as it can be told without making anything."""
+
+    name: str
+    kind: str
+    """Where its code comes from: `default`, `checkout`, `python`, `version`, or `qnn` where that alone is named."""
+    place: str
+    """The source tree, the interpreter or the folder that was named, or the release."""
+    python: str = ""
+    """The interpreter; empty where it is not known."""
+    python_version: str = ""
+    executorch_folder: str = ""
+    versions: dict[str, str] = {}
+    """Of executorch, torch and torchao."""
+    qnn: str = ""
+    """As it is named; empty for the QNN that farm uses otherwise."""
+    source: SourceState = SourceState()
+    problem: str = ""
+    """Why it cannot be used; NOT_MADE for a release without an environment yet."""
+
+
+class EnvironmentRow(msgspec.Struct, frozen=True):
+    """An environment in the cache."""
+
+    folder: str
+    executorch: str
+    torch: str
+    made_ms: int
+    used_ms: int
+    """Epoch milliseconds."""
+    nbytes: int
+    """Without what it only links."""
+    current: bool
+    """`--toolchain VERSION` uses it: farm's environment is still the one that it links."""
+
+
+def toolchain_rows(config: Config) -> list[ToolchainRow]:
+    """Return the default toolchain and those of farm.toml, whether they can be used or not."""
+    return [row_of(config, ToolchainConfig()), *(row_of(config, one) for one in config.toolchains.values())]
+
+
+def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
+    """Return what is known of one toolchain; nothing is made or raised for one that cannot be used."""
+    kind, place = _origin(toolchain)
+    row = ToolchainRow(toolchain.name or DEFAULT, kind, place, qnn=toolchain.qnn)
+    if toolchain.version and not environment_folder(config.cache_dir, toolchain.version).is_dir():
+        return msgspec.structs.replace(row, problem=NOT_MADE)
+    try:
+        selected = select(config, toolchain).toolchain
+        facts = own_facts() if selected.python is None else look_into(config, selected)
+        python, variables = selected.python or Path(sys.executable), import_environment(config, selected)
+        trees = identify(config.cache_dir, python, facts, variables).trees
+        source = source_state(config.cache_dir, trees)
+    except FarmError as error:
+        return msgspec.structs.replace(row, problem=str(error))
+    missing = [name for name in PACKAGES if name not in facts.packages]
+    return msgspec.structs.replace(
+        row,
+        python=str(python),
+        python_version=".".join(map(str, facts.version)),
+        executorch_folder=str(facts.folder("executorch") or ""),
+        versions=facts.versions,
+        source=source,
+        problem=f"no {', '.join(missing)}: farm itself needs none, --toolchain names an environment" if missing else "",
+    )
+
+
+def _origin(toolchain: ToolchainConfig) -> tuple[str, str]:
+    if toolchain.version:
+        return "version", toolchain.version
+    if toolchain.checkout is not None:
+        return "checkout", str(toolchain.checkout)
+    if toolchain.python is not None:
+        return "python", str(toolchain.python)
+    return ("qnn" if toolchain.qnn or toolchain.native else DEFAULT), sys.prefix
+
+
+def environment_rows(cache_dir: Path) -> list[EnvironmentRow]:
+    """Return the environments in the cache, the one used last first."""
+    found = []
+    for folder in environments_folder(cache_dir).glob("*"):
+        made = about(folder)
+        if made is None:
+            continue
+        found.append(
+            EnvironmentRow(
+                folder=str(folder),
+                executorch=made.executorch,
+                torch=made.torch,
+                made_ms=made.made_ms,
+                used_ms=used_ms(folder),
+                nbytes=folder_size(folder)[1],
+                current=folder == environment_folder(cache_dir, made.executorch),
+            )
+        )
+    return sorted(found, key=lambda row: -row.used_ms)
+
+
+def remove_environment(row: EnvironmentRow) -> None:
+    """Remove an environment; a command that works with it fails. Raises UntrustedError."""
+    folder = Path(row.folder)
+    require_own(folder)
+    withdraw(folder)

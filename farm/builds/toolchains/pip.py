@@ -1,0 +1,51 @@
+"""pip, as farm calls it for another interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from farm.base.errors import InfraError
+from farm.base.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_INSTALL_SECONDS = 1800.0
+_BASE = str(getattr(sys, "_base_executable", sys.executable))
+_OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-warn-script-location")
+
+
+def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
+    """Install for `python`, into `folder` or its environment, without requirements of requirements.
+
+    Return why that failed, in one line, empty where it did not. It is farm's own pip or, without one, that of `python`.
+    """
+    target = ["--target", str(folder)] if folder is not None else []
+    problem = f"there is no pip: {sys.executable} -m ensurepip"
+    # That of Python itself is there more often than that of an environment.
+    pips = [[one, "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
+    for command in (*pips, [str(python), "-m", "pip"]):
+        try:
+            code, lines = _run([*command, "install", *_OPTIONS, *target, *requirements])
+        except (InfraError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if code == 0:
+            return ""
+        # None there, or one that is too old to install for another interpreter.
+        if any("No module named pip" in line or "no such option: --python" in line for line in lines):
+            continue
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        return (errors or lines or [f"exit code {code}"])[0]
+    return problem
+
+
+def _run(argv: list[str]) -> tuple[int, list[str]]:
+    """Return exit code and standard error; it ends with this process, however that ends."""
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(argv, name="pip", stderr_pipe=True)
+        _, errors = child.process.communicate(timeout=_INSTALL_SECONDS)
+        return child.process.returncode, errors.decode(errors="replace").strip().splitlines()

@@ -1,0 +1,120 @@
+"""The toolchain that a command works with, found once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.hashes import let_the_clock_pass
+from farm.builds.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of, toolchain_versions
+from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.native.executorch import runner_executorch
+from farm.builds.runtime.qnn_sdk import sdk_product
+from farm.builds.runtime.simulator import LIBRARY, host_sdk
+from farm.builds.toolchains.content.identity import identify
+from farm.builds.toolchains.content.source_state import developed_roots, source_state
+from farm.builds.toolchains.generations import NEWEST, newer_than_known, variables_of
+from farm.builds.toolchains.handover import handover
+from farm.builds.toolchains.interpreters import own_facts
+from farm.builds.toolchains.probe import PACKAGES
+from farm.builds.toolchains.sdks import resolve_qnn
+from farm.builds.toolchains.select import import_environment, look_into
+from farm.builds.toolchains.toolchain import STUB_LINE, Compiler, Toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.base.config.settings import Config
+    from farm.base.config.toolchains import ToolchainConfig
+    from farm.builds.toolchains.interpreters import InterpreterFacts
+
+
+def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
+    """Build what is missing and return the toolchain that `config` has selected, `virtual` as in `toolchain_versions`.
+
+    Raises MissingToolError, UsageError for a file of it that cannot be read.
+    """
+    forget_sources()
+    lines: list[str] = []
+
+    def building(line: str) -> None:
+        # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
+        if not lines:
+            note("building the native runner, once for this compiler and ExecuTorch (half a minute)")
+        lines.append(line)
+
+    executorch = runner_executorch(config)
+    native = build_native(config.cache_dir, executorch=executorch, log=building)
+    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
+    selected = config.toolchain
+    if selected.python is None:
+        facts = own_facts()
+        versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
+        compiler = Compiler(sys.executable, dict(sdk.env) | variables_of(versions, facts.folder("executorch")))
+    else:
+        facts = look_into(config, selected)
+        versions = {
+            "qnn": sdk.qnn_version,
+            HOST_CPU: "x86" if virtual else "arm",
+            **{name: facts.version_of(name) for name in PACKAGES},
+        }
+        compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
+    # The bridge may have been laid out just now.
+    let_the_clock_pass([sdk.lib_dir / LIBRARY])
+    as_of_ns = time.time_ns()
+    found = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
+    source = source_state(config.cache_dir, found.trees)
+    developed = developed_roots(config.cache_dir, found, config.trace)
+    compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
+    if newer_than_known(versions["executorch"]):
+        note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
+    product = sdk_product(config.sdk_root)
+    if stub_of({QNN_PRODUCT: product}):
+        # Commands with few numbers have no other place for it.
+        note(f"STUB: QNN's libraries are a stub ({product}); no number is a measurement of Qualcomm's products")
+    return Toolchain(
+        versions | found.content,
+        compiler,
+        native.key,
+        runner_of="" if executorch.own else f"executorch {executorch.version}",
+        name=selected.name,
+        line=line_of(config),
+        private=is_private(selected) or source.dirty,
+        source=source,
+        qnn_product=product,
+    )
+
+
+def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
+    """Return the variables with which an interpreter imports farm's code and the toolchain's, beside QNN's."""
+    env = import_environment(config, toolchain)
+    code = handover(config.cache_dir, toolchain.python or Path(sys.executable), facts)
+    versions = {name: facts.version_of(name) for name in PACKAGES}
+    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), path]))}
+    return env | own | variables_of(versions, facts.folder("executorch"))
+
+
+def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
+    """Return the series that runs with a toolchain belong to: none of its own for a path of the command line.
+
+    Without `toolchain` it is the selected one. Runs over a stub of QNN have a line of their own.
+    """
+    selected, sdk_root = toolchain or config.toolchain, config.sdk_root
+    if toolchain is not None and toolchain.qnn:
+        with contextlib.suppress(FarmError):
+            sdk_root = resolve_qnn(config, toolchain.qnn)
+    line = selected.name if selected.named or selected.version else ""
+    return f"{line} {STUB_LINE}".strip() if stub_of({QNN_PRODUCT: sdk_product(sdk_root)}) else line
+
+
+def is_private(toolchain: ToolchainConfig) -> bool:
+    """Return whether runs with a toolchain are compared with a line and never belong to one, whatever its state."""
+    return bool(toolchain.name) and not toolchain.named and not toolchain.version

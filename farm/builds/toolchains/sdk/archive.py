@@ -1,0 +1,155 @@
+"""A QNN SDK as a zip file: unpacked with suspicion, and looked at before anything of it is used."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from farm.base.errors import ConfigError, InfraError
+from farm.base.text import one_line
+from farm.builds.runtime.native.elf import AARCH64, HEXAGON, MACHINES, X86_64, read_elf
+from farm.builds.runtime.simulator import LIBRARY, TARGET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# Beyond reason: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
+_MOST_BYTES = 64 * 2**30
+_MOST_FILES = 400_000
+_CHUNK = 2**20
+_ENCRYPTED = 1
+_MACHINES = (
+    (re.compile(r"x86_64-linux.*"), X86_64),
+    (re.compile(r"aarch64-(android|oe-linux.*|ubuntu.*)"), AARCH64),
+    (re.compile(r"(hexagon|lpai)-v\d+"), HEXAGON),
+)
+_NEEDED = (LIBRARY, "libQnnSystem.so")
+
+
+def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
+    """Unpack the SDK of that version, `qairt/VERSION/` in the archive, into `folder`.
+
+    Raises InfraError for a file that is damaged, that has a name or a link which leads out of the folder, or that is
+    larger than any SDK.
+    """
+    prefix = f"qairt/{version}/"
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = [one for one in _checked(opened.infolist()) if one.filename.startswith(prefix)]
+            if not members:
+                raise _refused(f"there is no {prefix} in it")
+            _require_space(folder, sum(one.file_size for one in members))
+            names = {PurePosixPath(one.filename[len(prefix) :]): one for one in members if one.filename != prefix}
+            links = {name: opened.read(one).decode() for name, one in names.items() if _is_link(one)}
+            _check_links(names, links)
+            for name, one in names.items():
+                if name not in links:
+                    _extract(opened, one, folder / name, name)
+            # Last, so that nothing is written through one.
+            for name, target in links.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).symlink_to(target)
+    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError, RuntimeError) as error:
+        raise _refused(f"it is damaged ({error})") from None
+
+
+def check_sdk(folder: Path, version: str) -> None:
+    """Raise InfraError unless `folder` has the SDK of that version, for this machine, each library in its place."""
+    said = _version_in(folder)
+    if said != version:
+        raise _refused(f"its sdk.yaml says version {one_line(said, 80) or 'nothing'}, and {version} was fetched")
+    missing = [name for name in _NEEDED if not (folder / "lib" / TARGET / name).is_file()]
+    if missing:
+        raise _refused(f"it has no lib/{TARGET}/{missing[0]}")
+    check_machines(folder / "lib")
+
+
+def check_machines(folder: Path) -> None:
+    """Raise InfraError where a library lies in the folder of another processor, or is none."""
+    for place in sorted(path for path in folder.iterdir() if path.is_dir()):
+        machine = next((number for name, number in _MACHINES if name.fullmatch(place.name)), None)
+        if machine is None:
+            continue
+        for library in sorted(place.rglob("*.so")):
+            try:
+                found = read_elf(library)
+            except (ConfigError, OSError) as error:
+                raise _refused(f"{library.relative_to(folder.parent)}: {error}") from None
+            if found.machine != machine:
+                name = library.relative_to(folder.parent)
+                raise _refused(f"{name} is made for {found.machine_name}, expected {MACHINES[machine]}")
+
+
+def _version_in(folder: Path) -> str:
+    try:
+        lines = (folder / "sdk.yaml").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")), "")
+
+
+def _checked(members: list[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
+    """Yield the entries of an archive none of which leads out of it."""
+    nbytes = sum(one.file_size for one in members)
+    if len(members) > _MOST_FILES or nbytes > _MOST_BYTES:
+        raise _refused(f"it is larger than any SDK: {len(members)} files, {nbytes} bytes")
+    seen: set[str] = set()
+    for one in members:
+        name = one.filename
+        parts = name.rstrip("/").split("/")
+        if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+            raise _refused(f"{one_line(name, 200)!r} in it leads out of its folder")
+        if name.rstrip("/") in seen:
+            raise _refused(f"{one_line(name, 200)!r} is in it twice")
+        if one.flag_bits & _ENCRYPTED:
+            raise _refused("it is encrypted")
+        seen.add(name.rstrip("/"))
+        yield one
+
+
+def _check_links(names: Iterable[PurePosixPath], links: dict[PurePosixPath, str]) -> None:
+    for name, target in links.items():
+        place = list(name.parent.parts)
+        for part in PurePosixPath(target).parts:
+            if PurePosixPath(*place) in links:
+                # Where `..` leads from there is not to be told from the text.
+                raise _refused(f"the link {one_line(str(name), 200)!r} in it leads through another one")
+            if part == "/" or (part == ".." and not place):
+                raise _refused(f"the link {one_line(str(name), 200)!r} in it leads out of its folder")
+            place = place[:-1] if part == ".." else [*place, part]
+    for name in names:
+        if any(parent in links for parent in name.parents):
+            raise _refused(f"{one_line(str(name), 200)!r} in it lies behind a link")
+
+
+def _is_link(member: zipfile.ZipInfo) -> bool:
+    return stat.S_ISLNK(member.external_attr >> 16)
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, name: PurePosixPath) -> None:
+    if member.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Reading to the end is what checks the checksum; it gives no more bytes than are announced.
+    with archive.open(member) as source, target.open("xb") as file:
+        shutil.copyfileobj(source, file, _CHUNK)
+    executable = member.external_attr >> 16 & 0o111 or name.parts[0] == "bin"
+    target.chmod(0o755 if executable else 0o644)
+
+
+def _require_space(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise InfraError(
+            f"the QNN SDK needs {nbytes // 2**20} MB in the cache and {free // 2**20} MB are free: make room with "
+            "'farm cache prune --older 30d --yes', or set FARM_CACHE_DIR to another folder"
+        )
+
+
+def _refused(why: str) -> InfraError:
+    return InfraError(f"what was fetched is no QNN SDK that farm will use: {why}")

@@ -1,0 +1,155 @@
+"""ExecuTorch's own downloader of the QNN SDK, driven: it knows address and version, and resumes what broke off.
+
+`backends/qualcomm/scripts/download_qnn_sdk.py`, ExecuTorch 1.3 to 1.5, with `qnn_config.sh` beside it in source trees.
+Its download alone is used: it unpacks whatever names an archive has, and asks for no licence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.hashes import sha256_of
+from farm.base.processes import Supervisor
+from farm.base.publish import published
+from farm.base.text import one_line
+from farm.builds.runtime.packages import package_folder
+from farm.builds.runtime.qnn_sdk import ORIGIN, FetchedSdk
+from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
+from farm.builds.toolchains.sdks import sdks_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.base.config.settings import Config
+
+LICENCE = "LICENSE.pdf in the archive, and https://www.qualcomm.com/developer/software/qualcomm-ai-engine-direct-sdk"
+"""Where Qualcomm's licence can be read."""
+
+_SCRIPT = "backends/qualcomm/scripts/download_qnn_sdk.py"
+# Run as a file, not imported: to import its package loads torch, and up to ExecuTorch 1.4 fetches an SDK by itself.
+_DRIVER = """
+import json, pathlib, runpy, sys
+names = runpy.run_path(sys.argv[1], run_name="download_qnn_sdk")
+if len(sys.argv) == 2:
+    print(json.dumps({"version": names["QNN_VERSION"], "url": names["QNN_ZIP_URL"]}))
+else:
+    sys.exit(not names["_download_archive"](names["QNN_ZIP_URL"], pathlib.Path(sys.argv[2])))
+"""
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,15}){2,4}")
+_ASK_SECONDS = 60.0
+# 2 GB at 300 kB/s.
+_DOWNLOAD_SECONDS = 7200.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class SdkOffer(msgspec.Struct, frozen=True):
+    """What an ExecuTorch's downloader would fetch."""
+
+    version: str
+    url: str
+    script: Path
+    python: Path
+
+
+def offered_sdk(config: Config) -> SdkOffer:
+    """Return what the downloader of the selected toolchain's ExecuTorch would fetch, asked in its interpreter.
+
+    Raises MissingToolError where there is no downloader, or none that farm knows.
+    """
+    script = _script(config)
+    # In an environment that farm made there is no more than compiling takes, and this wants `requests`.
+    pythons = dict.fromkeys([config.toolchain.python or Path(sys.executable), Path(sys.executable)])
+    problem = ""
+    for python in pythons:
+        code, lines, errors = _run(python, [str(script)], _ASK_SECONDS, lambda _line: None)
+        if code == 0 and lines:
+            return _offer(lines[-1], script, python)
+        problem = problem or (errors or [f"exit code {code}"])[-1]
+    raise MissingToolError(
+        f"{script} does not say which QNN SDK it would fetch: {one_line(problem, 300)}: download the SDK yourself, "
+        "unpack it and name its folder"
+    )
+
+
+def fetch_sdk(config: Config, offer: SdkOffer, note: Callable[[str], None], sha256: str = "") -> Path:
+    """Return the folder of the SDK in the cache, downloaded and checked on the first call.
+
+    Whoever calls has the user's consent to the licence. `sha256` is what the archive's hash must be, empty where it is
+    not known. Raises InfraError for what cannot be fetched or is not what was offered.
+    """
+
+    def fetch(folder: Path) -> None:
+        archive = folder / "sdk.zip"
+        note(f"fetching QNN SDK {offer.version} from {offer.url}")
+        argv = [str(offer.script), str(archive)]
+        code, lines, errors = _run(offer.python, argv, _DOWNLOAD_SECONDS, lambda _line: None)
+        if code != 0 or not archive.is_file():
+            why = [line for line in (*errors, *lines) if line.strip()] or [f"exit code {code}"]
+            raise InfraError(
+                f"QNN SDK {offer.version} cannot be fetched from {offer.url}: {one_line(why[-1], 300)}: check the "
+                "network and run the same again, or unpack an SDK yourself and name its folder"
+            )
+        found = sha256_of(archive)
+        if sha256 and found != sha256.lower():
+            raise InfraError(f"the archive from {offer.url} has the SHA-256 {found}, expected {sha256.lower()}")
+        note(f"unpacking it: SHA-256 {found}")
+        unpack_sdk(archive, folder, offer.version)
+        archive.unlink()
+        check_sdk(folder, offer.version)
+        fetched = FetchedSdk(offer.version, offer.url, found, int(time.time() * 1000), licence_accepted=True)
+        (folder / ORIGIN).write_bytes(msgspec.json.encode(fetched))
+
+    return published(sdks_folder(config.cache_dir) / offer.version, fetch)
+
+
+def _script(config: Config) -> Path:
+    if (folder := config.toolchain.executorch) is not None:
+        script = folder / _SCRIPT
+        if not script.is_file():
+            raise MissingToolError(
+                f"the toolchain {config.toolchain.name} has no {_SCRIPT}: download a QNN SDK yourself, unpack it and "
+                "name its folder"
+            )
+        return script
+    return package_folder("executorch", _SCRIPT, "build") / _SCRIPT
+
+
+def _offer(line: str, script: Path, python: Path) -> SdkOffer:
+    answer = json.loads(line)
+    version, url = str(answer["version"]), str(answer["url"])
+    address = urlsplit(url)
+    # What is fetched is executed.
+    safe = address.scheme == "https" or (address.scheme == "http" and address.hostname in _LOOPBACK)
+    if not _VERSION.fullmatch(version) or not safe or not address.path.endswith(".zip"):
+        raise MissingToolError(
+            f"{script} names QNN {one_line(version, 80)} at {one_line(url, 200)}: expected a version, and a zip file "
+            "at an https address"
+        )
+    return SdkOffer(version, url, script, python)
+
+
+def _run(
+    python: Path, arguments: list[str], seconds: float, log: Callable[[str], None]
+) -> tuple[int, list[str], list[str]]:
+    """Return exit code, lines and errors of the driver; it ends with this process, however that ends."""
+    with Supervisor() as supervisor:
+        argv = [str(python), "-I", "-c", _DRIVER, *arguments]
+        child = supervisor.spawn(argv, name="download_qnn_sdk.py", stdout_pipe=True, stderr_pipe=True)
+        try:
+            output, errors = child.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return -1, [], [f"not done within {seconds:g} s"]
+    lines = output.decode(errors="replace").replace("\r", "\n").splitlines()
+    for line in lines:
+        log(line)
+    return child.process.returncode, lines, errors.decode(errors="replace").splitlines()

@@ -1,0 +1,156 @@
+"""Wheels of onnxruntime-qnn as SDKs of the compiler and the simulator: which has which QNN, and how it is laid out."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.hashes import sha256_of
+from farm.base.publish import own_folder, published
+from farm.builds.runtime.native.wheels import pip_download
+from farm.builds.runtime.qnn_sdk import ORIGIN, WHEEL, FetchedSdk, fetched_sdk
+from farm.builds.runtime.simulator import LIBRARY, TARGET, library_version
+from farm.builds.toolchains.sdk.archive import check_machines
+from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Seen in the libraries of these wheels; what is downloaded has to have it.
+KNOWN_WHEELS = {
+    "2.3.0": "2.47.0",
+    "2.4.0": "2.48.40",
+    "2.5.0": "2.49.40",
+    "2.6.0": "2.50.40",
+    "2.7.0": "2.51.0",
+}
+"""Version of QNN by version of the wheel."""
+
+WHEEL_MB = 100
+"""About what a wheel is to download."""
+
+_PACKAGE = "onnxruntime_qnn"
+# onnxruntime's own, which QNN does not need.
+_LEFT_OUT = "libonnxruntime_providers_qnn.so"
+_LICENCES = ("LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt")
+_AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
+_INDEX_SECONDS = 120.0
+# Wheels that are newer than what is known here are looked into, 100 MB each.
+_MOST_UNKNOWN = 3
+
+
+def fetch_wheel_sdk(cache_dir: Path, wanted: str, note: Callable[[str], None]) -> Path:
+    """Return the folder of the SDK that is made from the wheel which has QNN `wanted`, such as `2.49`.
+
+    Raises MissingToolError that lists those there are, InfraError for a wheel that is not what it should be.
+    """
+    for wheel in candidates(wanted):
+        folder, version = _make(cache_dir, wheel, note)
+        if is_version(version, wanted):
+            return folder
+        note(f"{WHEEL} {wheel} has QNN {version}, not {wanted}")
+    known = ", ".join(f"{qnn} ({WHEEL} {wheel})" for wheel, qnn in KNOWN_WHEELS.items())
+    raise MissingToolError(f"no wheel of {WHEEL} has QNN {wanted}: there are {known}")
+
+
+def candidates(wanted: str) -> list[str]:
+    """Return the versions of the wheel that may have QNN `wanted`, newest first; unknown ones where none is known."""
+    known = [wheel for wheel, qnn in KNOWN_WHEELS.items() if _may_be(qnn, wanted)]
+    if known:
+        return sorted(known, key=_numbers, reverse=True)
+    newest = max(map(_numbers, KNOWN_WHEELS))
+    unknown = [wheel for wheel in published_wheels() if _numbers(wheel) > newest]
+    return unknown[:_MOST_UNKNOWN]
+
+
+def published_wheels() -> list[str]:
+    """Return the versions of the wheel that pip's index has for this Python, newest first; none without an index."""
+    argv = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", "--no-input", WHEEL]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INDEX_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    found = _AVAILABLE.search(done.stdout)
+    versions = [text.strip() for text in found[1].split(",")] if found else []
+    plain = [text for text in versions if re.fullmatch(r"\d{1,6}(\.\d{1,6}){0,3}", text)]
+    return sorted(plain, key=_numbers, reverse=True)
+
+
+def _make(cache_dir: Path, wheel: str, note: Callable[[str], None]) -> tuple[Path, str]:
+    """Return the SDK of one wheel, and its version; it is found again by what is noted in it."""
+    sdks = sdks_folder(cache_dir)
+    origin = f"{WHEEL} {wheel}"
+    for marker in sorted(sdks.glob(f"*/{ORIGIN}")):
+        noted = fetched_sdk(marker.parent)
+        if noted is not None and noted.origin == origin:
+            return published(marker.parent, _no_fill), noted.version
+    # Its name is known when it has been downloaded.
+    with own_folder(cache_dir / "fetching", secrets.token_hex(8)) as scratch:
+        note(f"fetching {WHEEL} {wheel}, about {WHEEL_MB} MB")
+        packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch, lambda _line: None)
+        libraries = scratch / "sdk" / "lib" / TARGET
+        said = _unpack(packed, scratch / "sdk")
+        check_machines(libraries.parent)
+        version = library_version(cache_dir, libraries / LIBRARY).removeprefix("v")
+        expected = KNOWN_WHEELS.get(wheel, said)
+        if not version or not is_version(version, expected):
+            raise InfraError(f"{packed.name} has QNN {version or 'without a version'}, expected {expected}")
+        about = f"# The libraries of {origin} for this machine.\nversion: {version}\n"
+        (scratch / "sdk" / "sdk.yaml").write_text(about)
+        fetched = FetchedSdk(version, origin, sha256_of(packed), int(time.time() * 1000))
+        (scratch / "sdk" / ORIGIN).write_bytes(msgspec.json.encode(fetched))
+
+        def fill(folder: Path) -> None:
+            for path in (scratch / "sdk").iterdir():
+                path.rename(folder / path.name)
+
+        return published(sdks / version, fill), version
+
+
+def _no_fill(folder: Path) -> None:
+    raise InfraError(f"{folder.name} was removed meanwhile: run the same again")
+
+
+def _unpack(wheel: Path, folder: Path) -> str:
+    """Unpack the libraries into the layout of an SDK, all in one folder; return what the wheel says its QNN is."""
+    libraries = folder / "lib" / TARGET
+    libraries.mkdir(parents=True)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                name = member.filename.rpartition("/")[2]
+                inside = member.filename in (f"{_PACKAGE}/{name}", f"{_PACKAGE}.libs/{name}")
+                if not inside or not name or name == _LEFT_OUT:
+                    continue
+                if ".so" in Path(name).suffixes:
+                    target = libraries / name
+                elif name in _LICENCES or name.endswith("_info.py"):
+                    target = folder / name
+                else:
+                    continue
+                with archive.open(member) as source, target.open("xb") as file:
+                    shutil.copyfileobj(source, file)
+    except (zipfile.BadZipFile, EOFError, FileExistsError) as error:
+        raise InfraError(f"{wheel.name} is damaged ({error}): run the same again to fetch it anew") from None
+    return version_in_wheel(folder)
+
+
+def _may_be(known: str, wanted: str) -> bool:
+    """Return whether a build of `known` can be of `wanted`, which may have more numbers."""
+    return is_version(known, wanted) or is_version(wanted, known)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]

@@ -1,0 +1,234 @@
+"""QNN by version: what is there (the wheel of farm's environment, the cache, a path), and what a name stands for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.errors import MissingToolError, UsageError
+from farm.base.socs import load_socs
+from farm.base.trust import require_own
+from farm.builds.bundles.cache import folder_size
+from farm.builds.runtime.packages import package_folder, package_version
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, ORIGIN, WHEEL, fetched_sdk, sdk_version
+from farm.builds.runtime.runtime import require_backend
+from farm.builds.runtime.simulator import LIBRARY, TARGET, require_host_libraries
+
+if TYPE_CHECKING:
+    from farm.base.config.settings import Config
+    from farm.base.config.toolchains import ToolchainConfig
+
+# As many numbers as people write: `2.49`, `v2.49.40`, `2.49.40.260810104044`.
+_VERSION = re.compile(r"v?(\d{1,15}(?:\.\d{1,15}){0,3})")
+# What the wheel says about itself; its libraries have the whole build id.
+_WHEEL_FILE = "build_and_package_info.py"
+_WHEEL_VERSION = re.compile(r"^qnn_version = '(\d+(?:\.\d+)+)'$", re.MULTILINE)
+_SHORT = {TARGET: "x86_64", ANDROID_FOLDER: "android"}
+_NATIVE = {
+    "android-arm64": ("executorch_build", "android_executorch"),
+    "oe-linux-aarch64": ("executorch_linux_build",),
+    "direct": ("executorch_direct_build",),
+    "linux-x86_64": (),
+}
+# Made with another ExecuTorch than the toolchain's.
+_NAMED_FILES = ("android_runner", "android_backend_library")
+
+
+class QnnSdk(msgspec.Struct, frozen=True):
+    """One QNN that is on this machine."""
+
+    version: str
+    root: Path | None
+    """None for the wheel in farm's environment, whose libraries are laid out where they are needed."""
+    origin: str
+    """Where it was fetched from: an address, or `onnxruntime-qnn 2.5.0`."""
+
+
+class SdkState(msgspec.Struct, frozen=True):
+    """One QNN that is on this machine, and what it is good for."""
+
+    version: str
+    root: Path | None
+    origin: str
+    targets: tuple[str, ...]
+    """What it has libraries for: `x86_64`, `android`, `oe-linux`, `hexagon v75`."""
+    backends: tuple[str, ...]
+    """Those that it can compile for at least one SoC of."""
+    nbytes: int
+    default: bool
+    """It is what is used where no toolchain names another."""
+    problem: str = ""
+
+
+def resolve_qnn(config: Config, text: str) -> Path | None:
+    """Return the SDK that `text` names, a version or an absolute path; None for the wheel in farm's environment.
+
+    Raises UsageError for what is neither, MissingToolError for what is not there or cannot compile on this machine.
+    """
+    if "/" in text:
+        require_host_libraries(Path(text), text)
+        return Path(text)
+    wanted = require_version(text)
+    there = installed_sdks(config)
+    found = [sdk for sdk in there if is_version(sdk.version, wanted)]
+    if not found:
+        known = ", ".join(sdk.version for sdk in there) or "none"
+        raise MissingToolError(
+            f"QNN {text} is not on this machine, there is {known}: run 'farm sdk fetch {wanted}', "
+            "or name the folder of a QNN SDK"
+        )
+    chosen = max(found, key=lambda sdk: (_numbers(sdk.version), sdk.root is None))
+    if chosen.root is not None:
+        require_own(chosen.root)
+        require_host_libraries(chosen.root, text)
+        with contextlib.suppress(OSError):
+            # When it was used last: farm cache prune --older.
+            os.utime(chosen.root / ORIGIN)
+    return chosen.root
+
+
+def require_version(text: str) -> str:
+    """Return a version as SDKs are called, without the v of libraries. Raises UsageError for what is none."""
+    wanted = _VERSION.fullmatch(text.strip())
+    if wanted is None:
+        raise UsageError(f"QNN {text!r} is neither a version such as 2.49 nor a path to a QNN SDK")
+    return wanted[1]
+
+
+def default_path(text: str) -> str:
+    """Return what a user named on a command line, with a path made absolute."""
+    if "/" in text or text in (".", "..") or text.startswith("~"):
+        return str(Path(text).expanduser().absolute())
+    return text
+
+
+def find_cached(config: Config, version: str) -> Path | None:
+    """Return the newest SDK in the cache that is of `version`."""
+    found = (sdk.root for sdk in installed_sdks(config) if sdk.root is not None and is_version(sdk.version, version))
+    return next(found, None)
+
+
+def sdk_states(config: Config) -> list[SdkState]:
+    """Return every QNN of this machine: that of [qnn] and QNN_SDK_ROOT, those of the cache, the wheel."""
+    named = config.sdk_root
+    states = [_state(sdk, default=sdk.root == named) for sdk in installed_sdks(config)]
+    if named is not None and all(state.root != named for state in states):
+        sdk = QnnSdk(sdk_version(named), named, str(named))
+        states.insert(0, _state(sdk, default=True))
+    return states
+
+
+def _state(sdk: QnnSdk, *, default: bool) -> SdkState:
+    root, problem = sdk.root, ""
+    backends = []
+    try:
+        if root is not None:
+            require_host_libraries(root, f"QNN {sdk.version}")
+        for name in BACKENDS:
+            if find_backend(name).on_cpu or not _compiles(name, root):
+                continue
+            backends.append(name)
+    except MissingToolError as error:
+        problem = str(error)
+    folder = package_folder("onnxruntime_qnn", LIBRARY, "simulator") if root is None else root
+    targets = ("x86_64",) if root is None else _targets(root)
+    origin = sdk.origin if root is not None else f"{sdk.origin}, installed"
+    nbytes = folder_size(folder)[1]
+    return SdkState(sdk.version, root, origin, targets, tuple(backends), nbytes, default, problem)
+
+
+def _compiles(backend: str, root: Path | None) -> bool:
+    for soc in load_socs().values():
+        if backend in soc.backends:
+            with contextlib.suppress(MissingToolError):
+                require_backend(soc, backend, root)
+                return True
+    return False
+
+
+def _targets(root: Path) -> tuple[str, ...]:
+    names = sorted(path.name for path in (root / "lib").glob("*") if path.is_dir())
+    found = [short for name, short in _SHORT.items() if name in names]
+    found += ["oe-linux"] if any(name.startswith("aarch64-oe-linux") for name in names) else []
+    # `hexagon-v75`, and the same of other processors.
+    numbered = [one.groups() for name in names if (one := re.fullmatch(r"([a-z]+)-v(\d{1,4})", name))]
+    for kind in dict.fromkeys(kind for kind, _ in numbered):
+        versions = sorted(int(number) for one, number in numbered if one == kind)
+        last = f"-v{versions[-1]}" if len(versions) > 1 else ""
+        found.append(f"{kind} v{versions[0]}{last}")
+    return tuple(found)
+
+
+def installed_sdks(config: Config) -> list[QnnSdk]:
+    """Return the QNN of farm's environment and of the cache, newest first."""
+    found = [QnnSdk(sdk_version(root), root, _origin(root)) for root in _cached(config.cache_dir)]
+    if version := wheel_version():
+        found.append(QnnSdk(version, None, f"{WHEEL} {package_version(WHEEL)}"))
+    return sorted(found, key=lambda sdk: _numbers(sdk.version), reverse=True)
+
+
+def sdks_folder(cache_dir: Path) -> Path:
+    """Return where SDKs are kept that farm fetched, each in a folder that is called as its version."""
+    return cache_dir / "sdks"
+
+
+def wheel_version() -> str:
+    """Return the version of QNN in the wheel of farm's environment, such as `2.51.0`; empty without the wheel."""
+    try:
+        folder = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
+    except MissingToolError:
+        return ""
+    return version_in_wheel(folder)
+
+
+def version_in_wheel(folder: Path) -> str:
+    """Return the version of QNN that an unpacked wheel says it has, empty where it does not say."""
+    try:
+        text = (folder / _WHEEL_FILE).read_text(errors="replace")
+    except OSError:
+        return ""
+    found = _WHEEL_VERSION.search(text)
+    return found[1] if found else ""
+
+
+def is_version(version: str, wanted: str) -> bool:
+    """Return whether `version`, of a library or an SDK, is what somebody means by `wanted`, which may be shorter."""
+    parts = wanted.removeprefix("v").split(".")
+    return version.removeprefix("v").split(".")[: len(parts)] == parts
+
+
+def native_fields(toolchain: ToolchainConfig) -> dict[str, Path | None]:
+    """Return the fields of Config that the `native` folders of a toolchain stand for.
+
+    Raises UsageError for a target that no folder can be given for, and for a folder that is not there.
+    """
+    fields: dict[str, Path | None] = {}
+    for target, folder in toolchain.native.items():
+        key = f"toolchain.{toolchain.name}: native.{target}"
+        if target not in _NATIVE:
+            raise UsageError(f"{key}: there is no such target, legal are {', '.join(_NATIVE)}")
+        if not folder.is_dir():
+            raise UsageError(f"{key}: {folder} is no folder: build ExecuTorch for {target} there, or leave the key out")
+        fields |= dict.fromkeys(_NATIVE[target], folder)
+        if target == "android-arm64":
+            fields |= dict.fromkeys(_NAMED_FILES)
+    return fields
+
+
+def _origin(root: Path) -> str:
+    noted = fetched_sdk(root)
+    return noted.origin if noted else ""
+
+
+def _cached(cache_dir: Path) -> list[Path]:
+    return [path.parent for path in sdks_folder(cache_dir).glob("*/sdk.yaml")]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]

@@ -1,0 +1,83 @@
+"""A toolchain as a run uses it: an interpreter, its ExecuTorch, a QNN SDK, and what they are by content."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.builds.bundles.key import QNN_PRODUCT, facts_of
+from farm.builds.bundles.trace import DevelopedRoot
+
+STUB_LINE = "stub"
+"""Last word of the line of runs over a stub of QNN."""
+
+
+class SourceState(msgspec.Struct, frozen=True):
+    """Where the code of a toolchain comes from, for people: identity is content, never this."""
+
+    commit: str = ""
+    """Full hash of a checkout's HEAD; empty where there is no git."""
+    branch: str = ""
+    subject: str = ""
+    """First line of the commit's message."""
+    committed_ms: int = 0
+    """Epoch, milliseconds."""
+    dirty: bool = False
+    """Files that take part are not those of the commit or, in an environment, not those that the wheel brought."""
+    changed: tuple[str, ...] = ()
+    """Some of these files, relative."""
+    submodules: dict[str, str] = {}
+    """Commit by path."""
+    warnings: tuple[str, ...] = ()
+    """What is worth a look: a native library that is older than its sources."""
+
+
+class Compiler(msgspec.Struct, frozen=True):
+    """How a compiler process is started."""
+
+    python: str
+    """The interpreter."""
+    env: dict[str, str]
+    """Variables that it must start with, besides those of this process: paths to QNN, ExecuTorch and farm."""
+    developed: tuple[DevelopedRoot, ...] = ()
+    """The folders of it that are being edited: for each bundle is recorded which functions of theirs ran."""
+    as_of_ns: int = 0
+    """When its content was looked at, or just before, in nanoseconds since the epoch; 0 where that does not matter."""
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """The compiler's versions, content and processes."""
+
+    versions: dict[str, str]
+    """Dependencies of a bundle besides its job: executorch, torch, torchao, qnn, HOST_CPU, and hashes of contents under
+    names that end in CONTENT."""
+    compiler: Compiler
+    runner: str
+    """Hash of the native build."""
+    runner_of: str = ""
+    """The ExecuTorch that the runner was built against, where that is not the toolchain's own: `executorch 1.5.1`."""
+    name: str = ""
+    """As users call it; empty for the default."""
+    line: str = ""
+    """The series that its nights belong to; empty for the default."""
+    private: bool = False
+    """Its runs are compared with the line and never belong to it: a dirty or private checkout."""
+    source: SourceState = SourceState()
+    qnn_product: str = ""
+    """Product name of the QNN SDK; empty without an SDK that has one."""
+
+    def fingerprint(self, kind: str) -> dict[str, str]:
+        """Return what the numbers of a run on devices of a `kind` depend on, as far as this machine knows it."""
+        from farm import __version__
+
+        facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}
+        if self.qnn_product:
+            facts[QNN_PRODUCT] = self.qnn_product
+        if self.runner_of:
+            facts["native_runner_of"] = self.runner_of
+        if self.name:
+            facts["toolchain"] = self.name
+        if self.source.commit:
+            facts["commit"] = self.source.commit
+        if self.source.dirty:
+            facts["dirty"] = "yes"
+        return facts

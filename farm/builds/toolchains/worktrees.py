@@ -1,0 +1,341 @@
+"""Source trees of single commits, in the cache: what a checkout's repository had then, and what is built of it.
+
+A worktree is a repository of its own that borrows the objects of the user's, so that nothing is written there. What
+git does not know and a compiler needs (libraries, generated schemas) is linked from the checkout, or from a build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.config.toolchains import ToolchainConfig
+from farm.base.errors import InfraError, UsageError
+from farm.base.git import git
+from farm.base.publish import is_at, make_folders, published, withdraw
+from farm.builds.bundles.cache import folder_size
+from farm.builds.toolchains.commits import Checkout, Commit, export, outputs_of
+from farm.builds.toolchains.native_parts import build_native_parts
+from farm.builds.toolchains.select import package_in, require_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.base.config.settings import Config
+
+PACKAGE = "executorch"
+STALE_S = 14 * 86400.0
+"""What nobody used for so long is removed by the next command that makes a worktree."""
+
+_STAMP, _IN_USE = "worktree.json", ".in-use"
+_VIRTUAL_ENVIRONMENTS = (".venv", "venv")
+# Locks of the worktrees that this process uses, until it ends.
+_held: dict[Path, int] = {}
+
+
+class Worktree(msgspec.Struct, frozen=True):
+    """The source tree of one commit, ready to compile with."""
+
+    commit: Commit
+    toolchain: ToolchainConfig
+    """That of the checkout with this source tree in place of it."""
+    warnings: tuple[str, ...] = ()
+    """What is not of this commit."""
+
+
+class WorktreeEntry(msgspec.Struct, frozen=True):
+    """A worktree or a build in the cache, for showing and pruning."""
+
+    path: str
+    files: int
+    nbytes: int
+    used_ms: int
+    """Epoch, milliseconds."""
+
+
+class _Stamp(msgspec.Struct):
+    checkout: str
+    commit: Commit
+    linked: tuple[str, ...]
+
+
+def worktree(
+    config: Config, checkout: Path | Checkout, ref: str | Commit, note: Callable[[str], None] = lambda _: None
+) -> Worktree:
+    """Return the source tree of a commit of `checkout`, made where it is missing; it stays until this process ends.
+
+    Its toolchain is that of farm.toml (or of `config.toolchain`) whose checkout this is, else one with nothing more.
+    Native parts are the checkout's where the commit has the same sources of them; otherwise they are built by the
+    toolchain's `build`, or `warnings` says that they are not of this commit. Raises UsageError for what is no checkout
+    and no commit, NativeBuildError, MissingToolError, InfraError.
+    """
+    repository = checkout if isinstance(checkout, Checkout) else Checkout(checkout)
+    commit = ref if isinstance(ref, Commit) else repository.commit(ref)
+    base = toolchain_at(config, repository.folder)
+    source, warnings = repository.folder, list[str]()
+    built: Path | None = None
+    if repository.native_key(commit) != repository.built_key:
+        if base.build:
+            built = source = _build(config, repository, commit, base, note)
+        else:
+            warnings.append(
+                f"{commit.short} has other native sources than {repository.folder}, whose libraries are used: "
+                "say how they are built with build = [...] in farm.toml, or --build"
+            )
+    outputs = tuple(outputs_of(source, own=True)) if built else repository.outputs
+    more, links = _submodules(repository, commit, built)
+    warnings += more
+    links |= {path.rstrip("/"): source / path.rstrip("/") for path in outputs}
+    links |= {name: here for name in _VIRTUAL_ENVIRONMENTS if (here := repository.folder / name).is_dir()}
+    folder = _made(config, repository, commit, links)
+    name = f"{base.name}@{commit.short}" if base.name else commit.short
+    toolchain = msgspec.structs.replace(base, name=name, named=False, checkout=folder / PACKAGE)
+    return Worktree(commit, toolchain, tuple(warnings))
+
+
+def require_built(config: Config, repository: Checkout, commit: Commit) -> None:
+    """Raise MissingToolError where a commit would have the libraries of the checkout, which has none.
+
+    To be asked before `worktree`: what is said of that names a folder in the cache.
+    """
+    base, folder = toolchain_at(config, repository.folder), repository.folder
+    if not base.build or repository.native_key(commit) == repository.built_key:
+        require_libraries(msgspec.structs.replace(base, name=base.name or str(folder)), package_in(folder))
+
+
+def toolchain_at(config: Config, checkout: Path) -> ToolchainConfig:
+    """Return the toolchain whose checkout is this folder, one with nothing more where there is none."""
+    for one in (config.toolchain, *config.toolchains.values()):
+        if one.checkout is not None and one.checkout.resolve() == checkout:
+            return one
+    return msgspec.structs.replace(config.toolchain, name="", named=False, version="", checkout=checkout)
+
+
+def worktrees(cache_dir: Path) -> list[WorktreeEntry]:
+    """Return the worktrees and builds in the cache, most recently used first."""
+    found = []
+    for folder in _folders(cache_dir):
+        files, nbytes = folder_size(folder)
+        found.append(WorktreeEntry(str(folder), files, nbytes, _used_ms(folder)))
+    return sorted(found, key=lambda entry: -entry.used_ms)
+
+
+def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = False) -> list[WorktreeEntry]:
+    """Remove, and return, the worktrees and builds that were not used for so long and that no process is using."""
+    horizon_ms = (time.time() - older_than_s) * 1000
+    removed = []
+    for folder in _folders(cache_dir):
+        if folder in _held:
+            continue
+        with _alone(folder) as is_alone:
+            # Whoever came first to use it has said so; another command may have removed it.
+            used_ms = _used_ms(folder) if is_alone and (folder / _STAMP).is_file() else None
+            if used_ms is None or used_ms > horizon_ms:
+                continue
+            removed.append(WorktreeEntry(str(folder), *folder_size(folder), used_ms))
+            if not dry_run:
+                withdraw(folder)
+                _lock_file(folder).unlink(missing_ok=True)
+    return removed
+
+
+def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str, Path]) -> Path:
+    """Return the folder of a worktree with these links in it, made unless it is there as its commit has it."""
+    digest = hashlib.sha256()
+    for path, target in sorted(links.items()):
+        digest.update(f"{path}\0{target}\0".encode(errors="surrogateescape"))
+    parent = config.cache_dir / "toolchains" / "worktrees" / repository.key
+    folder = parent / f"{commit.sha}-{digest.hexdigest()[:12]}"
+
+    def fill(partial: Path) -> None:
+        tree = partial / PACKAGE
+        export(tree, repository, commit)
+        linked = [done for path, target in links.items() for done in _link(tree, path, target)]
+        exclude = "".join(f"/{_pattern(path)}\n" for path in linked)
+        (tree / ".git" / "info").mkdir(exist_ok=True)
+        (tree / ".git" / "info" / "exclude").write_text(exclude, encoding="utf-8", errors="surrogateescape")
+        stamp = _Stamp(str(repository.folder), commit, tuple(linked))
+        (partial / _STAMP).write_bytes(msgspec.json.encode(stamp))
+
+    if not folder.is_dir():
+        prune_worktrees(config.cache_dir, older_than_s=STALE_S)
+    try:
+        # Before anything is looked at: what is in use is not removed.
+        _hold(folder)
+        published(folder, fill, is_whole=_is_whole)
+        _use(folder)
+    except OSError as error:
+        raise InfraError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a worktree is as its commit has it, and may be made anew where it is not.
+
+    Raises UsageError where another process compiles with what was edited, InfraError where git takes too long.
+    """
+    problem = "is damaged"
+    if (folder / _STAMP).is_file():
+        try:
+            edited = git(folder / PACKAGE, "status", "--porcelain", "--ignore-submodules=all", "-uno", own=True)
+        except UsageError:
+            edited = ""
+        else:
+            if not edited:
+                return True
+            problem = f"was edited ({edited.splitlines()[0].strip()})"
+    if _is_used(folder):
+        raise UsageError(
+            f"{folder / PACKAGE} {problem}, and another process of farm works with it: wait until that has ended, "
+            "and it is made anew; edit the checkout, which this is a copy of"
+        )
+    return False
+
+
+def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
+    """Return warnings and links: submodules are those of the checkout, or of the build, which has the commit's."""
+    warnings, links = [], {}
+    for one in repository.submodules(commit):
+        here = (built or repository.folder) / one.path
+        if not here.is_dir() or not any(here.iterdir()):
+            continue
+        links[one.path] = here
+        if built is None and (there := _head_of(here)) not in (one.sha, ""):
+            warnings.append(f"{commit.short} wants {one.sha[:10]} of {one.path}: the checkout's {there[:10]} is used")
+    return warnings, links
+
+
+def _head_of(submodule: Path) -> str:
+    """Return the commit that is checked out in a submodule; empty where that is not known."""
+    try:
+        return git(submodule, "rev-parse", "HEAD").strip() if (submodule / ".git").exists() else ""
+    except UsageError:
+        return ""
+
+
+def _link(tree: Path, path: str, target: Path) -> list[str]:
+    """Put a link to `target` into a worktree and return its path; what the commit has there itself stays.
+
+    Of a folder that the commit has as well, what is in it.
+    """
+    link = tree / path
+    if not link.parent.resolve().is_relative_to(tree.resolve()):
+        return []
+    if link.is_dir() and not link.is_symlink():
+        if any(link.iterdir()):
+            inside = sorted(one.name for one in target.iterdir()) if target.is_dir() else []
+            return [done for name in inside for done in _link(tree, f"{path}/{name}", target / name)]
+        # Of a submodule there is an empty folder.
+        link.rmdir()
+    if os.path.lexists(link):
+        return []
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    return [path]
+
+
+def _pattern(path: str) -> str:
+    """Return a path as a line of git's exclude files."""
+    return "".join(f"\\{char}" if char in "\\*?[]!# " else char for char in path)
+
+
+def _build(
+    config: Config, repository: Checkout, commit: Commit, toolchain: ToolchainConfig, note: Callable[[str], None]
+) -> Path:
+    """Return a source tree in which the native parts of a commit are built; commits with the same sources share it."""
+    key = hashlib.sha256()
+    for part in (repository.native_key(commit), *toolchain.build, str(toolchain.python), toolchain.qnn):
+        key.update(f"{part}\0".encode())
+    folder = config.cache_dir / "toolchains" / "builds" / repository.key / key.hexdigest()[:32]
+
+    def fill(partial: Path) -> None:
+        # At its last place from the beginning: libraries remember where they were built.
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folders(folder)
+        export(folder / PACKAGE, repository, commit)
+        build_native_parts(folder / PACKAGE, repository, commit, toolchain, folder.with_suffix(".log"), note)
+        stamp = msgspec.json.encode(_Stamp(str(repository.folder), commit, ()))
+        (folder / _STAMP).write_bytes(stamp)
+        (partial / _STAMP).write_bytes(stamp)
+
+    _hold(folder)
+    published(folder.with_name(f"{folder.name}-built"), fill, is_whole=lambda _: (folder / _STAMP).is_file())
+    _use(folder)
+    return folder / PACKAGE
+
+
+def _use(folder: Path) -> None:
+    """Remember that a worktree is used now."""
+    os.utime(folder / _STAMP)
+
+
+def _hold(folder: Path) -> None:
+    """Keep a worktree, whether it is there or not yet, from being removed until this process ends."""
+    if folder in _held:
+        return
+    make_folders(folder.parent)
+    while True:
+        number = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(number, fcntl.LOCK_SH)
+        # Who removes a worktree removes this file as well, and another may have been made meanwhile.
+        if is_at(_lock_file(folder), number):
+            _held[folder] = number
+            return
+        os.close(number)
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether another process holds it."""
+    with _alone(folder) as is_alone:
+        return not is_alone
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Say whether no other process holds a worktree; if so, none comes to hold it while this lasts."""
+    mine = _held.get(folder)
+    try:
+        number = mine if mine is not None else os.open(_lock_file(folder), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = True
+    except OSError:
+        is_alone = False
+    try:
+        yield is_alone
+    finally:
+        if mine is None:
+            os.close(number)
+        else:
+            # Asking for more gives up what one had.
+            fcntl.flock(number, fcntl.LOCK_SH)
+            if not is_at(_lock_file(folder), number):
+                os.close(_held.pop(folder))
+                _hold(folder)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(folder.name + _IN_USE)
+
+
+def _folders(cache_dir: Path) -> Iterator[Path]:
+    for kind in ("worktrees", "builds"):
+        for stamp in (cache_dir / "toolchains" / kind).glob(f"*/*/{_STAMP}"):
+            # Neither one that is being made nor a link out of the cache.
+            if "." not in stamp.parent.name and not stamp.parent.is_symlink() and (stamp.parent / PACKAGE).is_dir():
+                yield stamp.parent
+
+
+def _used_ms(folder: Path) -> int:
+    return (folder / _STAMP).stat().st_mtime_ns // 1_000_000

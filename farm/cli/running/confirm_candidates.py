@@ -1,0 +1,41 @@
+"""Suspected regressions of a run of a nightly cell -> measured again by interleaved pairs, within a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.base.errors import FarmError
+from farm.dispatch.nightly.record import Findings, JobNote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.base.config.settings import Config
+
+
+def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None], budget_s: float | None) -> Findings:
+    """Return the regressions of a run, its candidates measured within a time in seconds; None: as long as it takes."""
+    from farm.dispatch.request.resume import config_of_run
+    from farm.numbers.regressions.confirm_job import PairsRequest
+    from farm.numbers.regressions.confirm_run import confirm_run
+    from farm.report.model.alerts import change_of, word_of
+    from farm.store.records import AlertState
+    from farm.store.store import open_store
+
+    with open_store(config.store_url) as store:
+        try:
+            config = config_of_run(config, store.runs.view(run_id), "", note)
+        except FarmError as error:
+            # Another toolchain's answers would be recorded as those of this one: it is judged, and nothing is measured.
+            note(f"candidates of run {run_id} are not measured, its toolchain cannot be used: {error}")
+            budget_s = 0.0
+        found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), note, budget_s=budget_s)
+    for line in found.left_out:
+        note(line)
+    states = [one.state for one in found.alerts]
+    return Findings(
+        tuple(JobNote(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),
+        confirmed=states.count(AlertState.CONFIRMED),
+        unknown=states.count(AlertState.UNKNOWN),
+        not_measured=found.not_measured,
+    )

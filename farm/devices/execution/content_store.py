@@ -1,0 +1,317 @@
+"""Files on a device under their SHA-256: nothing is pushed twice, nothing half pushed or damaged is used.
+
+    STORAGE, `Transport.storage`/
+        objects/<sha256>        whole files; their modification time is when a session last wanted them
+        run-<run>-<process>/    one session: what arrives (`incoming`), its runtime and its workspaces with their links
+
+An object is pushed into `incoming`, checked on the device and moved, so that half an object is never there; every
+session hashes what it finds there before it uses it. adb's protocol checks neither files on a device nor files here:
+`differing` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import DeviceError, DeviceSpaceError
+from farm.base.text import count_of
+from farm.devices.execution.liveness import DamagedError, StagingError
+from farm.devices.execution.shell import shell_script
+from farm.devices.room import TELL_ROOM, free_bytes
+from farm.devices.text import clean_text, says_full
+from farm.devices.transport import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path, PurePosixPath
+
+    from farm.devices.transport import Completed, Transport
+
+
+OBJECTS = "objects"
+SESSION_PREFIX = "run-"
+
+# Larger files are measured when they arrive and hashed when a later session finds them, or when their job fails:
+# hashing takes as long as pushing where a processor has no instructions for it.
+_HASHED_BYTES = 64 << 20
+
+# Outputs and logs need room as well, and Android gets slow on a full disk.
+RESERVE_BYTES = 64 << 20
+
+_SHELL_SECONDS = 30.0
+# Slow flash reads 200 MB/s and a slow core hashes as fast; a whole runtime and large models are a few GB.
+_HASH_SECONDS = 300.0
+_LISTING_BYTES = 64 << 20
+# What a session that was killed left behind is of no use to anybody after a day.
+_LEFTOVER_MINUTES = 24 * 60
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+# Names go through standard input: devices bound how long a command may be, dropbear by 9,000 bytes, adb by 65,535.
+_REMOVE = "names=$(cat); rm -f -- $names"
+
+# In the root: every object that a link of a session leads to.
+_LINKED = "find run-* -type l -exec readlink {} + 2>/dev/null; true"
+
+
+class _Object(msgspec.Struct):
+    size: int
+    used: int
+    """Epoch of the device's clock, seconds."""
+
+
+class ContentStore:
+    """The objects of one device, as one session sees them. Several threads may use it."""
+
+    def __init__(self, transport: Transport, folder: PurePosixPath, release: Callable[[], None] = lambda: None) -> None:
+        """`folder` is the session's own on the device; `release` lets go of objects when room is short."""
+        self._release = release
+        self._transport, self._incoming = transport, folder / "incoming"
+        self._root = folder.parent
+        self._objects = self._root / OBJECTS
+        self._lock = threading.RLock()
+        self._known: dict[str, _Object] = {}
+        self._verified: set[str] = set()
+        self._free = 0
+        self._surveyed = False
+        self.pushed_bytes = 0
+        """Content that this session has pushed so far."""
+
+    def path(self, sha256: str) -> PurePosixPath:
+        """Return where an object is on the device, there or not."""
+        return self._objects / sha256
+
+    def survey(self, wanted: Iterable[str] = ()) -> None:
+        """Learn in one round trip what the device has; objects of `wanted` that are damaged are removed.
+
+        What this session has found whole, or pushed, is not hashed again.
+        """
+        with self._lock:
+            wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
+            done = self._shell(
+                shell_script("survey"),
+                [str(self._root), self._incoming.parent.name, str(_LEFTOVER_MINUTES), TELL_ROOM],
+                stdin="".join(f"{name}\n" for name in wanted).encode(),
+                timeout_s=_HASH_SECONDS,
+                cwd=None,
+            )
+            lines = done.stdout.decode(errors="replace").splitlines()
+            if done.code != 0 or "objects" not in lines or "hashes" not in lines:
+                raise self._failure("cannot look at its storage", done)
+            first, second = lines.index("objects"), lines.index("hashes")
+            self._free = free_bytes(lines[:first]) or 0
+            self._known = _listed(lines[first + 1 : second])
+            self._surveyed = True
+            found = _content_by_name(lines[second + 1 :])
+            damaged = [name for name in wanted if name in found and found[name] != name]
+            # One that could not even be read is neither.
+            self._verified |= {name for name in wanted if found.get(name) == name}
+            self._remove(damaged)
+
+    def look_for(self, wanted: Iterable[str]) -> None:
+        """Survey, unless all of `wanted` are known to be whole on the device, or not to be there."""
+        with self._lock:
+            unsure = [name for name in wanted if name not in self._verified]
+            if not self._surveyed or any(name in self._known for name in unsure):
+                self.survey(unsure)
+
+    def ensure(self, files: Mapping[str, Path]) -> int:
+        """Push what the device lacks of `files`, local files by their SHA-256, and return the bytes pushed.
+
+        Raises DeviceError; DeviceSpaceError for a device without room for them.
+        """
+        with self._lock:
+            if self._verified.issuperset(files):
+                return 0
+            self.look_for(files)
+            missing = {name: files[name] for name in files if name not in self._verified}
+            if not missing:
+                return 0
+            sizes = {name: path.stat().st_size for name, path in missing.items()}
+            self._make_room(sum(sizes.values()), keep=files)
+            try:
+                self._push(missing)
+            except DeviceSpaceError:
+                # Others write there as well, and what is free is not always what may be used.
+                if not self.free(keep=files):
+                    raise
+                self._push(missing)
+            for name, size in sizes.items():
+                self._known[name] = _Object(size, time.time_ns() // 10**9)
+                self._free -= size
+            self._verified |= missing.keys()
+            pushed = sum(sizes.values())
+            self.pushed_bytes += pushed
+            return pushed
+
+    def verify(self, names: Collection[str]) -> bool:
+        """Hash these objects again and return whether all are whole; damaged ones are removed."""
+        with self._lock:
+            self._verified -= set(names)
+            self.survey(names)
+            return self._verified.issuperset(names)
+
+    def free(self, *, keep: Collection[str]) -> bool:
+        """Remove every object that nothing links to, but those of `keep`, and what arrived in part.
+
+        Returns whether that made any room. Raises DeviceError.
+        """
+        with self._lock:
+            self._release()
+            self._shell('rm -rf -- "$1"', [str(self._incoming)], cwd=None, timeout_s=_SHELL_SECONDS)
+            before = self._free
+            self.survey()
+            linked = self._linked()
+            victims = [name for name in self._known if name not in keep and name not in linked]
+            self._remove(victims)
+            self.survey()
+            return bool(victims) or self._free > before
+
+    def _push(self, missing: Mapping[str, Path]) -> None:
+        left = dict(missing)
+        for _ in range(2):
+            before = {name: _state(path) for name, path in left.items()}
+            self._transport.push({self._incoming / name: path for name, path in left.items()})
+            sizes = {name: state[0] for name, state in before.items() if _state(left[name]) == state}
+            lines = [f"{'-' if size <= _HASHED_BYTES else size} {name}\n" for name, size in sizes.items()]
+            done = self._shell(
+                shell_script("admit"),
+                [str(self._objects)],
+                stdin="".join(lines).encode(),
+                cwd=self._incoming,
+                timeout_s=_HASH_SECONDS,
+            )
+            admitted = set(done.stdout.decode(errors="replace").split())
+            left = {name: path for name, path in left.items() if name not in admitted}
+            if not left:
+                return
+        path = next(iter(left.values()))
+        raise DamagedError(
+            self._transport.serial,
+            f"{path.name} arrives damaged, twice ({len(left)} of {len(missing)} files): check cable and storage, "
+            "and that nothing changes the file here",
+            code=done.code,
+            stderr=clean_text(done.stderr),
+        )
+
+    def _make_room(self, size: int, *, keep: Collection[str]) -> None:
+        if self._free >= size + RESERVE_BYTES:
+            return
+        # Asked again: it may be long ago.
+        self.survey()
+        short = size + RESERVE_BYTES - self._free
+        if short <= 0:
+            return
+        self._release()
+        # What this session has used comes last.
+        oldest = sorted(
+            self._known.keys() - set(keep), key=lambda name: (name in self._verified, self._known[name].used)
+        )
+        linked = self._linked()
+        victims = []
+        for name in oldest:
+            if short > 0 and name not in linked:
+                victims.append(name)
+                short -= self._known[name].size
+        if short > 0:
+            mib = (size + RESERVE_BYTES - self._free) / 2**20
+            raise DeviceSpaceError(
+                self._transport.serial,
+                f"has no room: {size / 2**20:.0f} MiB and a reserve of {RESERVE_BYTES >> 20} MiB are needed, "
+                f"{mib:.0f} MiB are lacking even without the farm's old files: remove files there",
+            )
+        self._remove(victims)
+        self.survey()
+
+    def _linked(self) -> set[str]:
+        done = self._shell(_LINKED, [], cwd=self._root, timeout_s=_SHELL_SECONDS)
+        return {PurePosixPath(line).name for line in done.stdout.decode(errors="replace").splitlines()}
+
+    def _remove(self, names: Sequence[str]) -> None:
+        if names:
+            stdin = "".join(f"{name}\n" for name in names).encode()
+            done = self._shell(_REMOVE, [], stdin=stdin, cwd=self._objects, timeout_s=_SHELL_SECONDS)
+            if done.code != 0:
+                raise self._failure("cannot remove old files", done)
+            for name in names:
+                self._known.pop(name, None)
+                self._verified.discard(name)
+
+    def _shell(
+        self, script: str, words: Sequence[str], *, cwd: PurePosixPath | None, timeout_s: float, stdin: bytes = b""
+    ) -> Completed:
+        return self._transport.run(
+            ["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=timeout_s, max_output=_LISTING_BYTES
+        )
+
+    def _failure(self, problem: str, done: Completed) -> DeviceError:
+        stderr = clean_text(done.stderr)
+        kind = DeviceSpaceError if says_full(stderr) else StagingError
+        return kind(self._transport.serial, problem, code=done.code, stderr=stderr)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _listed(lines: Iterable[str]) -> dict[str, _Object]:
+    found = {}
+    for line in lines:
+        first, _, rest = line.partition(" ")
+        second, _, name = rest.partition(" ")
+        name, size, used = name.removeprefix("./"), count_of(first), count_of(second)
+        if size is not None and used is not None and _HASH.fullmatch(name):
+            found[name] = _Object(size, used)
+    return found
+
+
+def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link], folder: PurePosixPath) -> dict[str, str]:
+    """Return, by name in `folder`, the SHA-256 of every file, and where every link leads to, as it was pushed."""
+    return {str(path.relative_to(folder)): _digest(source) for path, source in files.items()}
+
+
+def hashes_of(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of local files, by name."""
+    return {path.name: _digest(path) for path in paths}
+
+
+def differing(transport: Transport, folder: PurePosixPath, expected: Mapping[str, str]) -> list[str]:
+    """Return the names of files in `folder` on the device that are not as `expected`, or not there.
+
+    Raises DeviceError.
+    """
+    done = transport.run(
+        ["sh", "-c", shell_script("hash_files")],
+        cwd=folder,
+        stdin="".join(f"{name}\n" for name in expected).encode(),
+        timeout_s=_HASH_SECONDS,
+        max_output=_LISTING_BYTES,
+    )
+    if done.code != 0:
+        problem = f"cannot look at {folder}"
+        stderr = done.stderr.decode(errors="replace")
+        raise StagingError(transport.serial, problem, code=done.code, stderr=stderr)
+    found = _content_by_name(done.stdout.decode(errors="replace").splitlines())
+    return [name for name, content in expected.items() if found.get(name) != content]
+
+
+def _content_by_name(lines: Iterable[str]) -> dict[str, str]:
+    """Return what a script printed in lines of a hash, or of what a link leads to, and a name."""
+    return dict(line.split(maxsplit=1)[::-1] for line in lines if len(line.split()) == 2)
+
+
+def _digest(source: Path | bytes | Link) -> str:
+    if isinstance(source, Link):
+        return str(source.target)
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

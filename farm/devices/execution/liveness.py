@@ -1,0 +1,75 @@
+"""Whether a device is still there, and has not started anew since it was first asked; kinds of trouble with one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
+from farm.devices.identity import TELL_BOOT
+from farm.devices.text import clean_text
+
+if TYPE_CHECKING:
+    from farm.devices.execution.raw import ErrorCause
+    from farm.devices.transport import Transport
+
+# A device that is busy with a job may take some seconds to start a shell.
+_ASK_SECONDS = 15.0
+_ANSWER_BYTES = 4096
+
+
+class Liveness:
+    """Whether one device still answers, in the same start of its system. Several threads may use it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._boot = ""
+
+    def learn(self, boot: bytes) -> None:
+        """Note what TELL_BOOT printed, the first time."""
+        self._boot = self._boot or clean_text(boot)
+
+    def demand(self) -> None:
+        """Raise LostError for a device that does not answer or has started anew, AdbServerError for its adb server."""
+        serial = self._transport.serial
+        try:
+            boot = self._ask()
+        except AdbServerError:
+            raise
+        except DeviceGoneError:
+            raise LostError(serial, "it is not there any more") from None
+        except DeviceError:
+            raise LostError(serial, "it does not answer any more") from None
+        before, self._boot = self._boot, boot or self._boot
+        if before and boot and before != boot:
+            raise LostError(serial, "it was rebooted")
+
+    def _ask(self) -> str:
+        """Return the identity of the device's start, empty where it prints none. Raises DeviceError."""
+        done = self._transport.run(["sh", "-c", TELL_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+        return clean_text(done.stdout)
+
+
+class StagingError(DeviceError):
+    """A device that could be reached did not do what an execution needs."""
+
+
+class DamagedError(DeviceError):
+    """A file on a device is not what was pushed, again and again."""
+
+
+class LostError(DeviceGoneError):
+    """A device was asked whether it is still there, and is not, or has started anew."""
+
+
+_CAUSES: tuple[tuple[type[DeviceError], ErrorCause], ...] = (
+    (DeviceGoneError, "gone"),
+    (DeviceSpaceError, "space"),
+    (AdbServerError, "adb_server"),
+    (DamagedError, "damage"),
+    (StagingError, ""),
+)
+
+
+def cause_of(error: DeviceError) -> ErrorCause:
+    """Return the cause of an error; what a transport has no better word for is the connection."""
+    return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "connection")

@@ -1,0 +1,231 @@
+"""ExecuTorch's own program that generates text, `qnn_llama_runner`, where the user has built it.
+
+It takes one prompt and ends. Its times are those of a process that writes nothing else; its tokens are read from the
+logits of another one, as it does not say them; and a third takes the sequence that is scored as its prompt, so that
+its logits are of that very text. It writes logits of `kv_forward` alone (ExecuTorch 1.5).
+More: docs/guides/language_models.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from farm.base.text import count_of
+from farm.builds.bundles.bundle import MODEL, read_tensor
+from farm.builds.bundles.generation import NO_TOKEN
+from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.devices.execution.observed import Observed, ObservedError, read_observed
+from farm.devices.execution.one_shot import answered, refusal, report_of
+from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
+from farm.devices.execution.shell import shell_script
+from farm.devices.execution.workspace import library_paths
+from farm.devices.text import clean_text
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+    from pathlib import PurePosixPath
+
+    from farm.builds.bundles.bundle import Bundle, Generation
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.raw import RunnerOptions
+    from farm.devices.execution.workspace import Workspace
+    from farm.devices.transport import Transport
+
+TOKENIZER = "tokenizer"
+"""The folder of the runtime that has it, alone."""
+
+LOGITS = np.dtype("<u2")
+"""What it writes, whatever the program gives."""
+OWN_FLAGS = frozenset(
+    ("model_path", "tokenizer_path", "tokenized_prompt", "prompt", "seq_len", "eval_mode", "temperature",
+     "output_path", "performance_output_path", "dump_logits_path", "num_iters")
+)  # fmt: skip
+"""Those that farm gives it."""
+_KV, _HYBRID = "0", "1"
+_SHELL_SECONDS = 30.0
+
+
+class Dumped(msgspec.Struct, frozen=True):
+    """What is in the report of such a job beside that of any other; written on this machine."""
+
+    observed: tuple[Observed, ...] = ()
+    """By prompt."""
+    notes: tuple[str, ...] = ()
+
+
+class _EndedError(Exception):
+    """A process that was no success."""
+
+    def __init__(self, ending: RunnerEnding) -> None:
+        super().__init__()
+        self.ending = ending
+
+
+def ids_of(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
+    """Return a prompt (0) of a bundle, or the sequence that is scored (1). Raises OSError, ValueError."""
+    found = read_tensor(bundle.input_files(sample)[index], bundle.manifest.inputs[index]).ravel()
+    return tuple(token for token in map(int, found) if token != NO_TOKEN)
+
+
+def run_prompts(
+    transport: Transport,
+    runtime: Runtime,
+    libraries: PurePosixPath,
+    workspace: Workspace,
+    options: RunnerOptions,
+    *,
+    demand: Callable[[], None],
+    broken_off: threading.Event,
+) -> RunnerEnding:
+    """Generate after each prompt of a bundle, and return how that ended, with the logits in the workspace.
+
+    Arguments as of `run_once`; `options.timeout_s` is for all prompts together. Raises DeviceError.
+    """
+    runs = _Runs(transport, runtime, libraries, workspace, options.timeout_s, demand, broken_off)
+    manifest, generation = workspace.bundle.manifest, workspace.bundle.manifest.generation
+    if generation is None:
+        return answered(runs.nothing, report_of(1, error=_refused(f"{LLAMA_RUNNER} does nothing but generate text")))
+    generated: list[dict[str, Any]] = []
+    observed: list[Observed] = []
+    notes: list[str] = []
+    try:
+        for sample in range(manifest.samples):
+            tokens, told = runs.generate(generation, sample)
+            if len(tokens) != told.generated_tokens + 1:
+                # With its prompt taken in one piece it may well choose others.
+                notes.append(
+                    f"prompt {sample}: {told.generated_tokens + 1} tokens were timed, and {len(tokens)} chosen "
+                    f"where logits were written"
+                )
+            generated.append(_entry(generation, sample, tokens))
+            observed.append(told)
+            if manifest.outputs:
+                runs.score(sample, f"output_{sample}_0.raw", generation.vocabulary)
+    except _EndedError as ended:
+        return ended.ending
+    shapes = [{"shape": one.shape, "dtype": one.dtype, "nbytes": one.nbytes} for one in manifest.outputs[:1]]
+    inferences = [{"line": sample, "iterations_ns": [], "untimed": 1} for sample in range(manifest.samples)]
+    report = report_of(
+        0, load_ns=None, outputs=shapes, inferences=inferences, generated=generated, observed=observed, notes=notes
+    )
+    return answered(runs.ending, report)
+
+
+def _entry(generation: Generation, sample: int, tokens: list[int]) -> dict[str, Any]:
+    """Return what a report says of one prompt: it does not know what ends the text here, its tokenizer does."""
+    stop = next((place + 1 for place, token in enumerate(tokens) if token in generation.stop), 0)
+    tokens = tokens[:stop] if stop else tokens
+    prompt, ended = generation.prompt_tokens[sample], "stop"
+    if not stop and len(tokens) == generation.new:
+        ended = "new"
+    elif not stop and prompt + len(tokens) >= generation.context:
+        ended = "context"
+    return {"line": sample, "prompt_tokens": prompt, "tokens": tokens, "ended": ended}
+
+
+def _refused(message: str) -> dict[str, str]:
+    return {"stage": "execute", "message": message}
+
+
+class _Runs:
+    """The processes of one job."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        runtime: Runtime,
+        libraries: PurePosixPath,
+        workspace: Workspace,
+        timeout_s: float,
+        demand: Callable[[], None],
+        broken_off: threading.Event,
+    ) -> None:
+        self._transport, self._runtime, self._libraries = transport, runtime, libraries
+        self._workspace, self._demand, self._broken_off = workspace, demand, broken_off
+        self._deadline = time.monotonic() + timeout_s
+        self.nothing = RunnerEnding(None, b"", "", None, began=True)
+        self.ending = self.nothing
+        """Of the last process."""
+
+    def generate(self, generation: Generation, sample: int) -> tuple[list[int], Observed]:
+        """Return the tokens after a prompt, and the times of another process that wrote no logits."""
+        prompt = ids_of(self._workspace.bundle, sample, 0)
+        length = min(len(prompt) + generation.new, generation.context)
+        times = self._run(prompt, length, mode=_HYBRID if generation.prefill else _KV)
+        dump = f"generated_{sample}.raw"
+        told = self._run(prompt, length, dump=dump)
+        rows = len(prompt) + told.generated_tokens
+        size = rows * generation.vocabulary * LOGITS.itemsize
+        self._require_size(dump, size)
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / dump
+            self._transport.pull({self._workspace.folder / dump: local}, max_bytes=size + 1)
+            logits = np.fromfile(local, LOGITS)
+        self._transport.run(["rm", "-f", dump], cwd=self._workspace.folder, timeout_s=_SHELL_SECONDS)
+        if logits.nbytes != size:
+            raise self._failed(f"{dump} arrived with {logits.nbytes} bytes, and has {size}")
+        return logits.reshape(rows, -1)[len(prompt) - 1 :].argmax(axis=1).tolist(), times
+
+    def score(self, sample: int, dump: str, vocabulary: int) -> None:
+        """Leave the logits of the sequence that is scored in the workspace."""
+        tokens = ids_of(self._workspace.bundle, sample, 1)
+        self._run(tokens, len(tokens) + 1, dump=dump)
+        self._require_size(dump, len(tokens) * vocabulary * LOGITS.itemsize)
+
+    def _run(self, prompt: tuple[int, ...], length: int, *, mode: str = _KV, dump: str = "") -> Observed:
+        """Run a process to its end, with a text of `length` tokens in all. Raises _EndedError."""
+        folder = self._workspace.folder
+        self._transport.push({folder / "prompt.raw": np.array(prompt, "<u8").tobytes()})
+        [tokenizer] = (name for name in self._runtime.files if name.startswith(f"{TOKENIZER}/"))
+        flags = {
+            "model_path": MODEL, "tokenizer_path": str(self._libraries / tokenizer), "tokenized_prompt": "prompt.raw",
+            "seq_len": str(length), "eval_mode": mode, "temperature": "0", "output_path": "text.txt",
+            "performance_output_path": "speed.txt", **({"dump_logits_path": dump} if dump else {}),
+        }  # fmt: skip
+        started = time.monotonic()
+        self.ending = ending = self._process(flags | self._runtime.flags)
+        if ending.code is None:
+            raise _EndedError(ending)
+        if ending.code != 0:
+            report = refusal(ending.stderr, ending.code)
+            raise _EndedError(ending if report is None else answered(ending, report))
+        try:
+            # It returns 0 whatever happened.
+            return read_observed(ending.stderr, len(prompt), length - len(prompt), time.monotonic() - started)
+        except ObservedError as error:
+            raise self._failed(f"{error}, and ended with 0") from None
+
+    def _process(self, flags: Mapping[str, str]) -> RunnerEnding:
+        script = [shell_script("run_once"), "sh", "0", "repeated_list.txt", "."]
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        process = RunnerProcess(
+            self._transport,
+            ["sh", "-c", *script, str(self._libraries / self._runtime.runner), *words],
+            cwd=self._workspace.folder,
+            env=library_paths(self._libraries),
+            broken_off=self._broken_off,
+        )
+        try:
+            return process.run_out(max(0.0, self._deadline - time.monotonic()), self._demand)
+        finally:
+            process.close()
+
+    def _require_size(self, name: str, size: int) -> None:
+        done = self._transport.run(
+            ["sh", "-c", 'wc -c <"$1"', "sh", name], cwd=self._workspace.folder, timeout_s=_SHELL_SECONDS
+        )
+        found = count_of(done.stdout.decode(errors="replace").strip()) if done.code == 0 else 0
+        if found != size:
+            raise self._failed(f"it wrote {found or 'no'} bytes of logits, expected {size}")
+
+    def _failed(self, problem: str) -> _EndedError:
+        words = [line for line in self.ending.stderr.splitlines() if line.strip() and "PyTorchObserver" not in line]
+        last = f": {clean_text(words[-1], 200)}" if words else ""
+        return _EndedError(answered(self.ending, report_of(1, error=_refused(f"{problem}{last}"))))

@@ -1,0 +1,269 @@
+"""A runner that runs one job and ends: ExecuTorch's own, `qnn_executor_runner` and `qnn_executor_direct_runner`.
+
+They know no sessions, and direct mode's neither warm-up nor iterations. So every execution is a line of the input list:
+the lines of a sample are the same, and their outputs are compared on the device. What farm's own runner would have
+written into RESULT_FILE is made of what these leave: outputs, a log, an exit code. Table: docs/guides/runtime.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.base.text import count_of
+from farm.devices.execution.liveness import StagingError
+from farm.devices.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
+from farm.devices.execution.shell import shell_script
+from farm.devices.execution.workspace import library_paths, packages_folder
+from farm.devices.text import clean_text
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import PurePosixPath
+
+    from farm.builds.bundles.bundle import Manifest
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.raw import RunnerOptions
+    from farm.devices.execution.workspace import Workspace
+    from farm.devices.transport import Transport
+
+_LINES = "repeated_list.txt"
+_OUTPUTS = "outputs"
+_SPEED = "inference_speed.txt"
+# Names of all outputs of a job go through one command line of the device, and its log has lines for each.
+_MOST_OUTPUTS = 1000
+_GATHER_SECONDS = 60.0
+_LISTING_BYTES = 1 << 20
+_NAMED = 32
+"""Executions that differ are named up to here, as farm's runner does."""
+
+# ExecuTorch 1.5, examples/qualcomm: what the two runners log of times, in milliseconds.
+_TOOK = re.compile(r"(?<!Total )\b1 inference took (\d{1,12}\.\d{1,9}) ms")
+_TOTAL = re.compile(r"Method execution took a total of (\d{1,12}\.\d{1,9}) ms, performing (\d{1,9}) inference")
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?")
+_LONGEST_MS = 10 * 24 * 3600 * 1000.0
+
+_REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), stage)
+    for pattern, stage in (
+        (r"unknown command line flag|illegal value .* specified for .* flag", "flags"),
+        # The DSP, its driver or the rights are not there: no word about the program.
+        (r"Unable to find domain|remote_session_control failed|qnn_executorch_open failed", "options"),
+        (r"mismatch with input (files|shapes)|Input\(\d+\) size mismatch|Failed to set input tensor", "inputs"),
+        (r"FileDataLoader::from\(\) failed|Failed to parse model file|Loading of method .* failed", "load"),
+        (r"qnn_executorch_load failed", "load"),
+        # Direct mode's skel reports a program that cannot be loaded here as well, and nothing but a number.
+        (r"qnn_executorch_execute_all failed|Execution of method .* failed", "execute"),
+    )
+)
+"""What the runners say before they abort, and the stage that it is, as farm's runner names them. The first counts."""
+
+
+def too_many(
+    runner: str, samples: int, outputs: int, times: int, named: str = "--iterations and --warm-up together"
+) -> str:
+    """Return why `times` executions of each sample are more than `runner` can be asked for; "" where they are not.
+
+    One is always possible. `named` is what says how many.
+    """
+    most = _most_executions(samples, outputs)
+    if times <= most:
+        return ""
+    return (
+        f"{runner} writes the outputs of every execution, and {times} (samples: {samples}, outputs: {outputs}) "
+        f"are more than {_MOST_OUTPUTS} files: ask for at most {most}, with {named}"
+    )
+
+
+def reduced(options: RunnerOptions, manifest: Manifest) -> RunnerOptions:
+    """Return options with as many executions as there can be, warm-up among them, where those of `options` are more."""
+    most = _most_executions(manifest.samples, len(manifest.outputs))
+    if options.warm_up + options.iterations <= most:
+        return options
+    warm_up = min(options.warm_up, most - 1)
+    return replace(options, warm_up=warm_up, iterations=most - warm_up)
+
+
+def _most_executions(samples: int, outputs: int) -> int:
+    return max(1, _MOST_OUTPUTS // max(1, samples * outputs))
+
+
+def run_once(
+    transport: Transport,
+    runtime: Runtime,
+    libraries: PurePosixPath,
+    workspace: Workspace,
+    options: RunnerOptions,
+    flags: dict[str, str],
+    *,
+    demand: Callable[[], None],
+    broken_off: threading.Event,
+) -> RunnerEnding:
+    """Run a job in a process of its own, with the runtime that lies in `libraries`, and return how it ended.
+
+    `flags` are those of the job but for the places of lists and outputs. A process that is not over in its time is
+    ended. `demand` and `broken_off` as of `RunnerProcess`. More executions than there can be are refused as by a
+    runner, as no other device would do them either. Raises DeviceError.
+    """
+    manifest = workspace.bundle.manifest
+    times = options.warm_up + options.iterations
+    if manifest.state:
+        problem = f"{runtime.runner} hands no state on from one inference to the next"
+    elif manifest.generation is not None:
+        problem = f"{runtime.runner} generates no text"
+    else:
+        problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
+    if problem:
+        report = report_of(1, error={"stage": "unsupported", "message": problem})
+        return answered(RunnerEnding(None, b"", "", None, began=True), report)
+    own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}
+    words = [f"--{name}={value}" for name, value in (flags | own | runtime.flags | options.process_flags).items()]
+    process = RunnerProcess(
+        transport,
+        [
+            "sh",
+            "-c",
+            shell_script("run_once"),
+            "sh",
+            str(times),
+            _LINES,
+            _OUTPUTS,
+            str(libraries / runtime.runner),
+            *words,
+        ],
+        cwd=workspace.folder,
+        env=library_paths(libraries, *packages_folder(workspace.bundle, workspace.folder)),
+        broken_off=broken_off,
+    )
+    try:
+        ending = process.run_out(options.timeout_s, demand)
+    finally:
+        process.close()
+    if ending.code is None:
+        return ending
+    found = refusal(ending.stderr, ending.code) if ending.code else None
+    if ending.code == 0:
+        found = _gather(transport, workspace, options, ending.stderr)
+    return ending if found is None else answered(ending, found)
+
+
+def answered(ending: RunnerEnding, report: dict[str, Any]) -> RunnerEnding:
+    """Return the ending of a process as that of a job that answered with `report`."""
+    line = msgspec.json.encode(report)
+    # The code is the answer's: that of a process would mean that the job ended a runner which others need.
+    return ending._replace(answer=msgspec.json.decode(line, type=RunnerAnswer), line=line, code=None)
+
+
+def _whole_paths(folder: PurePosixPath, flags: Mapping[str, str]) -> dict[str, str]:
+    """Return where files are written, as ExecuTorch's own scripts say it: in direct mode the DSP opens them."""
+    written = {name: str(folder / flags[name]) for name in ("etdump_path", "debug_output_path") if name in flags}
+    return {"output_folder_path": str(folder / _OUTPUTS), **written}
+
+
+def refusal(log: str, code: int) -> dict[str, Any] | None:
+    """Return a report of what the runner refused before it aborted; None where the log has no such word: a crash."""
+    for pattern, stage in _REFUSALS:
+        if found := pattern.search(log):
+            start = log.rfind("\n", 0, found.start()) + 1
+            message = clean_text(log[start:].partition("\n")[0])
+            return report_of(code, error={"stage": stage, "message": message})
+    return None
+
+
+def _gather(transport: Transport, workspace: Workspace, options: RunnerOptions, log: str) -> dict[str, Any]:
+    """Return the report of a runner that ended well, with the outputs in the workspace as `collect` wants them."""
+    manifest, times = workspace.bundle.manifest, options.warm_up + options.iterations
+    outputs = range(len(manifest.outputs))
+    last = {
+        f"output_{sample * times + times - 1}_{index}.raw": f"output_{sample}_{index}.raw"
+        for sample in range(manifest.samples)
+        for index in outputs
+    }
+    done = transport.run(
+        ["sh", "-c", shell_script("gather"), "sh", _OUTPUTS, _SPEED],
+        cwd=workspace.folder,
+        stdin="".join(f"{_OUTPUTS}/{name} {kept}\n" for name, kept in last.items()).encode(),
+        timeout_s=_GATHER_SECONDS,
+        max_output=_LISTING_BYTES,
+    )
+    if done.code != 0:
+        problem = "the outputs cannot be looked at"
+        raise StagingError(transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+    sizes, hashes, speed = _listed(done.stdout.decode(errors="replace"))
+    wanted = [f"output_{line}_{index}.raw" for line in range(times * manifest.samples) for index in outputs]
+    if missing := [name for name in wanted if name not in sizes or name not in hashes]:
+        message = f"the runner ended well and wrote {len(wanted) - len(missing)} of {len(wanted)} outputs"
+        return report_of(1, error={"stage": "outputs", "message": message})
+    if wrong := _wrong_size(manifest, sizes, wanted):
+        return report_of(1, error={"stage": "execute", "message": wrong})
+    each, mean = _times(log, len(wanted) // max(1, len(outputs)), speed)
+    inferences = [
+        _inference(sample, each[sample * times : (sample + 1) * times], hashes, outputs, times, options.warm_up)
+        for sample in range(manifest.samples)
+    ]
+    shapes = [{"shape": one.shape, "dtype": one.dtype, "nbytes": one.nbytes} for one in manifest.outputs]
+    return report_of(0, outputs=shapes, inferences=inferences, load_ns=None, mean_ns=mean)
+
+
+def report_of(code: int, **more: Any) -> dict[str, Any]:
+    """Return what farm's own runner would have written into RESULT_FILE."""
+    return {"schema": 1, "job": 0, "ok": code == 0, "exit_code": code, "error": None, **more}
+
+
+def _listed(text: str) -> tuple[dict[str, int], dict[str, str], str]:
+    """Return sizes and hashes by name, and the mean time as it stands there, of what a device printed."""
+    sizes, hashes, speed = {}, {}, ""
+    for line in text.splitlines():
+        match line.split():
+            case ["size", text, name] if (size := count_of(text)) is not None:
+                sizes[name] = size
+            case ["speed", value]:
+                speed = value
+            case [sha256, name]:
+                hashes[name] = sha256
+    return sizes, hashes, speed
+
+
+def _wrong_size(manifest: Manifest, sizes: Mapping[str, int], wanted: Sequence[str]) -> str:
+    """Return how an output differs in size from its reference; "" where none does, or there is none."""
+    for number, name in enumerate(wanted if manifest.references else ()):
+        expected = manifest.outputs[number % len(manifest.outputs)].nbytes
+        if sizes[name] != expected:
+            return f"{name} has {sizes[name]} bytes, the reference {expected}"
+    return ""
+
+
+def _times(log: str, lines: int, speed: str) -> tuple[list[int], int | None]:
+    """Return the time of each of `lines` executions, in ns, else nothing and the mean, where the runner says that."""
+    each = [float(text) for text in _TOOK.findall(log)][:lines]
+    if len(each) == lines and all(0 < value < _LONGEST_MS for value in each):
+        return [max(1, round(value * 1e6)) for value in each], None
+    total = _TOTAL.search(log)
+    mean = 0.0
+    if total and int(total[2]) == lines:
+        mean = float(total[1]) / lines
+    elif not total and _NUMBER.fullmatch(speed):
+        mean = float(speed)
+    return [], round(mean * 1e6) if 0 < mean < _LONGEST_MS else None
+
+
+def _inference(
+    sample: int, each: Sequence[int], hashes: Mapping[str, str], outputs: range, times: int, warm_up: int
+) -> dict[str, Any]:
+    """Return what RESULT_FILE says of one sample; `each` are the times of its executions, where they are known."""
+    given = [
+        tuple(hashes[f"output_{line}_{index}.raw"] for index in outputs)
+        for line in range(sample * times, (sample + 1) * times)
+    ]
+    differing = [number for number, one in enumerate(given) if one != given[-1]]
+    return {
+        "line": sample,
+        "warm_up_ns": each[:warm_up],
+        "iterations_ns": each[warm_up:],
+        "untimed": 0 if each else times,
+        "differing": {"count": len(differing), "executions": differing[:_NAMED]},
+    }

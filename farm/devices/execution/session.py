@@ -1,0 +1,398 @@
+"""Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement.
+
+A runner process stays up as long as jobs want the same backend options, which are global to a process; a job that ends
+it, exceeds its time or is refused costs one start. ExecuTorch's own runners take no session: each job has a process of
+its own there (`one_shot.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from farm.base.errors import DeviceError, DeviceSpaceError
+from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.devices.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
+from farm.devices.execution.flags import options_for, program_and_profile, seconds_of, session_flags
+from farm.devices.execution.liveness import Liveness, StagingError, cause_of
+from farm.devices.execution.one_shot import reduced, run_once
+from farm.devices.execution.raw import HEAP_PROCESS
+from farm.devices.execution.result import Execution, collect, collect_heap, collect_tokens
+from farm.devices.execution.runner_process import RunnerProcess
+from farm.devices.execution.takeover import take_over
+from farm.devices.execution.workspace import (
+    ANCHOR,
+    Workspace,
+    job_layout,
+    library_paths,
+    packages_folder,
+    runtime_layout,
+)
+from farm.devices.identity import TELL_BOOT
+from farm.devices.text import says_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path, PurePosixPath
+
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.raw import ErrorCause, RawResult, RunnerOptions
+    from farm.devices.execution.runner_process import RunnerEnding
+    from farm.devices.execution.workspace import Layout
+    from farm.devices.transport import Completed, Transport
+
+_SHELL_SECONDS = 30.0
+# Who did not answer a moment ago is not waited for.
+_LOST_SECONDS = 3.0
+# What the runner, which minds the time itself, may take to say that it is over.
+_GRACE_SECONDS = 10.0
+# A process that ends before it begins with a job is started again so often.
+_STARTS = 2
+# What is pushed ahead for a whole run: another device may turn out to run some of it.
+_BATCH_BYTES = 32 << 20
+_SMALL_OBJECT_BYTES = 1 << 20
+# ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
+_JOBS_OF_A_PROCESS = 2000
+# Workspaces that are removed at a time; with a file in each that is as large as its program, one.
+_SWEEP = 16
+_LARGE_FILE = "packed_cache_path"
+# Where a damaged file on the device would show.
+_FILE_STAGES = ("load", "inputs")
+
+
+class DeviceSession:
+    """What one worker does on one device: runtime and bundles are staged once, every execution has its own workspace.
+
+    `stage` may be called in another thread than the rest.
+    """
+
+    def __init__(
+        self, transport: Transport, runtime: Runtime, run_id: str, serial: str, *, takeover: bool = False
+    ) -> None:
+        """`takeover`: end and remove what other sessions left on the device; for the holder of its lease."""
+        self._transport, self._runtime, self.serial = transport, runtime, serial
+        # With the process id, as a worker that replaces one that died must not meet what that left.
+        self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
+        self.runtime_folder = self._folder / "runtime"
+        """Where the runtime lies on the device, once it is staged."""
+        self._objects = ContentStore(transport, self._folder, self._sweep)
+        self._liveness = Liveness(transport)
+        self._takeover = takeover
+        self._last: Execution | None = None
+        self._staging = threading.Lock()
+        self._count = 0
+        self._done: list[PurePosixPath] = []
+        self._anchor: Bundle | None = None
+        self._runtime_staged = False
+        self._runner: RunnerProcess | None = None
+        self._runner_flags: dict[str, str] = {}
+        self._runner_env: dict[str, str] = {}
+        self._broken_off = threading.Event()
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of objects (runtime, models, large inputs) that were pushed so far."""
+        return self._objects.pushed_bytes
+
+    def keep_loaded(self, anchor: Bundle) -> None:
+        """Keep the program of `anchor`, which is that of no job, loaded in every runner from now on."""
+        self._anchor = anchor
+        self._runtime_staged = False
+
+    def prepare(self, bundles: Iterable[Bundle], options: RunnerOptions | None = None) -> None:
+        """Find out, in at most one round trip, what the device has of the runtime and of `bundles`, and if it is whole.
+
+        With `options` the runner is started, so that QNN starts while files are pushed. Small objects that the device
+        lacks are pushed together, as many as one batch takes: each alone costs several times as much. Raises
+        DeviceError. No job may run meanwhile.
+        """
+        wanted: dict[str, Path] = {}
+        for bundle in bundles:
+            wanted |= job_layout(bundle, self._folder, self._runtime.kind).objects
+        small: dict[str, Path] = {}
+        room = _BATCH_BYTES
+        for sha256, path in wanted.items():
+            room -= (size := path.stat().st_size)
+            if size <= _SMALL_OBJECT_BYTES and room > 0:
+                small[sha256] = path
+        with self._staging:
+            self._begin()
+            self._objects.look_for([*self._runtime.hashes.values(), *wanted])
+            self._stage_runtime()
+            if options is not None and not self._runtime.one_shot:
+                self._start_runner(options)
+            self._objects.ensure(small)
+
+    def stage(self, bundle: Bundle) -> Workspace:
+        """Make a workspace for one execution of `bundle`. Never raises for what the device does."""
+        started = time.perf_counter()
+        with self._staging:
+            self._count += 1
+            folder = self._folder / str(self._count)
+            error = ""
+            cause: ErrorCause = ""
+            try:
+                if len(self._done) >= (1 if _LARGE_FILE in self._runner_flags else _SWEEP):
+                    self._sweep()
+                self._stage_runtime()
+                self._place(job_layout(bundle, folder, self._runtime.kind))
+            except DeviceError as problem:
+                error, cause = str(problem), cause_of(problem)
+        return Workspace(bundle, folder, time.perf_counter() - started, error, cause)
+
+    def execute(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
+        """Run a staged bundle in the session's runner and leave what came back in the local `folder`, which is made.
+
+        Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
+        """
+        manifest = workspace.bundle.manifest
+        wanted, options = options, options_for(manifest, options)
+        if self._last is not None:
+            self._done.append(self._last.workspace.folder)
+        self._last = execution = Execution(job_id, self.serial, workspace, folder)
+        if self._runtime.one_shot and options.reducible:
+            asked, options = options, reduced(options, manifest)
+            if options != asked:
+                execution.notes.append(
+                    f"{asked.iterations + asked.warm_up} executions of each sample were due, and "
+                    f"{options.iterations + options.warm_up} made: {self._runtime.runner} writes the outputs of each"
+                )
+        if wanted.etdump and not options.etdump:
+            execution.notes.append("no profile: a program that generates has none")
+        execution.step("execute", lambda: self._execute(execution, options))
+        execution.step("pull", lambda: collect(self._transport, execution, options))
+        if options.heap:
+            execution.step("pull", lambda: collect_heap(self._transport, execution))
+        if manifest.generation is not None:
+            execution.step("pull", lambda: collect_tokens(self._transport, execution))
+        execution.resolve(self._liveness.demand)
+        return execution.result(heap=options.heap, simulated=self._runtime.kind == "simulator")
+
+    def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
+        """Do the same in a process that begins anew and runs nothing else; the heap in a process for each iteration."""
+        self._hang_up()
+        anchor, self._anchor = self._anchor, None
+        try:
+            if options.heap:
+                processes, options = options.iterations, replace(options, iterations=1)
+                for number in range(1, processes):
+                    raw = self.execute(job_id, workspace, folder / f"{HEAP_PROCESS}{number}", options)
+                    if raw.error or raw.exit_code != 0:
+                        return raw
+                    self._hang_up()
+            return self.execute(job_id, workspace, folder, options)
+        finally:
+            self._hang_up()
+            self._anchor = anchor
+
+    def end_process(self) -> None:
+        """End the process of the runner: the next execution begins a new one."""
+        self._hang_up()
+
+    def break_off(self) -> None:
+        """Let executions, also one that runs in another thread, end with an error, at once."""
+        self._broken_off.set()
+
+    def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
+        """Return which files of an execution of `bundle` are not what they ought to be, empty when all are.
+
+        For one whose numbers are wrong, of the last ones of this session: what it ran on the device, and the outputs in
+        its local folder, are hashed. Never raises: a device that does not answer is as bad. Damaged objects are pushed
+        again for the next one. No job may run meanwhile.
+        """
+        try:
+            # Not the runtime: all jobs would be wrong, and it is large.
+            if spoilt := self._damaged(bundle, raw.workspace, ()):
+                return f"files on the device were not what was pushed ({spoilt})"
+            changed = differing(self._transport, raw.workspace, hashes_of(raw.folder.glob("output_*.raw")))
+        except DeviceError as problem:
+            return f"whether its files were damaged cannot be told: {problem}"
+        return f"{', '.join(changed[:3])} did not arrive as the device has it" if changed else ""
+
+    def run_tool(
+        self,
+        files: Mapping[str, Path | bytes],
+        argv: Sequence[str],
+        made: Mapping[str, Path],
+        *,
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run another program than the runner, with `files` beside it and the runtime's libraries.
+
+        What it made, where it ends with 0, is left in local files. Raises DeviceError.
+        """
+        self._hang_up()
+        with self._staging:
+            self._count += 1
+            folder = self._folder / str(self._count)
+            self._stage_runtime()
+            self._transport.push({folder / name: content for name, content in files.items()})
+        done = self._transport.run(
+            argv, cwd=folder, env=library_paths(folder, self.runtime_folder), timeout_s=timeout_s
+        )
+        if done.code == 0:
+            self._transport.pull({folder / name: path for name, path in made.items()}, max_bytes=max_bytes)
+        self._done.append(folder)
+        return done
+
+    def close(self, *, free: bool = False) -> None:
+        """End the runner and remove what this session made on the device. A device that does not answer keeps it.
+
+        With `free` every object goes that no other session uses: somebody needs the room.
+        """
+        self._hang_up()
+        is_lost = self._last is not None and self._last.cause == "gone"
+        try:
+            with self._staging:
+                self._remove([self._folder], timeout_s=_LOST_SECONDS if is_lost else _SHELL_SECONDS)
+                if free:
+                    self._objects.free(keep=())
+        except DeviceError:
+            return
+        finally:
+            self._transport.close()
+
+    def _begin(self) -> None:
+        """Once: make the device ours."""
+        if self._takeover:
+            take_over(self._transport, self._folder.name)
+            self._takeover = False
+
+    def _place(self, layout: Layout) -> None:
+        """Push a folder, and the objects that its links lead to; what no session uses makes room for it, once."""
+        self._objects.ensure(layout.objects)
+        try:
+            self._transport.push(layout.files)
+        except DeviceSpaceError:
+            if not self._objects.free(keep=layout.objects):
+                raise
+            self._transport.push(layout.files)
+
+    def _execute(self, execution: Execution, options: RunnerOptions) -> None:
+        execution.ending = self._run(execution.workspace, options)
+        bundle = execution.workspace.bundle
+        if _may_be_damage(execution.ending) and self._damaged(
+            bundle, execution.workspace.folder, self._runtime.hashes.values()
+        ):
+            self._hang_up()
+            execution.notes.append("files on the device were damaged; they were replaced and the job run again")
+            self._done.append(execution.workspace.folder)
+            execution.ending = None
+            execution.workspace = self.stage(bundle)
+            if execution.workspace.error:
+                execution.fail(execution.workspace)
+                return
+            execution.ending = self._run(execution.workspace, options)
+        if execution.process_ended or execution.refused:
+            self._hang_up()
+
+    def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
+        if self._runtime.runner == LLAMA_RUNNER:
+            from farm.devices.execution.llama_runner import run_prompts
+
+            return run_prompts(
+                self._transport, self._runtime, self.runtime_folder, workspace, options,
+                demand=self._liveness.demand, broken_off=self._broken_off,
+            )  # fmt: skip
+        flags = program_and_profile(workspace.bundle.manifest, options, self._runtime.kind)
+        if self._runtime.one_shot:
+            return run_once(
+                self._transport, self._runtime, self.runtime_folder, workspace, options, flags,
+                demand=self._liveness.demand, broken_off=self._broken_off,
+            )  # fmt: skip
+        words = _words(flags | session_flags(workspace, options))
+        try:
+            for _ in range(_STARTS):
+                runner = self._start_runner(options, packages_folder(workspace.bundle, workspace.folder))
+                ending = runner.run(words, seconds_of(options) + _GRACE_SECONDS, self._liveness.demand)
+                if ending.answer or ending.began:
+                    return ending
+                # It ended between two jobs: this one is not to blame.
+                self._hang_up()
+        except DeviceError:
+            self._hang_up()
+            raise
+        problem = "the runner takes no job: it does not answer" if ending.code is None else "the runner did not start"
+        raise StagingError(
+            self.serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
+        )
+
+    def _start_runner(self, options: RunnerOptions, packages: tuple[PurePosixPath, ...] = ()) -> RunnerProcess:
+        """Return a runner for a job; one with op packages in the folders `packages` has a process of its own."""
+        flags, env = options.process_flags, library_paths(self.runtime_folder, *packages)
+        # ExecuTorch 1.5 registers packages when its backend starts, which a program that stays loaded keeps from it.
+        if self._anchor is not None and not packages:
+            flags["keep_loaded"] = str(self.runtime_folder / ANCHOR)
+        known = (self._runner_flags, self._runner_env) == (flags, env)
+        if self._runner is None or not known or self._runner.jobs >= _JOBS_OF_A_PROCESS:
+            self._hang_up()
+            self._runner = RunnerProcess(
+                self._transport,
+                [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
+                cwd=self._folder,
+                env=env,
+                broken_off=self._broken_off,
+            )
+            self._runner_flags, self._runner_env = flags, env
+        return self._runner
+
+    def _hang_up(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def _stage_runtime(self) -> None:
+        self._begin()
+        if self._runtime_staged:
+            return
+        self._place(runtime_layout(self._runtime, self.runtime_folder, self._anchor))
+        # Where it was built or unpacked it may not have been executable.
+        runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
+        done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
+        self._liveness.learn(done.stdout)
+        self._runtime_staged = True
+
+    def _damaged(self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str]) -> str:
+        """Hash again what an execution in `folder` used, and `others`, and say what is damaged.
+
+        Damaged objects are gone from the device after that.
+        """
+        layout = job_layout(bundle, folder, self._runtime.kind)
+        with self._staging:
+            if not self._objects.verify([*others, *layout.objects]):
+                self._runtime_staged = False
+                return "whole files of the runtime or the job"
+            return ", ".join(differing(self._transport, folder, expected_content(layout.files, folder))[:3])
+
+    def _sweep(self) -> None:
+        """Remove the workspaces of executions that are over."""
+        done, self._done = self._done, []
+        if done:
+            self._remove(done)
+
+    def _remove(self, folders: list[PurePosixPath], *, timeout_s: float = _SHELL_SECONDS) -> None:
+        self._shell(["rm", "-rf", "--", *map(str, folders)], timeout_s=timeout_s)
+
+    def _shell(self, argv: list[str], *, timeout_s: float = _SHELL_SECONDS) -> Completed:
+        done = self._transport.run(argv, timeout_s=timeout_s)
+        if done.code != 0:
+            stderr = done.stderr.decode(errors="replace")
+            kind = DeviceSpaceError if says_full(stderr) else StagingError
+            raise kind(self.serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+        return done
+
+
+def _words(flags: Mapping[str, str]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def _may_be_damage(ending: RunnerEnding) -> bool:
+    """Tell whether an execution ended as it would with a damaged model, input or library. Pure."""
+    if ending.answer is None:
+        return ending.code is not None
+    return ending.answer.error is not None and ending.answer.error.stage in _FILE_STAGES

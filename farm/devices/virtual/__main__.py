@@ -1,0 +1,89 @@
+"""`python -m farm.devices.virtual --root DIR --soc SM8650`: one virtual device until it gets SIGTERM or Ctrl-C.
+
+Prints one line of JSON with `port` and `serial` as soon as an adb server can connect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from farm import __version__
+from farm.base.errors import FarmError
+from farm.base.resources import data_folder
+from farm.devices.adb.names import VIRTUAL_PREFIX
+from farm.devices.virtual.daemon import Daemon, Port
+from farm.devices.virtual.faults import is_running
+from farm.devices.virtual.tree import BUILDS, DeviceTree, device_properties
+
+_SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
+
+
+async def _serve(tree: DeviceTree, arguments: argparse.Namespace, serial: str) -> None:
+    daemon = Daemon(tree, tree.properties)
+    if arguments.fault_rate:
+        daemon.faults.randomize(arguments.fault_rate, arguments.fault_seed, _kinds(arguments.fault_kinds))
+    with contextlib.closing(Port(arguments.port)) as port:
+        serving = asyncio.create_task(daemon.serve(port, port.listen()))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, serving.cancel)
+        sys.stdout.write(json.dumps({"port": port.number, "serial": serial}) + "\n")
+        sys.stdout.flush()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def _known_soc(name: str) -> str:
+    """Return `name` when there is a profile for it. Raises UnknownNameError."""
+    if re.fullmatch(r"\w+", name, re.ASCII) and (data_folder("device_profiles") / f"{name}.toml").is_file():
+        return name
+    # Imported only to say it well: reading the profiles costs more than the whole start.
+    from farm.base.socs import find_soc
+
+    return find_soc(name).name
+
+
+def _kinds(text: str) -> list[str]:
+    return [kind for kind in text.split(",") if kind]
+
+
+def main() -> int:
+    """Return 0 when told to end, 2 for arguments that cannot be."""
+    parser = argparse.ArgumentParser("python -m farm.devices.virtual", description="One virtual Snapdragon device.")
+    parser.add_argument("--root", type=Path, required=True, help="folder that holds the device's files")
+    parser.add_argument("--soc", required=True, help="SoC that it claims to have, SM8650")
+    parser.add_argument("--serial", help=f"its name, {VIRTUAL_PREFIX}SM8650-0")
+    parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
+    parser.add_argument("--build", choices=BUILDS, default=BUILDS[0], help="whether adbd can be root, or is")
+    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of operations that meet a fault")
+    parser.add_argument("--fault-seed", type=int, default=0, help="the same faults for the same seed")
+    parser.add_argument("--fault-kinds", default="", help="only these, with commas between; all when left out")
+    arguments = parser.parse_args()
+    try:
+        soc = _known_soc(arguments.soc)
+        serial = arguments.serial or f"{VIRTUAL_PREFIX}{soc}-0"
+        if not _SERIAL.fullmatch(serial):
+            raise ValueError(f"--serial {serial!r} is not a name that begins with {VIRTUAL_PREFIX}")
+        properties = device_properties(soc, serial, __version__, arguments.build)
+        if is_running(arguments.root):
+            raise ValueError(f"another virtual device runs in {arguments.root}")
+        tree = DeviceTree(arguments.root, properties)
+        # As adbd's, in a folder that nobody else gets into.
+        os.umask(0)
+        asyncio.run(_serve(tree, arguments, serial))
+    except (FarmError, OSError, ValueError, OverflowError) as error:
+        sys.stderr.write(f"python -m farm.devices.virtual: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

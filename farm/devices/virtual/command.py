@@ -1,0 +1,251 @@
+"""Commands on a virtual device: shells of this machine with the device's folders and none of its secrets.
+
+They end as adbd's do. Whoever hangs up ends one process, if that; what it has started lives on, until the device ends
+or starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import termios
+from typing import TYPE_CHECKING
+
+from farm.base.lifeline import Lifeline
+from farm.base.reaper import MARK
+
+if TYPE_CHECKING:
+    from farm.devices.virtual.tree import DeviceTree
+
+_READ_BYTES = 256 * 1024
+# In the environment of everything that runs on a device from one start of it to the next.
+_LIFE = b"VIRTUAL_LIFE"
+# SIGKILL takes a moment; what is forked meanwhile is found by the next look.
+_LOOK_SECONDS = 0.01
+_MOST_LOOKS = 200
+
+
+class Commands:
+    """The commands of one device that have not ended, or that have left others behind."""
+
+    def __init__(self, tree: DeviceTree) -> None:
+        self._tree = tree
+        self._life = _new_life()
+        self._living: set[asyncio.Task[None]] = set()
+
+    def start(self, text: bytes, *, separate_stderr: bool, terminal: str | None) -> Command:
+        """Start `text` in /bin/sh, which reads commands when it is empty. `terminal` is a value for $TERM."""
+        environment = {**self._tree.environment(), _LIFE: self._life}
+        if MARK.encode() in os.environb:
+            environment[MARK.encode()] = os.environb[MARK.encode()]
+        argv = [b"/bin/sh", b"-c", self._tree.map_command(text)] if text else [b"/bin/sh"]
+        command = Command(argv, self._tree.root, environment, separate_stderr=separate_stderr, terminal=terminal)
+        outliving = asyncio.create_task(command.outlive())
+        self._living.add(outliving)
+        outliving.add_done_callback(self._living.discard)
+        return command
+
+    async def end(self) -> None:
+        """Kill all of them, and all that they have started; the next ones are of another life of the device."""
+        ending, self._life = self._life, _new_life()
+        living = list(self._living)
+        for outliving in living:
+            outliving.cancel()
+        await asyncio.gather(*living, return_exceptions=True)
+        for _ in range(_MOST_LOOKS):
+            found = _processes_of(ending)
+            if not found:
+                break
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+class Command:
+    """One command that leads a session of its own, its streams without blocking."""
+
+    def __init__(
+        self,
+        argv: list[bytes],
+        folder: bytes,
+        environment: dict[bytes, bytes],
+        *,
+        separate_stderr: bool,
+        terminal: str | None,
+    ) -> None:
+        self.stdin, self.stdout, self.stderr = -1, -1, -1
+        self._terminal = terminal is not None
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._lifeline = Lifeline()
+        try:
+            if terminal is None:
+                self._start_on_sockets(argv, folder, environment, separate_stderr=separate_stderr)
+            else:
+                environment[b"TERM"] = terminal.encode(errors="surrogateescape") or b"dumb"
+                environment[b"PS1"] = b"virtual:$PWD $ "
+                self._start_on_terminal(argv, folder, environment)
+        except BaseException:
+            self._lifeline.cut()
+            raise
+        self._lifeline.tie(self._process.pid, group=True)
+
+    def _start_on_sockets(
+        self, argv: list[bytes], folder: bytes, environment: dict[bytes, bytes], *, separate_stderr: bool
+    ) -> None:
+        # As adbd: one for input and output. What opens /dev/stdout, or asks for a pipe's size, is refused there too.
+        with contextlib.ExitStack() as opened:
+            pairs = [socket.socketpair() for _ in range(2 if separate_stderr else 1)]
+            for end in (end for pair in pairs for end in pair):
+                opened.enter_context(end)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=pairs[0][1].fileno(),
+                stdout=pairs[0][1].fileno(),
+                stderr=pairs[-1][1].fileno(),
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(self._lifeline.child_end,),
+            )
+            for ours, _ in pairs:
+                ours.setblocking(False)
+            self.stdin, self.stdout = os.dup(pairs[0][0].fileno()), pairs[0][0].detach()
+            if separate_stderr:
+                self.stderr = pairs[1][0].detach()
+
+    def _start_on_terminal(self, argv: list[bytes], folder: bytes, environment: dict[bytes, bytes]) -> None:
+        ours, theirs = os.openpty()
+        os.set_blocking(ours, False)
+        self.stdin, self.stdout = os.dup(ours), ours
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(self._lifeline.child_end,),
+                # Safe: this process has one thread. A terminal belongs to a session only when its leader asks.
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            )
+        finally:
+            os.close(theirs)
+
+    async def write(self, data: memoryview) -> None:
+        """Give `data` to standard input; a command that does not read it any more loses it."""
+        while data and self.stdin >= 0:
+            try:
+                data = data[os.write(self.stdin, data) :]
+            except BlockingIOError:
+                await _ready(self.stdin, select.POLLOUT)
+            except OSError:
+                return
+
+    async def read(self, number: int) -> bytes:
+        """Return what comes next from a descriptor, empty at its end."""
+        while True:
+            try:
+                return os.read(number, _READ_BYTES)
+            except BlockingIOError:
+                await _ready(number, select.POLLIN)
+            except OSError:
+                # What a terminal says when its last program is gone, and a socket whose end was not read.
+                return b""
+
+    async def wait(self) -> int:
+        """Return the exit code as a shell has it, 128 + n for signal n."""
+        return await asyncio.shield(self._ended)
+
+    def close_stdin(self) -> None:
+        """Let the command read the end of its input."""
+        if self._terminal or self.stdin < 0:
+            return
+        number, self.stdin = self.stdin, -1
+        with socket.socket(fileno=number) as ours, contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal how large its window is."""
+        if self._terminal:
+            fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to everything in its group, if the command itself has not ended."""
+        if not self._ended.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def hang_up(self, *, tell: bool) -> None:
+        """Close its streams, and `tell` the command, and nobody else, by SIGHUP: adbd does where frames are spoken."""
+        if tell and not self._ended.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._process.pid, signal.SIGHUP)
+        numbers = {self.stdin, self.stdout, self.stderr} - {-1}
+        self.stdin = self.stdout = self.stderr = -1
+        for number in numbers:
+            os.close(number)
+
+    async def outlive(self) -> None:
+        """Return when the command has ended, and all of its group. Cancelled, kill them."""
+        try:
+            process = os.pidfd_open(self._process.pid)
+            try:
+                await _ready(process, select.POLLIN)
+            finally:
+                os.close(process)
+            self._reap()
+            # A pipe that nobody reads any more has an error.
+            await _ready(self._lifeline.our_end, select.POLLIN)
+        finally:
+            self.signal(signal.SIGKILL)
+            self._lifeline.cut()
+            self._reap()
+
+    def _reap(self) -> None:
+        if not self._ended.done():
+            code = self._process.wait()
+            self._ended.set_result(code if code >= 0 else 128 - code)
+
+
+async def _ready(number: int, event: int) -> None:
+    """Return when a descriptor can be read (POLLIN), or written (POLLOUT)."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    writing = event == select.POLLOUT
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(number, set_ready)
+    try:
+        await ready
+    finally:
+        remove(number)
+
+
+def _new_life() -> bytes:
+    return secrets.token_hex(12).encode()
+
+
+def _processes_of(life: bytes) -> list[int]:
+    """Return the processes that have it in their environment; those that have ended have none."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
+                if _LIFE + b"=" + life in file.read():
+                    found.append(int(name))
+    return found

@@ -1,0 +1,352 @@
+"""The adb daemon of one virtual device: it listens on loopback and serves whoever runs as the same user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from farm.base.peer import accept_own_async, pause_after
+from farm.devices.virtual.command import Commands
+from farm.devices.virtual.faults import Fault, control_address
+from farm.devices.virtual.forward import Reverse, carry, connect, is_socket
+from farm.devices.virtual.injection import Injection
+from farm.devices.virtual.shell import serve_shell
+from farm.devices.virtual.streams import HostConnection
+from farm.devices.virtual.sync import SyncSession
+from farm.devices.virtual.tree import ROOT_PROPERTY
+from farm.devices.virtual.wire import LinkThrottle, PacketLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from farm.devices.virtual.streams import Service, Stream
+    from farm.devices.virtual.tree import DeviceTree
+
+# What adb 36 asks for when it may; sendrecv_v2 would add compression, which loopback has no use for. With remount_shell
+# `adb remount` is a command, and has its exit code.
+FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir,remount_shell"
+_BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 16
+_CONTROL_BACKLOG = 4
+# A phone needs a minute; nobody wants to wait for one that is made up.
+_REBOOT_SECONDS = 1.0
+# `adb reboot MODE`: what a virtual device has not. Any other is a reason for an ordinary start, as on Android.
+_NO_MODES = {"bootloader", "recovery", "sideload", "sideload-auto-reboot", "fastboot", "edl", "download"}
+_TCP_PORT_PROPERTY = "service.adb.tcp.port"
+
+
+class Port:
+    """A port on loopback, which stays this device's while nobody listens on it."""
+
+    def __init__(self, number: int) -> None:
+        """Take `number`, 0 for a free one. Raises OSError."""
+        self._holder = socket.socket()
+        try:
+            # Connections of an earlier life may linger on the port.
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._holder.bind((_LOOPBACK, number))
+            # Now nobody may share it but a listener of this user: with SO_REUSEADDR on the holder, any local user
+            # could listen here while the device is away, and the adb server would take that for the device.
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except BaseException:
+            self._holder.close()
+            raise
+        self.number = int(self._holder.getsockname()[1])
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens, without blocking. Raises OSError."""
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((_LOOPBACK, self.number))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    async def listen_again(self) -> socket.socket:
+        """Do what `listen` does, once there are descriptors for it."""
+        while True:
+            try:
+                return self.listen()
+            except OSError as error:
+                await asyncio.sleep(pause_after(error))
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._holder.close()
+
+
+class Control:
+    """The socket in a device's folder where its owner asks for faults, and `reboot` for a new start.
+
+    One JSON request and one answer a line.
+    """
+
+    def __init__(self, root: bytes, injection: Injection, reboot: Callable[[str], None]) -> None:
+        """Listen in the folder `root`, where nobody else does. `reboot` raises ValueError. Raises OSError."""
+        self._injection, self._reboot = injection, reboot
+        self._listener = socket.socket(socket.AF_UNIX)
+        folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._listener.bind(control_address(folder))
+        finally:
+            os.close(folder)
+        self._listener.listen(_CONTROL_BACKLOG)
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        server = await asyncio.start_unix_server(self._answer, sock=self._listener)
+        async with server:
+            await server.serve_forever()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                answer: dict[str, object] = {}
+                try:
+                    await self._do(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    answer["error"] = str(error)
+                except OSError as error:
+                    answer["error"] = error.strerror or type(error).__name__
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _do(self, request: dict[str, object]) -> None:
+        match request:
+            case {"do": "inject", "fault": dict(fields)}:
+                await self._injection.add(Fault(**fields))
+            case {"do": "clear"}:
+                self._injection.clear()
+            case {"do": "randomize", "rate": int() | float() as rate, "seed": int() as seed, "kinds": list(kinds)}:
+                self._injection.randomize(rate, seed, kinds)
+            case {"do": "reboot", "mode": str() as mode}:
+                self._reboot(mode)
+            case _:
+                raise ValueError(f"{request!r} is no request")
+
+
+class Daemon:
+    """Serves one device tree."""
+
+    def __init__(self, tree: DeviceTree, properties: Mapping[str, str]) -> None:
+        self._tree = tree
+        self._banner = {name: properties[name] for name in _BANNER}
+        self._connections: dict[asyncio.Task[None], HostConnection] = {}
+        self._throttle = LinkThrottle()
+        self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
+        """What goes wrong with it."""
+        self._commands = Commands(tree)
+        self._reverse = Reverse()
+        self._next_port: Port | None = None
+        self._restarting = False
+        self._reason = "reboot"
+        self._leaving: asyncio.Future[Any] | None = None
+        self._absence = 0.0
+        self._rebooting = False
+        self._back = asyncio.Event()
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def serve(self, port: Port, listener: socket.socket) -> None:
+        """Serve connections to `port`, of which `listener` is the first, until cancelled; then everything ends."""
+        control = asyncio.create_task(Control(self._tree.root, self.faults, self._reboot_by_command).serve())
+        try:
+            while True:
+                with listener:
+                    await self._serve_until_gone(listener)
+                await self._end_all()
+                if self._next_port is not None:
+                    port.close()
+                    port, self._next_port = self._next_port, None
+                elif (leaving := self._leaving) is not None:
+                    await self._away(leaving)
+                listener = await port.listen_again()
+        finally:
+            port.close()
+            for task in (control, *self._connections, *filter(None, [self._accepting])):
+                task.cancel()
+            await asyncio.gather(control, *self._connections, return_exceptions=True)
+            await self._commands.end()
+
+    async def _serve_until_gone(self, listener: socket.socket) -> None:
+        """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
+        # A reboot may also be requested while a restart ends the connections before it.
+        while self._leaving is None and self._next_port is None:
+            self._accepting = asyncio.create_task(self._accept(listener))
+            await asyncio.wait([self._accepting])
+            if self._restarting:
+                self._restarting = False
+                # Clients that connect meanwhile wait.
+                await self._end_all()
+            elif self._leaving is None and self._next_port is None:
+                # A broken listener raises its error here.
+                await self._accepting
+
+    async def _end_all(self) -> None:
+        """Hang up on everybody, and kill what runs."""
+        await self._hang_up()
+        await self._commands.end()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            accepted = await accept_own_async(listener)
+            link = PacketLink(accepted, self._throttle)
+            connection = HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
+            task = asyncio.create_task(connection.serve())
+            self._connections[task] = connection
+            task.add_done_callback(self._connections.pop)
+
+    async def _away(self, leaving: asyncio.Future[Any]) -> None:
+        """Return when the device is back."""
+        if self._rebooting:
+            self._tree.begin_life(self._reason)
+        leaving.set_result(None)
+        try:
+            async with asyncio.timeout(self._absence or None):
+                await self._back.wait()
+        except TimeoutError:
+            pass
+        self._leaving = None
+
+    def _hang_up(self) -> asyncio.Future[Any]:
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        return asyncio.gather(*tasks, return_exceptions=True)
+
+    def reset(self) -> asyncio.Future[Any]:
+        """Reset every connection: see FaultyMachine."""
+        for connection in self._connections.values():
+            connection.reset_on_close()
+        return self._hang_up()
+
+    def leave(self, seconds: float, *, reboot: bool, reason: str = "reboot") -> asyncio.Future[Any]:
+        """Go away: see FaultyMachine."""
+        if self._leaving is None:
+            self._reason = reason
+            self._leaving = asyncio.get_running_loop().create_future()
+            self._back.clear()
+            self._absence, self._rebooting = seconds or (_REBOOT_SECONDS if reboot else 0.0), reboot
+            if self._accepting is not None:
+                self._accepting.cancel()
+        return self._leaving
+
+    def come_back(self) -> None:
+        """Be there again: see FaultyMachine."""
+        self._back.set()
+
+    def trust(self) -> None:
+        """Let in who waits for it: see FaultyMachine."""
+        for connection in self._connections.values():
+            connection.trust()
+
+    def _trusts(self) -> bool:
+        return not self.faults.unauthorized
+
+    def _find(self, name: str) -> Service | None:
+        kind, _, rest = name.partition(":")
+        if is_socket(name):
+            return partial(self._forward, name=name)
+        if name.startswith(("shell:", "shell,", "exec:")):
+            return partial(serve_shell, commands=self._commands, faults=self.faults, service=name)
+        if kind == "reverse":
+            return self._reverse.find(rest)
+        if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
+            return None
+        if kind == "reboot" and rest in _NO_MODES:
+            # adbd accepts the stream and says on it that it failed, with which adb ends as if it had not.
+            return None
+        services: dict[str, Service] = {
+            "sync": self._sync,
+            "root": partial(self._switch_root, wanted=True),
+            "unroot": partial(self._switch_root, wanted=False),
+            "reboot": partial(self._reboot, mode=rest),
+            "remount": self._remount,
+            "tcpip": partial(self._listen_at, number=rest),
+        }
+        return services.get(kind)
+
+    def _restart(self) -> None:
+        """Begin anew, as adbd does: every connection is cut, and what ran is killed. Only once a stream is finished."""
+        self._restarting = True
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
+        answer, restarts = _switched_root(self._tree.properties, wanted=wanted)
+        await stream.write(answer.encode())
+        await stream.finish()
+        if restarts:
+            # Together, so that no command of before says what only those after may.
+            self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
+            self._tree.log("adbd", answer)
+            self._restart()
+
+    async def _reboot(self, stream: Stream, mode: str) -> None:
+        try:
+            await stream.finish()
+        finally:
+            # As Android, also for a host that has hung up.
+            self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
+
+    def _reboot_by_command(self, mode: str) -> None:
+        """Do what `reboot MODE` asks for on the device. Raises ValueError."""
+        if mode in _NO_MODES or mode.startswith("-"):
+            raise ValueError(f"a virtual device has no {mode}")
+        self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'shell'}")
+
+    async def _remount(self, stream: Stream) -> None:
+        """Run `remount`, as for adb older than 29 and clients that do not know of remount_shell."""
+        await serve_shell(stream, commands=self._commands, faults=self.faults, service="exec:remount 2>&1")
+
+    async def _listen_at(self, stream: Stream, number: str) -> None:
+        """Move to another port of loopback."""
+        try:
+            moved = Port(int(number))
+        except OSError as error:
+            await stream.write(f"invalid port {number}: {error.strerror}\n".encode())
+            return
+        await stream.write(f"restarting in TCP mode port: {number}\n".encode())
+        await stream.finish()
+        self._tree.set_property(_TCP_PORT_PROPERTY, number)
+        self._next_port = moved
+        self._restart()
+
+    async def _forward(self, stream: Stream, name: str) -> None:
+        try:
+            connection = await connect(name, self._tree)
+        except OSError:
+            # The end of the stream says so.
+            return
+        await carry(stream, connection)
+
+    async def _sync(self, stream: Stream) -> None:
+        await SyncSession(stream, self._tree, self.faults).serve()
+
+
+def _switched_root(properties: Mapping[str, str], *, wanted: bool) -> tuple[str, bool]:
+    """Return what adbd answers to `root:` or `unroot:`, and whether it starts anew, with the new user.
+
+    Commands run as the user of this machine all the time: root on a virtual device is a word. The answers are those of
+    AOSP's daemon/restart_service.cpp, which tools look for.
+    """
+    is_root = properties[ROOT_PROPERTY] == "1"
+    if wanted and is_root:
+        return "adbd is already running as root\n", False
+    if wanted and properties["ro.debuggable"] != "1":
+        return "adbd cannot run as root in production builds\n", False
+    if not wanted and not is_root:
+        return "adbd not running as root\n", False
+    return ("restarting adbd as root\n" if wanted else "restarting adbd as non root\n"), True

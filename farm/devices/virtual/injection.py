@@ -1,0 +1,296 @@
+"""Which fault strikes which operation of a virtual device, and the states that it is in meanwhile."""
+
+# Names on a device are bytes, which pathlib does not take.
+# ruff: noqa: PTH108, PTH118
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
+from farm.devices.virtual.tools import FAULTY_TOOLS, HEALTHY_CELSIUS, HEALTHY_LEVEL, HOSTILE_FOLDERS, HOSTILE_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from random import Random
+
+    from farm.devices.virtual.tree import DeviceTree
+    from farm.devices.virtual.wire import LinkThrottle
+
+SOC_PROPERTY = "ro.soc.model"
+
+# Bytes per second of a slow link without a number; values of a hot or empty device: docs/reference/virtual_devices.md.
+_SLOW = 100_000
+_HOT_CELSIUS = 60
+_LOW_PERCENT = 5
+_OTHER_SOCS = ("SM8550", "SM8650")
+
+_OUTPUTS = "data/local/tmp/farm/run-*/*/output_*.raw"
+
+# What is drawn: faults that last long enough to be noticed, and short enough to wait for.
+_DRAWN_SECONDS = (0.2, 2.0)
+_DRAWN_BYTES_LOG2 = (0.0, 17.0)
+_DRAWN_CODES = {FaultKind.EXIT_CODE: (1, 3, 137, 255), FaultKind.KILL_RUNNER: (6, 9, 11)}
+_DRAWN_SKEW = (-86_400.0, 86_400.0)
+
+
+class FaultyMachine(Protocol):
+    """What a fault can do to the device itself."""
+
+    def reset(self) -> asyncio.Future[Any]:
+        """Reset every connection; the result is there when that is done. What runs on the device is told, and lives."""
+
+    def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
+        """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
+
+    def come_back(self) -> None:
+        """Be there again, if it is away."""
+
+    def trust(self) -> None:
+        """Let in who waits for it."""
+
+
+class Injection:
+    """The faults of one device."""
+
+    def __init__(self, tree: DeviceTree, throttle: LinkThrottle, machine: FaultyMachine, serial: str) -> None:
+        self._tree, self._throttle, self._machine, self._serial = tree, throttle, machine, serial
+        self._log = Path(os.fsdecode(tree.root), LOG)
+        self._waiting: list[tuple[Fault, re.Pattern[str], int]] = []
+        self._rate, self._seed, self._kinds = 0.0, 0, DRAWN
+        self._generators: dict[str, Random] = {}
+        self._ends: dict[FaultKind, asyncio.TimerHandle] = {}
+        self._soc = tree.properties[SOC_PROPERTY]
+        self._body = (HEALTHY_LEVEL, HEALTHY_CELSIUS)
+        self._made: list[bytes] = []
+        self.armed = False
+        """Whether an operation may meet a fault at all: ask `strike` only then."""
+        self.free_bytes: int | None = None
+        """What still fits on the device; None is as much as this machine has."""
+        self.skew_s = 0
+        """How far the device's clock is off."""
+        self.hostile = False
+        """Listings name what cannot be."""
+        self.unauthorized = False
+        """The device trusts nobody."""
+
+    async def add(self, fault: Fault) -> None:
+        """Let a fault be in force; return when it is."""
+        kind = FaultKind(fault.kind)
+        waits = bool(fault.after_bytes or fault.match)
+        if kind not in CONDITIONS and (kind not in LINK_KINDS or waits):
+            self._waiting.append((fault, re.compile(fault.match), fault.times))
+            self.armed = True
+            return
+        self._note(fault, "device", "")
+        gone = self._hit(fault, 0.0 if kind is FaultKind.CLOCK_SKEW else fault.seconds)
+        if gone is not None:
+            await gone
+
+    def randomize(self, rate: float, seed: int, kinds: Iterable[str]) -> None:
+        """Let every operation meet a fault with the probability `rate`, of `kinds` or all. Raises ValueError."""
+        if not 0 <= rate <= 1:
+            raise ValueError(f"a fault rate is {rate}, expected a number from 0 to 1")
+        self._rate, self._seed = rate, seed
+        self._kinds = frozenset(map(FaultKind, kinds)) or DRAWN
+        self._generators.clear()
+        self.armed = bool(self._waiting) or rate > 0
+
+    def clear(self) -> None:
+        """Let nothing be in force any more."""
+        self._waiting.clear()
+        self._rate = 0.0
+        self.armed = False
+        for timer in self._ends.values():
+            timer.cancel()
+        self._ends.clear()
+        for kind in (*CONDITIONS, FaultKind.STALL):
+            self._end(kind)
+        self._machine.come_back()
+
+    def strike(self, operation: str, subject: str) -> Fault | None:
+        """Return the fault that this operation meets, which is noted; `subject` is its command, or its path."""
+        fault = self._waiting_for(operation, subject) or self._draw(operation)
+        if fault is not None:
+            self._note(fault, operation, subject)
+        return fault
+
+    def strike_file(self, operation: str, path: bytes) -> Fault | None:
+        """Return the fault that an operation on a file of the device meets, which is noted."""
+        return self.strike(operation, path.decode(errors="surrogateescape")) if self.armed else None
+
+    async def hit(self, fault: Fault) -> None:
+        """Let a fault of the link, or a condition, strike in the middle of an operation.
+
+        Returns only when the operation can go on; otherwise it is cancelled with its connection.
+        """
+        skewed = fault.kind == FaultKind.CLOCK_SKEW
+        if self._hit(fault, _DRAWN_SECONDS[1] if skewed else fault.seconds) is not None:
+            await asyncio.Event().wait()
+
+    def use_space(self, size: int) -> bool:
+        """Take room for `size` bytes that are pushed; False when there is none."""
+        if self.free_bytes is None:
+            return True
+        enough = size <= self.free_bytes
+        self.free_bytes = self.free_bytes - size if enough else 0
+        return enough
+
+    def spoil_outputs(self, least_bytes: int) -> None:
+        """Invert what the newest job has computed, in outputs of more than `least_bytes`."""
+        outputs = sorted(Path(os.fsdecode(self._tree.root)).glob(_OUTPUTS), key=lambda path: path.stat().st_mtime_ns)
+        for path in outputs[-1].parent.glob("output_*.raw") if outputs else ():
+            data = path.read_bytes()
+            if len(data) > least_bytes:
+                path.write_bytes(bytes(byte ^ 0xFF for byte in data))
+
+    def tell_space(self) -> None:
+        """Let df know what pushes have used."""
+        if self.free_bytes is not None:
+            self._tree.set_property("farm.free_bytes", str(self.free_bytes))
+
+    def _hit(self, fault: Fault, seconds: float) -> asyncio.Future[Any] | None:
+        """Let it strike now; return what to wait for where it ends every connection."""
+        kind = FaultKind(fault.kind)
+        gone: asyncio.Future[Any] | None = None
+        if kind is FaultKind.STALL:
+            self._throttle.stall()
+        elif kind is FaultKind.RESET:
+            gone = self._machine.reset()
+        elif kind in LINK_KINDS:
+            gone = self._machine.leave(seconds, reboot=kind is FaultKind.REBOOT)
+        elif kind is FaultKind.UNAUTHORIZED:
+            self.unauthorized = True
+            gone = self._machine.reset()
+        else:
+            self._begin(kind, fault)
+        if kind in CONDITIONS or kind is FaultKind.STALL:
+            if timer := self._ends.pop(kind, None):
+                timer.cancel()
+            if seconds:
+                self._ends[kind] = asyncio.get_running_loop().call_later(seconds, self._end, kind)
+        return gone
+
+    def _begin(self, kind: FaultKind, fault: Fault) -> None:
+        tree = self._tree
+        if kind is FaultKind.SLOW_LINK:
+            self._throttle.limit(fault.bytes_per_s or _SLOW)
+        elif kind is FaultKind.DISK_FULL:
+            self.free_bytes = fault.after_bytes
+            self.tell_space()
+            self._add_tool("df")
+        elif kind is FaultKind.WRONG_SOC:
+            other = next(name for name in _OTHER_SOCS if name != self._soc)
+            tree.set_property(SOC_PROPERTY, fault.text or other)
+        elif kind is FaultKind.OVERHEATED:
+            self._set_body(celsius=fault.code or _HOT_CELSIUS)
+        elif kind is FaultKind.LOW_BATTERY:
+            self._set_body(level=fault.code or _LOW_PERCENT)
+        elif kind is FaultKind.CLOCK_SKEW:
+            self.skew_s = int(fault.seconds)
+            tree.set_property("farm.clock_skew_s", str(self.skew_s))
+            self._add_tool("date")
+            self._add_tool("stat")
+        elif kind is FaultKind.HOSTILE_NAMES:
+            self.hostile = True
+            self._make_hostile_files()
+
+    def _end(self, kind: FaultKind) -> None:
+        """Let a condition, or a stall, be over; where it does not hold nothing happens."""
+        tree = self._tree
+        self._ends.pop(kind, None)
+        if kind is FaultKind.STALL:
+            self._throttle.resume()
+        elif kind is FaultKind.SLOW_LINK:
+            self._throttle.limit(0)
+        elif kind is FaultKind.DISK_FULL and self.free_bytes is not None:
+            self.free_bytes = None
+            tree.remove("system/bin/df")
+            tree.set_property("farm.free_bytes", None)
+        elif kind is FaultKind.WRONG_SOC and tree.properties[SOC_PROPERTY] != self._soc:
+            tree.set_property(SOC_PROPERTY, self._soc)
+        elif kind is FaultKind.OVERHEATED:
+            self._set_body(celsius=HEALTHY_CELSIUS)
+        elif kind is FaultKind.LOW_BATTERY:
+            self._set_body(level=HEALTHY_LEVEL)
+        elif kind is FaultKind.CLOCK_SKEW and self.skew_s:
+            self.skew_s = 0
+            for name in ("date", "stat"):
+                tree.remove(f"system/bin/{name}")
+            tree.set_property("farm.clock_skew_s", None)
+        elif kind is FaultKind.HOSTILE_NAMES and self.hostile:
+            self.hostile = False
+            made, self._made = self._made, []
+            for place in made:
+                with contextlib.suppress(OSError):
+                    os.unlink(place)
+        elif kind is FaultKind.UNAUTHORIZED and self.unauthorized:
+            self.unauthorized = False
+            self._machine.trust()
+
+    def _set_body(self, *, level: int | None = None, celsius: int | None = None) -> None:
+        """Change what is given, unless it is so already."""
+        body = (self._body[0] if level is None else level, self._body[1] if celsius is None else celsius)
+        if body != self._body:
+            self._body = body
+            self._tree.set_body(*body)
+
+    def _add_tool(self, name: str) -> None:
+        self._tree.write(f"system/bin/{name}", FAULTY_TOOLS[name], mode=0o755)
+
+    def _make_hostile_files(self) -> None:
+        for folder in HOSTILE_FOLDERS:
+            for name in HOSTILE_NAMES:
+                place = os.path.join(self._tree.root, folder.encode(), name)
+                # Not in a folder that is not there, and not in the place of somebody's file.
+                with contextlib.suppress(OSError):
+                    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                    self._made.append(place)
+
+    def _waiting_for(self, operation: str, subject: str) -> Fault | None:
+        for number, (fault, pattern, left) in enumerate(self._waiting):
+            if operation in FaultKind(fault.kind).operations and pattern.search(subject):
+                if left == 1:
+                    del self._waiting[number]
+                    self.armed = bool(self._waiting) or self._rate > 0
+                elif left:
+                    self._waiting[number] = (fault, pattern, left - 1)
+                return fault
+        return None
+
+    def _draw(self, operation: str) -> Fault | None:
+        """Draw from a generator of each operation's own: how they follow each other changes nothing."""
+        if not self._rate:
+            return None
+        generator = self._generators.get(operation)
+        if generator is None:
+            # Takes longer to import than the rest of a start.
+            from random import Random
+
+            generator = self._generators[operation] = Random(f"{self._seed}/{self._serial}/{operation}")  # noqa: S311
+        if generator.random() >= self._rate:
+            return None
+        kinds = [kind for kind in FaultKind if kind in self._kinds and operation in kind.operations]
+        if not kinds:
+            return None
+        kind = generator.choice(kinds)
+        skewed = kind is FaultKind.CLOCK_SKEW
+        return Fault(
+            kind,
+            after_bytes=int(2 ** generator.uniform(*_DRAWN_BYTES_LOG2)),
+            seconds=round(generator.uniform(*(_DRAWN_SKEW if skewed else _DRAWN_SECONDS)), 3),
+            code=generator.choice(_DRAWN_CODES.get(kind, (0,))),
+        )
+
+    def _note(self, fault: Fault, operation: str, subject: str) -> None:
+        line = {"kind": str(fault.kind), "operation": operation, "subject": subject[:200], "time": time.time()}
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._tree.log("farm", f"fault {fault.kind} strikes: {operation}")

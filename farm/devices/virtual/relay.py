@@ -1,0 +1,224 @@
+"""A port of this machine that is, to an adb server, the adb daemon of a device behind another adb server.
+
+So one device of a farm comes under the user's own adb, and nothing else that hangs where it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from farm.base.errors import InfraError
+from farm.base.peer import accept_own_async
+from farm.devices.adb.host import acknowledge
+from farm.devices.adb.names import RELAYED_PRODUCT, adb_target
+from farm.devices.device import LOOPBACK
+from farm.devices.virtual.streams import HostConnection, until_one_ends
+from farm.devices.virtual.wire import LinkThrottle, PacketLink
+
+if TYPE_CHECKING:
+    from farm.devices.adb.host import AdbHost
+    from farm.devices.virtual.streams import Service, Stream
+
+_BACKLOG = 16
+_CHUNK = 1 << 18
+_MOST_LISTING = 1 << 16
+# What opens a stream at once on a device that answers: adb itself waits as long for a device over a bad link.
+_OPEN_SECONDS = 30.0
+# Between two looks for an adb server, or a device, that is gone.
+_AGAIN_SECONDS = 0.5
+# What a stream does on the device, in adb's words. What is left out changes how packets are carried (delayed_ack,
+# libusb), which is between the two adb servers and the device. Source: transport.cpp of AOSP's packages/modules/adb.
+_FEATURES = {
+    "shell_v2",
+    "cmd",
+    "stat_v2",
+    "ls_v2",
+    "fixed_push_mkdir",
+    "fixed_push_symlink_timestamp",
+    "apex",
+    "abb",
+    "abb_exec",
+    "remount_shell",
+    "track_app",
+    "sendrecv_v2",
+    "sendrecv_v2_brotli",
+    "sendrecv_v2_lz4",
+    "sendrecv_v2_zstd",
+    "sendrecv_v2_dry_run_send",
+    "devraw",
+    "app_info",
+}
+
+
+class Relay:
+    """Serves one device until `close`; leaving `with` does that."""
+
+    def __init__(self, server: AdbHost, serial: str, *, model: str, reverse: bool) -> None:
+        """`model` is what `adb devices -l` shows. `reverse` allows `adb reverse`, which ends where `server` runs."""
+        self._server, self._serial, self._reverse = server, serial, reverse
+        clean = re.sub(r"[^A-Za-z0-9_.-]", "_", model)
+        self._properties = {"ro.product.name": RELAYED_PRODUCT, "ro.product.model": clean, "ro.product.device": clean}
+        self._there = threading.Event()
+        self._features = ""
+        self._connections: dict[asyncio.Task[None], HostConnection] = {}
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        """Where it listens, for connections of this user alone."""
+        self._loop = asyncio.new_event_loop()
+        self._serving: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def __enter__(self) -> Relay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Return whether the device is there; where it is not, wait for it."""
+        return self._there.wait(timeout_s)
+
+    def close(self) -> None:
+        """Hang up on everybody. May be called again."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                # It may have ended meanwhile.
+                self._loop.call_soon_threadsafe(self._cancel)
+            self._thread.join()
+        self._listener.close()
+
+    def _cancel(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._serving = asyncio.current_task()
+        accepting = asyncio.create_task(self._accept())
+        try:
+            while True:
+                with contextlib.suppress(OSError, EOFError, InfraError, ValueError):
+                    await self._follow()
+                await self._set_there(there=False)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, self._hang_up(), return_exceptions=True)
+
+    async def _follow(self) -> None:
+        """Follow what the other adb server says of the device, until the server is gone or the device has left it.
+
+        Raises OSError, EOFError, InfraError.
+        """
+        async with asyncio.timeout(_OPEN_SECONDS):
+            # A virtual device is found by its product, and is listed by its port.
+            name = await self._ask(f"host-serial:{adb_target(self._serial)}:get-serialno")
+            features = await self._ask(f"host-serial:{adb_target(self._serial)}:features")
+            reader, writer = await self._connect("host:track-devices")
+        self._features = ",".join(one for one in features.split(",") if one in _FEATURES)
+        try:
+            while True:
+                states = dict(line.partition("\t")[::2] for line in (await _text(reader)).splitlines())
+                await self._set_there(there=states.get(name) == "device")
+                if name not in states:
+                    return
+        finally:
+            writer.close()
+
+    async def _set_there(self, *, there: bool) -> None:
+        if there:
+            self._there.set()
+            return
+        self._there.clear()
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while True:
+            accepted = await accept_own_async(self._listener)
+            if not self._there.is_set():
+                # As a device that is away; the adb server tries again.
+                accepted.close()
+                continue
+            link = PacketLink(accepted, LinkThrottle())
+            connection = HostConnection(link, self._properties, self._features, self._find)
+            task = asyncio.create_task(connection.serve())
+            self._connections[task] = connection
+            task.add_done_callback(self._connections.pop)
+
+    def _find(self, name: str) -> Service | None:
+        # The other server takes what begins so as a request to itself, also behind the choice of a device.
+        if name.startswith("host") or (name.startswith("reverse:") and not self._reverse):
+            return None
+        return partial(self._carry, name=name)
+
+    async def _carry(self, stream: Stream, name: str) -> None:
+        """Carry one stream. It ends where either side does, as adb's streams have no half."""
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                reader, writer = await self._connect(f"host:transport:{adb_target(self._serial)}", name)
+        except (OSError, EOFError, InfraError):
+            # The end of the stream is all that can be said; `farm connect` says what became of the device.
+            return
+        # What the host sent before it closed goes on.
+        with contextlib.closing(writer):
+            await until_one_ends(_to_device(stream, writer), _to_host(reader, stream, writer))
+
+    async def _ask(self, request: str) -> str:
+        reader, writer = await self._connect(request)
+        try:
+            return await _text(reader)
+        finally:
+            writer.close()
+
+    async def _connect(self, *requests: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection to the other adb server that has accepted `requests`.
+
+        Raises OSError, EOFError, and InfraError for a refusal.
+        """
+        reader, writer = await asyncio.open_connection(self._server.host, self._server.port, limit=_CHUNK)
+        try:
+            for request in requests:
+                data = request.encode(errors="surrogateescape")
+                writer.write(b"%04x%s" % (len(data), data))
+                if await reader.readexactly(4) != b"OKAY":
+                    raise InfraError(f"the adb server on {self._server.place} refuses {request!r}")
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer
+
+
+async def _text(reader: asyncio.StreamReader) -> str:
+    """Return what follows its length in four hexadecimal digits. Raises ValueError for what is none."""
+    size = int(await reader.readexactly(4), 16)
+    return (await reader.readexactly(min(size, _MOST_LISTING))).decode(errors="replace")
+
+
+async def _to_device(stream: Stream, writer: asyncio.StreamWriter) -> None:
+    while (data := await stream.read()) is not None:
+        writer.write(data)
+        await writer.drain()
+
+
+async def _to_host(reader: asyncio.StreamReader, stream: Stream, writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    while data := await reader.read(_CHUNK):
+        acknowledge(connection)
+        await stream.write(data)

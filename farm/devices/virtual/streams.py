@@ -1,0 +1,260 @@
+"""Many streams over one link, each with one unacknowledged packet in either direction: adb's flow control."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from farm.devices.virtual.wire import (
+    AUTH,
+    CLSE,
+    CNXN,
+    MAX_PAYLOAD,
+    OKAY,
+    OLDEST_VERSION,
+    OPEN,
+    VERSION,
+    WRTE,
+    Packet,
+    PacketLink,
+    ProtocolError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# adb itself opens a handful at a time.
+_MOST_STREAMS = 512
+# The protocol allows one. adb 36 sends the rest of a stream that it closes, about one more, without waiting.
+_MOST_UNREAD = 8
+_MOST_SERVICE_BYTES = 1 << 16
+# Kinds of AUTH packets, and the size of what the host is to sign.
+_AUTH_TOKEN, _AUTH_SIGNATURE = 1, 2
+_TOKEN_BYTES = 20
+
+
+class StreamClosedError(Exception):
+    """The host closed the stream."""
+
+
+async def until_one_ends(*ways: Coroutine[None, None, None]) -> None:
+    """Run `ways` side by side until one of them ends, however, and cancel the others."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Stream:
+    """One stream to the host."""
+
+    def __init__(self, connection: HostConnection, link: PacketLink, number: int, peer: int = 0) -> None:
+        """`peer` is what the host calls it, 0 for one that it has not accepted yet."""
+        self.connection = connection
+        """Of which it is one."""
+        self._link, self._number, self.peer = link, number, peer
+        self._received: deque[bytearray] = deque()
+        self._changed = asyncio.Event()
+        self._may_write = peer != 0
+        self._closed = asyncio.Event()
+
+    async def read(self) -> bytearray | None:
+        """Return what came next, None when the host has closed. The host may send more once this returns."""
+        while not self._received:
+            if self._closed.is_set():
+                return None
+            await self._wait()
+        data = self._received.popleft()
+        if not self._closed.is_set():
+            await self._link.write(OKAY, self._number, self.peer)
+        return data
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send `data` as soon as the host has taken what was sent before. Raises StreamClosedError."""
+        view = memoryview(data)
+        while view:
+            await self.wait_writable()
+            if self._closed.is_set():
+                raise StreamClosedError
+            piece, view = view[: self._link.max_payload], view[self._link.max_payload :]
+            self._may_write = False
+            await self._link.write(WRTE, self._number, self.peer, piece)
+
+    async def wait_writable(self) -> None:
+        """Return when the host has taken what was sent before, or has closed."""
+        while not self._may_write and not self._closed.is_set():
+            await self._wait()
+
+    async def wait_closed(self) -> None:
+        """Return when the host has closed the stream."""
+        await self._closed.wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def deliver(self, data: bytearray) -> None:
+        """Take what the host sent. Raises ProtocolError when it does not wait for its turn."""
+        if len(self._received) >= _MOST_UNREAD:
+            raise ProtocolError("packets on a stream that did not wait for an acknowledgement")
+        self._received.append(data)
+        self._changed.set()
+
+    def acknowledge(self, peer: int) -> None:
+        """The host has taken what was written, or accepted the stream, which it calls `peer`."""
+        self.peer = peer
+        self._may_write = True
+        self._changed.set()
+
+    def hang_up(self) -> None:
+        """There will be no more of it: the connection is gone."""
+        self._closed.set()
+        self._changed.set()
+
+    async def closed_by_host(self) -> None:
+        """Answer, as adbd does at once; what came before is still to be read. Once it is closed here, there is none."""
+        if not self._closed.is_set():
+            self.hang_up()
+            if self.peer:
+                await self._link.write(CLSE, self._number, self.peer)
+
+    async def finish(self) -> None:
+        """Tell the host that the service is done, once it has taken everything."""
+        await self.wait_writable()
+        if not self._closed.is_set():
+            self._closed.set()
+            await self._link.write(CLSE, self._number, self.peer)
+
+
+Service = Callable[[Stream], Awaitable[None]]
+FindService = Callable[[str], Service | None]
+
+
+class HostConnection:
+    """One adb server that is connected: its streams, and the services that they lead to."""
+
+    def __init__(
+        self,
+        link: PacketLink,
+        properties: Mapping[str, str],
+        features: str,
+        find: FindService,
+        trusts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        banner = "".join(f"{name}={value};" for name, value in properties.items())
+        self._banner = f"device::{banner}features={features}".encode()
+        self._link, self._find, self._trusts = link, find, trusts
+        self._online = False
+        self._asked = False
+        self._streams: dict[int, Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last = 0
+
+    async def serve(self) -> None:
+        """Return when the adb server is gone and every service of it has ended."""
+        try:
+            while (packet := await self._link.read()) is not None:
+                await self._handle(packet)
+        except (OSError, ProtocolError) as error:
+            sys.stderr.write(f"an adb server was hung up on: {error!r}\n")
+        finally:
+            self._link.close()
+            for stream in self._streams.values():
+                stream.hang_up()
+            # A cancelled task that has not begun would never see its stream: `reboot` acts in either case.
+            await asyncio.sleep(0)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def reset_on_close(self) -> None:
+        """Let its end reach the adb server as a reset."""
+        self._link.reset_on_close()
+
+    def trust(self) -> None:
+        """Let in the adb server, if it was kept out: its user has accepted it."""
+        if self._asked and not self._online:
+            self.start(self._welcome())
+
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Do something that is cancelled when the connection ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _welcome(self) -> None:
+        self._online = True
+        await self._link.write(CNXN, VERSION, MAX_PAYLOAD, self._banner)
+
+    async def _handle(self, packet: Packet) -> None:
+        if packet.command == CNXN:
+            if packet.arg0 < OLDEST_VERSION:
+                raise ProtocolError("the adb server is too old")
+            self._link.sums = packet.arg0 < VERSION
+            self._link.max_payload = max(1, min(packet.arg1, MAX_PAYLOAD))
+            self._asked = True
+            if self._trusts():
+                await self._welcome()
+            else:
+                await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
+        elif packet.command == AUTH and packet.arg0 == _AUTH_SIGNATURE and not self._online:
+            # Not by a key that it knows. The host tries its next one; its public key, after the last, waits for a user.
+            await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
+        elif packet.command == OPEN and self._online:
+            await self._open(packet)
+        elif stream := self._streams.get(packet.arg1):
+            if packet.command == CLSE:
+                await stream.closed_by_host()
+            elif stream.peer not in {packet.arg0, 0}:
+                raise ProtocolError("a packet for a stream of another")
+            elif packet.command == WRTE:
+                stream.deliver(packet.payload)
+            elif packet.command == OKAY:
+                stream.acknowledge(packet.arg0)
+
+    async def call(self, name: str, service: Service) -> None:
+        """Open a stream to the host's service `name`, and have `service` use it until it ends.
+
+        A host that refuses closes it at once.
+        """
+        number, stream = self._new_stream(0)
+        await self._link.write(OPEN, number, 0, name.encode(errors="surrogateescape") + b"\0")
+        await self._run(number, stream, service)
+
+    def _new_stream(self, peer: int) -> tuple[int, Stream]:
+        self._last += 1
+        stream = self._streams[self._last] = Stream(self, self._link, self._last, peer)
+        return self._last, stream
+
+    async def _open(self, packet: Packet) -> None:
+        name = bytes(packet.payload[:_MOST_SERVICE_BYTES]).rstrip(b"\0").decode(errors="surrogateescape")
+        service = self._find(name)
+        if service is None or len(self._streams) >= _MOST_STREAMS or not packet.arg0:
+            await self._link.write(CLSE, 0, packet.arg0)
+            return
+        number, stream = self._new_stream(packet.arg0)
+        await self._link.write(OKAY, number, packet.arg0)
+        self.start(self._run(number, stream, service))
+
+    async def _run(self, number: int, stream: Stream, service: Service) -> None:
+        try:
+            try:
+                await service(stream)
+            except StreamClosedError:
+                pass
+            except Exception:  # noqa: BLE001 - one service that fails is no reason for the others to; the log has it
+                traceback.print_exc()
+            with contextlib.suppress(OSError):
+                await stream.finish()
+        finally:
+            del self._streams[number]

@@ -1,0 +1,259 @@
+"""The device's end of adb's sync protocol: stat, list, upload and download, and the faults that strike them."""
+
+# Names on a device are bytes, which pathlib does not take.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from functools import partial
+from typing import TYPE_CHECKING
+
+from farm.devices.adb.sync_protocol import (
+    DATA_BYTES,
+    ENTRY_V1,
+    ENTRY_V2,
+    MESSAGE,
+    PATH_BYTES,
+    STAT_V1,
+    STAT_V2,
+    DataFrames,
+)
+from farm.devices.virtual.faults import FaultKind
+from farm.devices.virtual.streams import StreamClosedError
+from farm.devices.virtual.tools import IMPOSSIBLE_NAMES
+from farm.devices.virtual.upload import Upload, changed
+from farm.devices.virtual.wire import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from farm.devices.virtual.faults import Fault
+    from farm.devices.virtual.injection import Injection
+    from farm.devices.virtual.streams import Stream
+    from farm.devices.virtual.tree import DeviceTree
+
+# Answers that travel together.
+_BATCH_BYTES = 256 * 1024
+_U32 = 0xFFFFFFFF
+
+
+class SyncSession:
+    """One sync stream, from its first request to QUIT."""
+
+    def __init__(self, stream: Stream, tree: DeviceTree, faults: Injection) -> None:
+        self._stream, self._tree, self._faults = stream, tree, faults
+        self._in = memoryview(b"")
+        self._out = bytearray()
+        self._frames = DataFrames()
+        self._failed = False
+
+    async def serve(self) -> None:
+        """Answer requests until the host has no more."""
+        handlers: dict[bytes, Callable[[bytes], Awaitable[None]]] = {
+            b"STAT": self._stat_v1,
+            b"STA2": partial(self._stat_v2, b"STA2", follow=True),
+            b"LST2": partial(self._stat_v2, b"LST2", follow=False),
+            b"LIST": self._list_v1,
+            b"LIS2": self._list_v2,
+            b"SEND": self._send,
+            b"RECV": self._receive,
+        }
+        with contextlib.suppress(ProtocolError, EOFError):
+            while True:
+                kind, size = await self._message()
+                if kind == b"QUIT":
+                    break
+                if kind not in handlers or size > PATH_BYTES:
+                    await self._fail(f"unknown command {kind.hex()}" if kind not in handlers else "path too long")
+                    break
+                await handlers[kind](await self._exactly(size))
+                if self._failed:
+                    # As adbd, which speaks to nobody any more once a file could not be sent or received.
+                    break
+        await self._flush()
+
+    async def _stat_v1(self, path: bytes) -> None:
+        mode = size = modified = 0
+        with contextlib.suppress(OSError):
+            found = os.lstat(self._tree.resolve(path, follow=False))
+            mode, size = found.st_mode, found.st_size & _U32
+            modified = int(found.st_mtime) + self._faults.skew_s & _U32
+        await self._reply(STAT_V1.pack(b"STAT", mode, size, modified))
+
+    async def _stat_v2(self, kind: bytes, path: bytes, *, follow: bool) -> None:
+        try:
+            record = _record(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
+        except OSError as error:
+            record = (error.errno or errno.EIO, *(0,) * 10)
+        await self._reply(STAT_V2.pack(kind, *record))
+
+    async def _list_v1(self, path: bytes) -> None:
+        def pack(found: os.stat_result, length: int) -> bytes:
+            modified = int(found.st_mtime) + self._faults.skew_s & _U32
+            return ENTRY_V1.pack(b"DENT", found.st_mode & _U32, found.st_size & _U32, modified, length)
+
+        await self._list(path, pack)
+        await self._reply(ENTRY_V1.pack(b"DONE", *(0,) * 4))
+
+    async def _list_v2(self, path: bytes) -> None:
+        skew = self._faults.skew_s
+        await self._list(path, lambda found, length: ENTRY_V2.pack(b"DNT2", *_record(found, skew), length))
+        await self._reply(ENTRY_V2.pack(b"DONE", *(0,) * 12))
+
+    async def _list(self, path: bytes, pack: Callable[[os.stat_result, int], bytes]) -> None:
+        batch = bytearray()
+        fault = self._faults.strike_file("list", path)
+        if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
+            await self._list_endlessly(pack)
+        elif fault is not None:
+            await self._faults.hit(fault)
+        if self._faults.hostile:
+            found = os.lstat(self._tree.root)
+            batch += b"".join(pack(found, len(name)) + name for name in IMPOSSIBLE_NAMES)
+        # A folder that cannot be read is empty for adb, which asks for its stat first.
+        with contextlib.suppress(OSError):
+            folder = self._tree.resolve(path)
+            for name in self._tree.names(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    batch += pack(os.lstat(os.path.join(folder, name)), len(name)) + name
+                if len(batch) > _BATCH_BYTES:
+                    await self._reply(batch)
+                    batch.clear()
+        await self._reply(batch)
+
+    async def _list_endlessly(self, pack: Callable[[os.stat_result, int], bytes]) -> None:
+        found = os.lstat(self._tree.root)
+        number = 0
+        while True:
+            names = (b"%d" % (number + n) for n in range(1000))
+            await self._reply(b"".join(pack(found, len(name)) + name for name in names))
+            number += 1000
+
+    async def _send(self, argument: bytes) -> None:
+        path, comma, mode = argument.rpartition(b",")
+        if not comma:
+            await self._fail("missing , in ID_SEND_V1")
+            return
+        upload = Upload(self._tree, self._faults, path, _number(mode))
+        try:
+            # After a failure the host still sends the rest, and reads the answer only then.
+            while (message := await self._message())[0] == b"DATA":
+                async for piece in self._pieces(message[1]):
+                    await upload.add(piece)
+            if message[0] != b"DONE":
+                raise ProtocolError(f"{message[0]!r} inside of a file")
+            await upload.finish(message[1])
+        finally:
+            upload.close()
+        if upload.problem:
+            await self._fail(upload.problem)
+        else:
+            await self._reply(MESSAGE.pack(b"OKAY", 0))
+
+    async def _receive(self, path: bytes) -> None:
+        try:
+            number = os.open(self._tree.resolve(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            await self._fail(f"open failed: {error.strerror}")
+            return
+        try:
+            mode = os.fstat(number).st_mode
+            if not stat.S_ISREG(mode):
+                # adbd opens a folder and cannot read it; for a pipe it waits, perhaps for ever.
+                what = f"read failed: {os.strerror(errno.EISDIR)}" if stat.S_ISDIR(mode) else "not a regular file"
+                await self._fail(what)
+                return
+            if fault := self._faults.strike_file("pull", path):
+                async for piece in _download(number, fault, self._faults):
+                    await self._reply(MESSAGE.pack(b"DATA", len(piece)) + piece)
+                    await self._flush()
+            else:
+                while data := self._frames.read(number):
+                    await self._reply(data)
+            await self._reply(MESSAGE.pack(b"DONE", 0))
+        finally:
+            os.close(number)
+
+    async def _reply(self, data: bytes | bytearray | memoryview) -> None:
+        """Answer; small answers to requests that are here already travel together."""
+        if len(data) >= _BATCH_BYTES:
+            await self._flush()
+            await self._stream.write(data)
+        else:
+            self._out += data
+            if len(self._out) >= _BATCH_BYTES:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        if self._out:
+            data, self._out = self._out, bytearray()
+            await self._stream.write(data)
+
+    async def _fail(self, problem: str) -> None:
+        self._failed = True
+        reason = problem.encode()
+        await self._reply(MESSAGE.pack(b"FAIL", len(reason)) + reason)
+
+    async def _message(self) -> tuple[bytes, int]:
+        kind, size = MESSAGE.unpack(await self._exactly(MESSAGE.size))
+        if kind == b"DATA" and size > DATA_BYTES:
+            raise ProtocolError("more data at once than the protocol allows")
+        return kind, size
+
+    async def _exactly(self, size: int) -> bytes:
+        if len(self._in) >= size:
+            piece, self._in = self._in[:size], self._in[size:]
+            return bytes(piece)
+        return b"".join([bytes(piece) async for piece in self._pieces(size)])
+
+    async def _pieces(self, size: int) -> AsyncIterator[memoryview]:
+        """Return the next `size` bytes as they come. Raises EOFError when the host has closed."""
+        while size:
+            if not self._in:
+                await self._flush()
+                data = await self._stream.read()
+                if data is None:
+                    raise EOFError
+                self._in = memoryview(data)
+            piece, self._in = self._in[:size], self._in[size:]
+            size -= len(piece)
+            yield piece
+
+
+def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
+    """Return the fields of a v2 stat record, from the error on, by a clock that is off by `skew_s`."""
+    times = (int(seconds) + skew_s for seconds in (found.st_atime, found.st_mtime, found.st_ctime))
+    owner = (found.st_uid, found.st_gid)
+    return (0, found.st_dev, found.st_ino, found.st_mode, found.st_nlink, *owner, found.st_size, *times)
+
+
+async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterator[bytes]:
+    """Yield the pieces of the open file `number` as they leave the device. Raises StreamClosedError to hang up.
+
+    Everything that was yielded has to be on its way before the next piece is asked for.
+    """
+    kind, size = FaultKind(fault.kind), os.fstat(number).st_size
+    left = fault.after_bytes if kind is not FaultKind.CORRUPT_PULL else max(0, min(fault.after_bytes, size - 1))
+    while left and (data := os.read(number, min(left, DATA_BYTES))):
+        left -= len(data)
+        yield data
+    if kind is FaultKind.DROP_PULL:
+        raise StreamClosedError
+    if kind is FaultKind.CORRUPT_PULL:
+        yield changed(os.read(number, 1) or b"\0")
+    else:
+        await faults.hit(fault)
+    while data := os.read(number, DATA_BYTES):
+        yield data
+
+
+def _number(text: bytes) -> int:
+    """Return a number as strtoul has it, of any base; 0 for what is none."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return int(text, 8) if text.isdigit() else 0

@@ -1,0 +1,216 @@
+"""The files of a virtual device: a folder of this machine that stands for the device's root."""
+
+# Names on a device are bytes, which pathlib does not take.
+# ruff: noqa: PTH103, PTH108, PTH115, PTH118, PTH208
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.devices.virtual.faults import LOG
+from farm.devices.virtual.tools import (
+    BATTERY,
+    BOOT_ID,
+    FAULTY_TOOLS,
+    HEALTHY_CELSIUS,
+    HEALTHY_LEVEL,
+    LOGCAT,
+    SU,
+    THERMAL,
+    TOOLS,
+    battery,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Its path is put into shell commands as it is, and into lists of folders: nothing that a shell or such a list reads.
+_SAFE_ROOT = re.compile(r"/[A-Za-z0-9/._+,@-]+")
+
+# The folders that a command may name, which are elsewhere on this machine. Only as whole words of a path.
+_MAPPED = re.compile(
+    rb"(?<![\w./-])(/data/local/tmp|/system/bin|/sys/class/thermal|/proc/sys/kernel/random/boot_id)(?![\w.-])"
+)
+
+_FOLDERS = ("data/local/tmp", "sdcard", "system/bin")
+_INCOMING = b".incoming"
+# In the root folder, and no file of the device.
+_HIDDEN = frozenset({_INCOMING, LOG.encode()})
+
+ROOT_PROPERTY = "service.adb.root"
+"""1 where adbd runs as root, as on Android."""
+
+BUILDS = ("userdebug", "user", "rooted-already", *SU)
+"""What a virtual device can be: one that adbd can be root on, one that it cannot, one where it is from the start, and
+those of SU, where it cannot and `su` can."""
+_BUILD_PROPERTY = "farm.build"
+
+BOOT_ID_PROPERTY = "farm.boot_id"
+"""Where `getprop` says which start of the device this is: its /proc is this machine's."""
+
+REASON_PROPERTY = "sys.boot.reason"
+"""Where `getprop` says why the device started last."""
+
+
+class DeviceTree:
+    """Paths of a device as paths of this machine. Every path is bytes: a name may be any bytes but NUL and /."""
+
+    def __init__(self, root: Path, properties: Mapping[str, str]) -> None:
+        """Make the folders and the properties; files of an earlier life stay. Raises ValueError for a bad `root`."""
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # What is pushed may be written by everybody, as on a phone: here nobody else gets to it.
+        root.chmod(0o700)
+        path = str(root.resolve())
+        if not _SAFE_ROOT.fullmatch(path):
+            raise ValueError(
+                f"{path} cannot hold a virtual device: only letters, digits and /._+,@- may be in its path"
+            )
+        self.root = os.fsencode(path)
+        for folder in _FOLDERS:
+            Path(path, folder).mkdir(parents=True, exist_ok=True)
+        self._incoming = os.path.join(self.root, _INCOMING)
+        os.makedirs(self._incoming, 0o700, exist_ok=True)
+        # What a device that was killed had half received.
+        for name in os.listdir(self._incoming):
+            os.unlink(os.path.join(self._incoming, name))
+        self.properties = dict(properties)
+        for command, script in TOOLS.items():
+            self.write(f"system/bin/{command}", script, mode=0o755)
+        for command in FAULTY_TOOLS:
+            self.remove(f"system/bin/{command}")
+        self.remove("system/bin/su")
+        if su := SU.get(properties.get(_BUILD_PROPERTY, "")):
+            self.write("system/bin/su", su, mode=0o755)
+        self.set_body(HEALTHY_LEVEL, HEALTHY_CELSIUS)
+        self.begin_life()
+
+    def set_property(self, name: str, value: str | None) -> None:
+        """Let `getprop` say something else, at once and whole; None: that there is no such property."""
+        self.properties.pop(name, None)
+        if value is not None:
+            self.properties[name] = value
+        self.write("system/build.prop", "".join(f"{key}={text}\n" for key, text in self.properties.items()))
+
+    def begin_life(self, reason: str = "reboot") -> None:
+        """Let the device be one that has just started, and say why: another boot id, an empty log."""
+        random = os.urandom(16).hex()
+        boot_id = "-".join((random[:8], random[8:12], random[12:16], random[16:20], random[20:]))
+        self.write(BOOT_ID, f"{boot_id}\n")
+        self.set_property(BOOT_ID_PROPERTY, boot_id)
+        self.set_property(REASON_PROPERTY, reason)
+        self.write(LOGCAT, "")
+        self.log("boot", f"the device has started: {reason}")
+
+    def log(self, tag: str, message: str) -> None:
+        """Let `logcat` say something of the device itself."""
+        now = time.time() + int(self.properties.get("farm.clock_skew_s", "0"))
+        moment = time.strftime("%m-%d %H:%M:%S", time.localtime(now))
+        text = " ".join(message.split())
+        line = f"{moment}.{int(now * 1000) % 1000:03d} {os.getpid():5d} {os.getpid():5d} I {tag:<8}: {text}\n"
+        with Path(os.fsdecode(self.root), LOGCAT).open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(line)
+
+    def set_body(self, level: int, celsius: int) -> None:
+        """Let the battery have `level` percent, and it and the processor be so warm."""
+        self.write(BATTERY, battery(level, celsius))
+        self.write(f"{THERMAL}/type", "cpu-0-0\n")
+        self.write(f"{THERMAL}/temp", f"{celsius * 1000}\n")
+
+    def write(self, name: str, text: str, *, mode: int = 0o644) -> None:
+        """Make a file of the device, a path relative to its root, at once and whole."""
+        place, new = Path(os.fsdecode(self.root), name), Path(os.fsdecode(self.new_upload()))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        new.chmod(mode)
+        new.replace(place)
+
+    def remove(self, name: str) -> None:
+        """Remove a file of the device, if it is there."""
+        Path(os.fsdecode(self.root), name).unlink(missing_ok=True)
+
+    def resolve(self, path: bytes, *, follow: bool = True) -> bytes:
+        """Return where `path` of the device is here; `follow` a link in its last place. Raises OSError outside."""
+        if b"\0" in path:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        wanted = os.path.join(self.root, path.lstrip(b"/"))
+        folder, name = os.path.split(wanted)
+        whole = follow or name in {b"", b".", b".."}
+        real = _real(wanted) if whole else os.path.join(_real(folder), name)
+        if real != self.root and not real.startswith(self.root + b"/"):
+            raise PermissionError(errno.EACCES, "the path leads out of the device")
+        if real[len(self.root) + 1 :].partition(b"/")[0] in _HIDDEN:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real
+
+    def names(self, folder: bytes) -> list[bytes]:
+        """Return what is in a folder that `resolve` gave, `.` and `..` with it, as adbd does."""
+        inside = [name for name in os.listdir(folder) if folder != self.root or name not in _HIDDEN]
+        return [b".", b"..", *sorted(inside)]
+
+    def new_upload(self) -> bytes:
+        """Return a path that nothing has, on the same file system, where an upload grows until it is whole."""
+        return os.path.join(self._incoming, os.urandom(8).hex().encode())
+
+    def map_command(self, command: bytes) -> bytes:
+        """Return a shell command with the folders of the device replaced by where they are here."""
+        return _MAPPED.sub(lambda match: self.root + match[1], command)
+
+    def environment(self) -> dict[bytes, bytes]:
+        """Return the environment of a command: nothing of this machine's but where its tools are."""
+        tmp = os.path.join(self.root, b"data/local/tmp")
+        return {
+            b"PATH": os.path.join(self.root, b"system/bin") + b":/usr/local/bin:/usr/bin:/bin",
+            b"HOME": tmp,
+            b"TMPDIR": tmp,
+            b"ANDROID_DATA": os.path.join(self.root, b"data"),
+            b"ANDROID_ROOT": os.path.join(self.root, b"system"),
+            b"LANG": b"C.UTF-8",
+        }
+
+
+def _real(path: bytes) -> bytes:
+    """Return a path without links. The kernel knows it of what is there, ten times as fast as a look at each folder."""
+    try:
+        number = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return os.path.realpath(path)
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % number)
+    finally:
+        os.close(number)
+
+
+def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
+    """Return what `getprop` says; `version` is farm's, which makes a build of the device, of one of BUILDS."""
+    production = build == "user" or build in SU
+    kind, tags = ("user", "release-keys") if production else ("userdebug", "test-keys")
+    abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)
+    device = f"virtual_{soc.lower()}"
+    return {
+        "ro.soc.manufacturer": "QTI",
+        "ro.soc.model": soc,
+        "ro.product.manufacturer": "farm",
+        "ro.product.brand": "farm",
+        "ro.product.model": f"Virtual {soc}",
+        "ro.product.name": serial,
+        "ro.product.device": device,
+        "ro.product.cpu.abi": abi,
+        "ro.product.cpu.abilist": abi,
+        "ro.build.version.release": "15",
+        "ro.build.version.sdk": "35",
+        "ro.build.type": kind,
+        "ro.build.tags": tags,
+        "ro.debuggable": "0" if production else "1",
+        ROOT_PROPERTY: "1" if build == "rooted-already" else "0",
+        "ro.build.fingerprint": f"farm/{device}/{device}:15/VIRTUAL.{version}/1:{kind}/{tags}",
+        "ro.serialno": serial,
+        "ro.boot.serialno": serial,
+        "sys.boot_completed": "1",
+        "ro.farm.virtual": "1",
+        _BUILD_PROPERTY: build,
+    }

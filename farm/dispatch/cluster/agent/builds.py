@@ -1,0 +1,382 @@
+"""Builds of `farm agent --build`: it takes jobs of bundles, makes the bundles with its toolchains and sends them.
+
+A seat is a thread with one builder process, as a pool of a single machine has them, and one worker of Procrastinate. A
+free seat takes one job in one transaction, so that nothing waits behind a long compile on one host while another is
+idle. It is no `procrastinate.worker.Worker`: that aborts its jobs when a connection breaks, and their compiles go on.
+Users' code is imported in builder processes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from farm.base.errors import (
+    ArtifactLostError,
+    ArtifactsError,
+    FarmError,
+    LeaseLostError,
+    RowRefusedError,
+    StoreError,
+    StoreLostError,
+)
+from farm.base.processes import Supervisor
+from farm.base.publish import own_folder
+from farm.builds.bundles.cache import BundleCache, remove_leftovers
+from farm.builds.bundles.reuse import forget_pruned
+from farm.builds.compile.protocol import BuildReply
+from farm.builds.compile.seat import BuilderSeat, MemoryLimits, Turns
+from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, prepare_build
+from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
+from farm.dispatch.cluster.bundles import failed_build, sent_build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.store.cluster.records import AgentId, HeldBuild, OfferedToolchain
+    from farm.store.objects.objects import Objects
+    from farm.store.store import Store
+    from farm.suites.suite import Job
+
+# What a large model and the folder of its builder take. With less nothing is claimed: on another host there is room.
+_LEAST_FREE_BYTES = 512 * 2**20
+# The database or the artifacts' store is away: what is done waits, and is told as soon as it is back.
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 5.0
+# A place that refuses looks like one that is away: another host may be let in.
+_MOST_AWAY_S = 600.0
+_HOPELESS = (LeaseLostError, ArtifactLostError, RowRefusedError, StoreLostError)
+# A builder that has loaded torch has half a gigabyte.
+_IDLE_S = 600.0
+
+_T = TypeVar("_T")
+
+
+class BuildHost:
+    """The builds of one agent. Its methods return at once, but for `begin`, `drain` and `stop`; any thread may call."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        objects: Objects,
+        note: Callable[[str], None],
+    ) -> None:
+        self._config, self._store, self._objects, self._note = config, store, objects, note
+        self._toolchains = HostToolchains(config, note)
+        self._cache = BundleCache(config.cache_dir)
+        self._supervisor = Supervisor()
+        self._stack = contextlib.ExitStack()
+        self._turns = Turns()
+        self._changed = threading.Condition()
+        self._due = False
+        self._beat_due = threading.Event()
+        self._is_closed = False
+        self._problem = ""
+        self._draining = False
+        self._agent: AgentId | None = None
+        self._seats: list[_Seat] = []
+        self._looker: threading.Thread | None = None
+        self._is_full = False
+
+    def look(self) -> None:
+        """Look at this host's toolchains, which may take a while: before the agent registers."""
+        self._toolchains.look()
+
+    def offered(self) -> tuple[OfferedToolchain, ...]:
+        """Return what this host compiles with, as of the last look."""
+        return self._toolchains.offered
+
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of these: `AgentFacts.toolchains`."""
+        return self._toolchains.ids
+
+    def begin(self, agent: AgentId) -> None:
+        """Claim builds as `agent` from now on. What killed builders left in the cache is removed meanwhile."""
+        self._agent = agent
+        folder = self._stack.enter_context(own_folder(self._config.cache_dir / "build-host", agent.token[:16]))
+        limits = MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb)
+        self._seats = [
+            _Seat(
+                self,
+                BuilderSeat(
+                    number,
+                    limits=limits,
+                    cache_root=self._config.cache_dir,
+                    supervisor=self._supervisor,
+                    log_folder=folder,
+                    timeout_s=self._config.build_timeout_s,
+                    turns=self._turns,
+                ),
+                folder,
+            )
+            for number in range(self._config.builders)
+        ]
+        for seat in self._seats:
+            seat.start()
+        self._beats = threading.Thread(target=self._keep_alive, daemon=True, name="build-heartbeats")
+        self._beats.start()
+        threading.Thread(target=self._sweep, name="leftovers", daemon=True).start()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for builds to claim: a hint or a message came, or a while has passed.
+
+        Toolchains are looked at again, in a thread, where that was not done for half a minute.
+        """
+        if self._looker is None or not self._looker.is_alive():
+            self._looker = threading.Thread(target=self._toolchains.look, name="toolchains", daemon=True)
+            self._looker.start()
+        self._call()
+
+    def beat(self) -> None:
+        """Send a heartbeat at once, as after the hint that a run was cancelled."""
+        self._beat_due.set()
+
+    def _keep_alive(self) -> None:
+        """Send heartbeats of the workers, stop builds that no open run wants, and look for others."""
+        while not self._is_closed:
+            self._beat_due.wait(self._config.leases.heartbeat_s)
+            self._beat_due.clear()
+            try:
+                workers = [seat.worker for seat in self._seats if seat.worker is not None]
+                unwanted = self._store.cluster.keep_workers(workers, self.making)
+                self._problem = ""
+            except StoreError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._note(f"no heartbeat of builds: {error}")
+                continue
+            for seat in self._seats:
+                if seat.key in unwanted:
+                    seat.abandon()
+            self.wake()
+
+    @property
+    def making(self) -> tuple[str, ...]:
+        """The keys of the bundles that are being made or sent."""
+        return tuple(seat.key for seat in self._seats if seat.key)
+
+    def drain(self) -> None:
+        """Claim nothing any more, and return when what is being made has been sent."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+        for seat in self._seats:
+            seat.join()
+        self._close()
+
+    def stop(self, *, put_back: bool = True) -> None:
+        """End everything at once; what was being made is put back for others unless the agent was replaced."""
+        with self._changed:
+            self._draining = True
+            self._turns.stop()
+            self._changed.notify_all()
+        if not put_back:
+            self._agent = None
+        for seat in self._seats:
+            seat.end()
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._beat_due.set()
+        for seat in self._seats:
+            if seat.worker is not None:
+                with contextlib.suppress(StoreError):
+                    self._store.cluster.end_worker(seat.worker)
+        self._supervisor.close()
+        self._stack.close()
+
+    def _sweep(self) -> None:
+        remove_leftovers(self._cache.root)
+        forget_pruned(self._cache)
+
+    def next_build(self, seat: _Seat) -> HeldBuild | None:
+        """Wait until there may be something to take, and return a bundle to make; None when the host drains."""
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(self._is_called, timeout=_IDLE_S):
+                    seat.builder.end()
+                    self._changed.wait_for(self._is_called)
+                if self._draining:
+                    return None
+                self._due = False
+            held = self._take(seat)
+            if held is not None:
+                # There may be more, for another seat.
+                self._call()
+                return held
+
+    def wake_again(self) -> None:
+        """Claim the next at once: a seat is free."""
+        self._call()
+
+    def _is_called(self) -> bool:
+        return self._due or self._draining
+
+    def _call(self) -> None:
+        with self._changed:
+            self._due = True
+            self._changed.notify()
+
+    def _take(self, seat: _Seat) -> HeldBuild | None:
+        if self._agent is None or not self._toolchains.ids or not self._has_room():
+            return None
+        try:
+            if seat.worker is None:
+                seat.worker = self._store.cluster.begin_worker()
+            return self._store.cluster.take_build(seat.worker, self._agent.name, self._toolchains.ids)
+        except StoreError as error:
+            # The answer with a job may have been lost. This worker has no other heartbeat, and the job goes to others.
+            seat.worker = None
+            self._note(f"no build can be taken: {error}")
+            return None
+
+    def _has_room(self) -> bool:
+        try:
+            free = shutil.disk_usage(self._config.cache_dir).free
+        except OSError as error:
+            self._note(f"{self._config.cache_dir}: {error.strerror or error}: nothing is built")
+            return False
+        is_full = free < _LEAST_FREE_BYTES
+        if is_full and not self._is_full:
+            self._note(
+                f"{self._config.cache_dir} has {free // 2**20} MiB left: nothing is built until there are "
+                f"{_LEAST_FREE_BYTES // 2**20}: 'farm cache prune --older 30d --yes' makes room"
+            )
+        self._is_full = is_full
+        return not is_full
+
+    def make(self, held: HeldBuild, seat: _Seat) -> None:
+        """Make a bundle and report it, whatever becomes of it."""
+        log = seat.folder / f"{held.task.key}.log"
+        try:
+            tools = self._toolchains.find(held.task.toolchain)
+            if tools is None:
+                raise RefusedBuildError("its toolchain was changed meanwhile")
+            job = job_here(held.task, self._unpack)
+            request = prepare_build(held.task, tools, job, log)
+            # Before a builder is asked: one that has not been needed yet does not load torch for what is there.
+            bundle = None if request.anew else self._cache.lookup(request.key)
+            reply = BuildReply(request.key, ok=True, seconds=0.0)
+            if bundle is None:
+                reply = seat.builder.build(request, tools.compiler)
+                bundle = self._cache.lookup(request.key) if reply.ok else None
+            if seat.is_stopped and not reply.ok:
+                self._put_back(held, "stopped", tried=False)
+            elif bundle is not None:
+                self._send(held, bundle, reply)
+            elif reply.infra or reply.ok:
+                self._fail_here(held, reply)
+            else:
+                self._tell(lambda _: self._store.cluster.failed(held, failed_build(reply, log)))
+        except FarmError as error:
+            self._put_back(held, str(error), tried=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
+            self._note(f"this is a bug in farm: {type(error).__name__}: {error}")
+            self._put_back(held, f"{type(error).__name__}: {error}", tried=True)
+        finally:
+            log.unlink(missing_ok=True)
+            seat.builder.put_away(held.task.key)
+
+    def _unpack(self, source: str, job: Job) -> Job:
+        from farm.dispatch.cluster.files.suite_archive import unpack_source
+
+        return self._patiently(lambda: unpack_source(self._objects, self._config.cache_dir, source, job))
+
+    def _send(self, held: HeldBuild, bundle: Bundle, reply: BuildReply) -> None:
+        build = self._patiently(lambda: sent_build(self._objects, bundle, reply))
+        self._tell(lambda _: self._store.cluster.built(held, build, bundle.manifest))
+
+    def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
+        """Let another host try what this machine could not do; what is full is waited for here as well."""
+        reason = reply.reason or "the bundle was built and is not there: is somebody pruning the cache?"
+        self._note(f"{held.task.job.id} could not be built here: {reason}")
+        # A file of the toolchain may have been saved meanwhile: what is offered is what is there now.
+        self._toolchains.look(at_once=True)
+        self._put_back(held, reason, tried=self._has_room())
+
+    def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:
+        """Give a build back: with `tried` this host does not get it again, and when none is left it has failed."""
+        self._tell(lambda agent: self._store.cluster.put_back_build(held, agent.name, why=why, tried=tried))
+
+    def _tell(self, say: Callable[[AgentId], object]) -> None:
+        """Tell the store, as soon as it can be told; whose build it is no more is told nothing."""
+        agent = self._agent
+        if agent is not None:
+            try:
+                self._patiently(lambda: say(agent))
+            except LeaseLostError as error:
+                self._note(f"not recorded: {error}")
+            except StoreError as error:
+                # Once this agent is not heard of any more, the build is put back for others.
+                self._note(str(error))
+
+    def _patiently(self, act: Callable[[], _T]) -> _T:
+        """Return what `act` does, tried again while a store is away. Raises what else goes wrong."""
+        wait_s, was_noted, end_s = _FIRST_WAIT_S, False, time.monotonic() + _MOST_AWAY_S
+        while True:
+            try:
+                return act()
+            except _HOPELESS:
+                raise
+            except StoreError as error:
+                if self._turns.is_stopping or (isinstance(error, ArtifactsError) and time.monotonic() > end_s):
+                    raise
+                if not was_noted:
+                    self._note(f"waiting: {error}")
+                    was_noted = True
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MOST_WAIT_S)
+
+
+class _Seat:
+    """A thread with a builder, for one bundle after the other."""
+
+    def __init__(self, host: BuildHost, builder: BuilderSeat, folder: Path) -> None:
+        self._host, self.builder, self.folder = host, builder, folder
+        self.key = ""
+        """Of what is being made; empty where nothing is."""
+        self.worker: int | None = None
+        """Worker of Procrastinate; None before the first job, and after an error of the database."""
+        self.is_stopped = False
+        """What is being made is not wanted any more."""
+        self._thread = threading.Thread(target=self._work, name="build-seat")
+
+    def start(self) -> None:
+        """Claim and make bundles until the host drains."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """Stop making what is being made, and go on with the next."""
+        if key := self.key:
+            self.is_stopped = True
+            self.builder.abandon(key)
+
+    def end(self) -> None:
+        """End the builder, whatever it is doing, and wait until the thread has told the store."""
+        while self._thread.is_alive():
+            # It may just be starting a process that was not there to be ended a moment ago.
+            self.is_stopped = True
+            self.builder.interrupt()
+            self._thread.join(timeout=0.1)
+
+    def _work(self) -> None:
+        while (held := self._host.next_build(self)) is not None:
+            self.is_stopped, self.key = False, held.task.key
+            try:
+                self._host.make(held, self)
+            finally:
+                self.key = ""
+            self._host.wake_again()
+        self.builder.end()

@@ -1,0 +1,171 @@
+"""Claims shards for the devices of an agent: those of one SoC together, as soon as there may be something."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.base.clock import now_s
+from farm.base.errors import FarmError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.dispatch.cluster.agent.ledger import Ledger
+    from farm.policy.situation import Lease
+    from farm.store.cluster.records import AgentId, HeldShard
+    from farm.store.store import Store
+
+_COALESCE_SECONDS = 0.003
+"""Devices that want something within that time are decided about together."""
+
+_AGAIN_SECONDS = 1.0
+_BUSY_SECONDS = 0.06
+"""A claim passes over leases that results of this agent are being recorded under: so soon it tries those again."""
+_SPREAD_SECONDS = 0.1
+"""All agents hear of work at once: within that time one of them has it decided whose devices it may have."""
+
+_SECOND_LOOK_SECONDS = 0.25
+"""The store decides that only now and then: what it has not looked at the first time, it looks at then."""
+
+
+class _Wish(NamedTuple):
+    soc: str
+    keep: Lease | None
+
+
+class Claimer:
+    """A thread that claims. Any thread may call its methods, which return at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        claimed: Callable[[HeldShard, float], None],
+        note: Callable[[str], None],
+        ttl_s: float,
+        is_settled: Callable[[], bool],
+    ) -> None:
+        """`claimed` gets every shard, and until when its lease is the agent's, on the clock of `now_s`.
+
+        `is_settled` as in `Claims.claim`.
+        """
+        self._is_settled = is_settled
+        self._store, self._ledger, self._claimed, self._note, self._ttl_s = store, ledger, claimed, note, ttl_s
+        self._agent: AgentId | None = None
+        self._wishes: dict[str, _Wish] = {}
+        self._due: set[str] = set()
+        self._undecided: dict[str, list[float]] = {}
+        """SoCs for which somebody has to look, and when next."""
+        self._changed = threading.Condition()
+        self._is_ending = False
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="claims")
+
+    def begin(self, agent: AgentId) -> None:
+        """Claim in the name of `agent`."""
+        self._agent = agent
+        self._thread.start()
+
+    def want(self, device: str, soc: str, keep: Lease | None) -> None:
+        """Claim for a device until it has a shard."""
+        with self._changed:
+            self._wishes[device] = _Wish(soc, keep)
+            self._due.add(soc)
+            self._changed.notify()
+
+    def unwant(self, device: str) -> None:
+        """Claim no more for a device; what is being claimed just now may still come."""
+        with self._changed:
+            self._wishes.pop(device, None)
+
+    def wake(self, soc: str = "", *, also_busy: bool = False) -> None:
+        """Claim for devices of an SoC that want something, as there may be work for them; without one, for all.
+
+        `also_busy`: where none of them wants anything, have it decided in a moment who has to hand over a device,
+        unless another agent has had that by then.
+        """
+        with self._changed:
+            wanted = {wish.soc for wish in self._wishes.values()}
+            self._due |= wanted & {soc} if soc else wanted
+            if also_busy and soc not in wanted:
+                at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
+                self._undecided[soc] = [at_s, at_s + _SECOND_LOOK_SECONDS]
+            if self._due or also_busy:
+                self._changed.notify()
+
+    def decided(self, soc: str) -> None:
+        """Note that an agent has had it decided just now who has to hand over a device of an SoC."""
+        with self._changed:
+            self._undecided.pop(soc, None)
+
+    def close(self) -> None:
+        """Claim nothing any more."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not (self._due or self._is_ending):
+                    # Not wait_for: what is to be decided, and so for how long to wait, may change meanwhile.
+                    self._changed.wait(self._until_undecided())
+                if self._is_ending:
+                    return
+            time.sleep(_COALESCE_SECONDS)
+            now_s = time.monotonic()
+            with self._changed:
+                due, self._due = self._due, set()
+                wishes = dict(self._wishes)
+                undecided = {soc for soc, times in self._undecided.items() if times[0] <= now_s}
+                later = {soc: [at_s for at_s in times if at_s > now_s] for soc, times in self._undecided.items()}
+                self._undecided = {soc: times for soc, times in later.items() if times}
+            for soc in sorted(due | undecided):
+                mine = {device: wish for device, wish in wishes.items() if wish.soc == soc}
+                if mine or soc in undecided:
+                    self._claim(soc, mine)
+
+    def _until_undecided(self) -> float | None:
+        """Return for how long nothing is to be decided; None for ever."""
+        return max(0.0, min(self._undecided.values())[0] - time.monotonic()) if self._undecided else None
+
+    def _claim(self, soc: str, wishes: dict[str, _Wish]) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        until_s = now_s() + self._ttl_s
+        keep = {device: wish.keep for device, wish in wishes.items() if wish.keep is not None}
+        try:
+            with self._ledger.changing():
+                found = self._store.cluster.claim(
+                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_settled=self._is_settled
+                )
+                self._take(found, wishes, until_s)
+        except FarmError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                self._note(f"nothing can be claimed: {error}")
+            self._wake_later(soc, _AGAIN_SECONDS)
+            return
+        self._problem = ""
+        if set(keep) - {held.lease.device for held in found}:
+            self._wake_later(soc, _BUSY_SECONDS)
+
+    def _wake_later(self, soc: str, seconds: float) -> None:
+        timer = threading.Timer(seconds, self.wake, [soc])
+        timer.daemon = True
+        timer.start()
+
+    def _take(self, found: Sequence[HeldShard], wishes: dict[str, _Wish], until_s: float) -> None:
+        with self._changed:
+            for held in found:
+                if self._wishes.get(held.lease.device) is wishes[held.lease.device]:
+                    del self._wishes[held.lease.device]
+        for held in found:
+            self._ledger.add(held)
+            self._claimed(held, until_s)

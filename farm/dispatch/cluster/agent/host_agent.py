@@ -1,0 +1,402 @@
+"""`farm agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
+
+One thread decides what the devices do (`HostAgent.run`), in the order in which it hears of things. What takes time is
+done by others, and comes back to it: claims (`claimer.py`), heartbeats and hints (`minder.py`), results
+(`recorder.py`), bundles and runtimes (`prepare.py`), the slots, a look at what is attached (`host_devices.py`), builds
+(`builds.py`) and messages (`farm.dispatch.cluster.delivery`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from farm import __version__
+from farm.base.errors import AgentRefusedError, FarmError, InfraError
+from farm.base.log_setup import JsonFormatter, logged_to
+from farm.base.private import hide_environment
+from farm.base.threads import noticing_deaths
+from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.host_devices import HostDevices
+from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.cluster.agent.life import Life, once_name_is_free
+from farm.dispatch.cluster.agent.minder import Minder
+from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
+from farm.dispatch.cluster.agent.shared_records import SharedRecords
+from farm.dispatch.cluster.agent.timing import Timing
+from farm.dispatch.cluster.agent.works import Works
+from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.pool.announce import Announcer, hide_secrets
+from farm.dispatch.process_link import ForkedProcess
+from farm.dispatch.recorder import Recorder
+from farm.dispatch.result_log import ResultLog
+from farm.store.cluster.records import AgentFacts
+from farm.store.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.devices.device import Device
+    from farm.dispatch.cluster.agent.builds import BuildHost
+    from farm.dispatch.cluster.agent.host_devices import Attachments
+    from farm.dispatch.cluster.delivery.worker import MessageDelivery
+    from farm.dispatch.cluster.nights import NightStarter
+    from farm.dispatch.messages import DeviceProcess
+    from farm.store.cluster.records import AgentId, HeldShard, Minded
+    from farm.store.store import Store
+
+LOG_NAME = "agent.log"
+"""Log file of an agent, in its folder."""
+_TICK_SECONDS = 1.0
+_LAST_SECONDS = 15.0
+"""Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
+
+
+class HostAgent:
+    """One host of a shared farm."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str = "",
+        *,
+        note: Callable[[str], None],
+        builds: bool = False,
+        has_devices: bool = True,
+        devices: Callable[[], Sequence[Device]] | None = None,
+        processes: Callable[[Device], DeviceProcess] | None = None,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+    ) -> None:
+        """`note` gets a line for people; `builds` lets it compile for others.
+
+        `devices` replaces the attached devices, `processes` makes their processes.
+        """
+        self._config, self._timing = config, timing
+        self.name = name or config.agent.name or socket.gethostname()
+        self._builds, self._has_devices = builds, has_devices
+        self._find, self._note = devices, note
+        self._dispatcher = Dispatcher(note, processes or self._device_process)
+        self._jobs = SharedJobs(
+            self._dispatcher,
+            lambda device: self._works.get(device).device.called,
+            lambda device: self._works.get(device).device.soc,
+            self._changed,
+        )
+        self._works = Works(self._jobs, self._dispatcher, lambda work: self._jobs.aside(work.close), timing)
+        self._forks: ForkServer | None = None
+        self._is_draining = False
+        self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
+        self._ended_by: FarmError | None = None
+        self._is_replaced = False
+        """Another agent has the name by now."""
+        self._is_hurried = threading.Event()
+        self._patience_s = float("inf")
+        self._ending = threading.Event()
+        self._stack = contextlib.ExitStack()
+        self._build_host: BuildHost | None = None
+        self._nights: NightStarter | None = None
+        self._delivery: MessageDelivery | None = None
+
+    def run(self) -> None:
+        """Do what is asked of this host until `stop` is called. Raises FarmError for why it cannot, or must not.
+
+        Raises AgentRefusedError where another agent has its name, or the farm is of a version that it does not fit.
+        """
+        from farm.base.processes import Supervisor
+        from farm.base.structs import prepare_decoders
+        from farm.store.store import open_store
+
+        prepare_decoders()
+        # Before anything starts that would inherit them.
+        hide_secrets(self._config)
+        hide_environment()
+        with self._stack:
+            self._stack.enter_context(noticing_deaths(self._thread_died))
+            store = open_store(self._config.store_url, connections=4 if self._builds else 2)
+            self._store: Store = self._stack.enter_context(store)
+            if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease():
+                raise AgentRefusedError(
+                    f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
+                    "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
+                )
+            self._supervisor = self._stack.enter_context(Supervisor())
+            self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
+            log = self._life.folder / LOG_NAME
+            self._stack.enter_context(logged_to(log, JsonFormatter(agent=self.name)))
+            self._open_parts()
+            self._look_at_devices(is_first=True)
+            self._agent = self._register()
+            self._life.remember(self._agent.token)
+            try:
+                self._begin()
+                self._dispatcher.run(self._is_over, self._tick, _TICK_SECONDS)
+            finally:
+                self._end()
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    def stop(self) -> None:
+        """Let what runs finish, give back the rest, and end; called again, break off what runs. Safe in a signal."""
+        if self._ending.is_set():
+            self._is_hurried.set()
+        self._ending.set()
+        self._dispatcher.post(self._drain)
+
+    def _thread_died(self, why: str) -> None:
+        """End the agent, which its service manager starts again."""
+        self._ended_by = self._ended_by or InfraError(f"{why}: the agent ends, to be started again")
+        self._dispatcher.post(lambda: None)
+
+    def _open_parts(self) -> None:
+        from farm.store.objects.objects import open_objects
+
+        ttl_s, folder = self._config.leases.ttl_s, self._life.folder
+        objects = open_objects(self._config, patience_s=self._timing.fetch_s, note=self._note)
+        preparer = Preparer(
+            self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
+        )
+        self._stack.callback(preparer.close)
+        self._log = ResultLog(folder / "spool")
+        ledger = Ledger()
+        self._records = SharedRecords(self._store, ledger, ttl_s)
+        self._recorder = Recorder(self._records, self._log, preparer, self._note)
+        self._minder = Minder(
+            self._store,
+            ledger,
+            self.facts,
+            minded=lambda minded, until_s: self._dispatcher.post(partial(self._minded, minded, until_s)),
+            hinted=self._hinted,
+            note=self._note,
+            ttl_s=ttl_s,
+            heartbeat_s=self._config.leases.heartbeat_s,
+        )
+        self._claimer = Claimer(self._store, ledger, self._claimed, self._note, ttl_s, self._minder.is_settled)
+        self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
+        self._announcer = Announcer(self._config, self._store, self._note)
+        self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
+        if self._config.agent.nights:
+            from farm.dispatch.cluster.nights import NightStarter
+
+            self._nights = NightStarter(self._config, self._store, self._note)
+        if self._builds:
+            from farm.dispatch.cluster.agent.builds import BuildHost
+
+            self._build_host = BuildHost(self._config, self._store, objects, self._note)
+            self._build_host.look()
+
+    def _claimed(self, held: HeldShard, until_s: float) -> None:
+        self._dispatcher.post(partial(self._works.claimed, held, until_s))
+
+    def _register(self) -> AgentId:
+        ttl_s, who = self._config.leases.ttl_s, {"user": self._store.user, "replaces": self._life.former}
+        register = partial(self._store.cluster.register, self.name, self.facts(), ttl_s, **who)
+        return once_name_is_free(register, ttl_s, self._ending)
+
+    def _begin(self) -> None:
+        agent = self._agent
+        self._records.begin(agent)
+        self._recorder.begin()
+        self._store.cluster.begun(agent)
+        self._claimer.begin(agent)
+        self._minder.begin(agent)
+        if self._build_host is not None:
+            self._build_host.begin(agent)
+        if self._nights is not None:
+            self._nights.begin(agent)
+        if agent.may_lease:
+            self._begin_delivery()
+        kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
+        compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
+        self._note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
+        if self._has_devices:
+            threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
+        self._works.open()
+
+    def _begin_delivery(self) -> None:
+        from farm.dispatch.cluster.delivery.mend import mend
+        from farm.dispatch.cluster.delivery.worker import MessageDelivery
+
+        periodic = self._nights.periodic() if self._nights is not None else ()
+        ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
+        mending = partial(mend, self._store, self._note, ttl_s=ttl_s, is_settled=is_settled)
+        self._delivery = MessageDelivery(self._store, mend=mending, note=self._note, ttl_s=ttl_s, periodic=periodic)
+        self._delivery.start()
+
+    def _device_process(self, device: Device) -> ForkedProcess:
+        if self._forks is None:
+            self._forks = ForkServer(self._supervisor)
+        return ForkedProcess(self._forks, self._life.folder / "logs" / f"{device.id.replace('/', '_')}.log")
+
+    # The decision thread.
+
+    def _tick(self) -> None:
+        for work in self._works.all():
+            work.tick()
+
+    def _hurry(self) -> None:
+        self._is_hurried.clear()
+        # The store may be away: leases end by themselves then.
+        self._patience_s = time.monotonic() + _LAST_SECONDS
+        for work in self._works.all():
+            work.hurry("the agent ends")
+        if self._build_host is not None:
+            self._build_host.stop()
+
+    def _is_over(self) -> bool:
+        if self._is_hurried.is_set():
+            self._hurry()
+        if self._ended_by is not None or time.monotonic() > self._patience_s:
+            return True
+        if not self._is_draining or self._drainer.is_alive():
+            return False
+        return self._works.are_free
+
+    def _drain(self) -> None:
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self._note("finishing what runs; nothing else begins")
+        self._works.shut("its agent takes no more work")
+        self._minder.wake()
+        self._drainer.start()
+
+    def _drain_others(self) -> None:
+        if self._nights is not None:
+            self._nights.stop()
+        if self._build_host is not None:
+            self._build_host.drain()
+        self._dispatcher.post(lambda: None)
+
+    def _minded(self, minded: Minded, until_s: float) -> None:
+        if minded.replaced:
+            self._is_replaced = True
+            self._ended_by = InfraError(f"another agent is called {self.name} by now: this one ends")
+            return
+        self._works.minded(minded, until_s)
+        for soc in minded.claimable:
+            self._claimer.wake(soc)
+        if minded.drain:
+            self._ending.set()
+            self._drain()
+
+    def _hinted(self, hints: set[str]) -> bool:
+        """Take hints, and return whether a heartbeat is worth while at once. Called in the minder's thread."""
+        works = self._works.all()
+        is_urgent = False
+        for hint in hints:
+            word, _, name = hint.partition(" ")
+            if word == "work":
+                self._claimer.wake(name, also_busy=self._works.has(name))
+            elif word == "build" and self._build_host is not None:
+                self._build_host.wake()
+            elif word == "cancel":
+                is_urgent = is_urgent or any(name in work.runs for work in works)
+                if self._build_host is not None:
+                    self._build_host.beat()
+            elif word == "wanted":
+                self._claimer.decided(name)
+                is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
+            elif word == "ended":
+                self._dispatcher.post(partial(self._forget_run, name))
+            elif word == "drain":
+                is_urgent = is_urgent or name == self.name
+        return is_urgent
+
+    # What is attached.
+
+    def _keep_looking(self) -> None:
+        while not self._ending.wait(self._timing.scan_s):
+            self._look_at_devices()
+            if self._jobs.has_quarantined:
+                self._jobs.has_quarantined = False
+                self._announcer.look()
+
+    def _look_at_devices(self, *, is_first: bool = False) -> None:
+        if not self._has_devices:
+            return
+        try:
+            look = self._host_devices.look(self._works.busy())
+        except FarmError as error:
+            if is_first:
+                raise
+            self._note(f"what is attached cannot be seen: {error}")
+            return
+        if is_first:
+            self._looked(look)
+        else:
+            self._dispatcher.post(partial(self._looked, look))
+
+    def _looked(self, look: Attachments) -> None:
+        if self._works.looked(look):
+            self._changed()
+
+    def _forget_run(self, run_id: str) -> None:
+        if self._works.forget_run(run_id):
+            self._jobs.forget_run(run_id)
+
+    def facts(self) -> AgentFacts:
+        """Return what the agent says of itself now."""
+        host = self._build_host
+        return AgentFacts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            protocol=PROTOCOL,
+            draining=self._is_draining,
+            devices=self._works.facts(),
+            toolchains=host.ids() if host is not None else (),
+            offered=host.offered() if host is not None else (),
+        )
+
+    def _changed(self) -> None:
+        """Let the others know that the agent's facts are others now."""
+        if self._delivery is not None:
+            self._minder.wake()
+
+    def _end(self) -> None:
+        """Leave nothing behind."""
+        self._ending.set()
+        self._claimer.close()
+        is_replaced = self._is_replaced
+        closing = [threading.Thread(target=work.close) for work in self._works.all()]
+        for thread in closing:
+            thread.start()
+        if self._build_host is not None:
+            self._build_host.stop(put_back=not is_replaced)
+        if self._nights is not None:
+            self._nights.stop()
+        if self._delivery is not None:
+            self._delivery.stop(2.0)
+        for thread in closing:
+            thread.join()
+        self._dispatcher.close()
+        self._jobs.close()
+        if not self._recorder.close(_LAST_SECONDS):
+            self._note("the store is away: what is not recorded is offered at the next start")
+        elif self._jobs.has_quarantined:
+            self._announcer.close()
+        self._log.close()
+        self._minder.close()
+        if not is_replaced:
+            with contextlib.suppress(FarmError):
+                self._store.cluster.leave(self._agent)
+                self._life.forget()
+
+
+def stop_by_signal(agent: HostAgent) -> None:
+    """Let SIGTERM, SIGINT and SIGHUP end an agent: the first lets jobs finish, the second breaks them off."""
+
+    def stop(*_: Any) -> None:
+        agent.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)

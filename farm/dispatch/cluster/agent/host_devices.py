@@ -1,0 +1,167 @@
+"""The devices of an agent's host: those that come and go, and why some of them get no work."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.socs import load_socs, no_profile
+from farm.devices.health import Event
+from farm.dispatch.pool.fleet import out_of_use
+from farm.store.cluster.records import AgentDevice
+from farm.store.leases.registry import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.devices.device import Device, Unusable
+    from farm.devices.discovery import Scan
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+
+_IDLE_SCAN_SECONDS = 30.0
+"""Between two scans while nothing runs on any device: one asks every device who it is."""
+
+_BUSY_SCAN_SECONDS = 300.0
+"""The same while something runs, which a scan would disturb; what comes or goes at the adb server is seen sooner."""
+
+_SEEN_SECONDS = 60.0
+_REGISTRY_SECONDS = 20.0
+"""Between two looks at what people and runs say of the devices; who decides about leases looks each time."""
+
+_EVENTS = 20
+
+
+class HostDevice(NamedTuple):
+    """A device of this host, as the agent uses it and as it tells of it."""
+
+    device: Device
+    facts: AgentDevice
+
+
+class Attachments(NamedTuple):
+    """What is attached to the host."""
+
+    devices: tuple[HostDevice, ...]
+    others: tuple[AgentDevice, ...]
+    """What is attached and cannot be used."""
+    outvoted: dict[str, int]
+    """How often devices were outvoted by others since the last look, by id."""
+
+
+class HostDevices:
+    """Looks for the devices of a host. Belongs to one thread."""
+
+    def __init__(
+        self, config: Config, store: Store, supervisor: Supervisor, find: Callable[[], Sequence[Device]] | None = None
+    ) -> None:
+        """`find` returns the devices in the place of those that are attached, which are not looked for then."""
+        self._config, self._store, self._supervisor, self._find = config, store, supervisor, find
+        self._scan: Scan | None = None
+        self._scanned_s = self._seen_s = float("-inf")
+        self._listing: object = None
+        self._known: dict[str, Registered] = {}
+        self._found: Scan | None = None
+        self._asked_s = float("-inf")
+        self._counted_ms: dict[str, int] = {}
+        """When a device was outvoted last, as far as that was told."""
+        self._reasons: dict[str, str] = {}
+
+    def look(self, busy: Collection[str]) -> Attachments:
+        """Return the devices; on those in `busy`, ids, something runs. Raises FarmError."""
+        found = self._attached(busy)
+        if time.monotonic() > self._seen_s + _SEEN_SECONDS:
+            self._store.devices.see([Seen(device, "device", None) for device in found.devices])
+            self._seen_s = time.monotonic()
+        if found != self._found or time.monotonic() > self._asked_s + _REGISTRY_SECONDS:
+            self._known = {one.id: one for one in self._store.devices.all()}
+            self._asked_s, self._found = time.monotonic(), found
+        known = self._known
+        devices = tuple(described(device, known.get(device.id), load_socs()) for device in found.devices)
+        return Attachments(devices, tuple(map(_refused, found.unusable)), self._outvoted(devices, known))
+
+    def _attached(self, busy: Collection[str]) -> Scan:
+        from farm.devices.discovery import Scan, scan_all
+        from farm.devices.hosts import revive_tunnels
+
+        if self._find is not None:
+            return Scan(tuple(self._find()), ())
+        revive_tunnels(self._supervisor)
+        listing = _listing()
+        age_s = time.monotonic() - self._scanned_s
+        is_due = age_s > (_BUSY_SCAN_SECONDS if busy else _IDLE_SCAN_SECONDS)
+        if self._scan is None or listing != self._listing or is_due:
+            before = self._scan
+            self._scan = keep_busy(scan_all(self._config, self._supervisor).narrowed, before, busy)
+            self._scanned_s, self._listing = time.monotonic(), listing
+            if before is None or before.devices != self._scan.devices:
+                self._seen_s = float("-inf")
+        return self._scan
+
+    def _outvoted(self, devices: Iterable[HostDevice], known: dict[str, Registered]) -> dict[str, int]:
+        """Return how often devices were outvoted since this was asked last: jobs that failed on them passed elsewhere.
+
+        Only of those that are suspect for another reason than then is there anything to ask.
+        """
+        found = {}
+        for id_ in (one.device.id for one in devices):
+            now = known.get(id_)
+            if now is None or now.health != "suspect" or now.health_reason == self._reasons.get(id_):
+                continue
+            is_first = id_ not in self._reasons
+            self._reasons[id_] = now.health_reason
+            events = self._store.devices.health_events(id_, _EVENTS)
+            since_ms = self._counted_ms.get(id_, 0)
+            new = [one for one in events if one.event == Event.OUTVOTED and one.time_ms > since_ms]
+            self._counted_ms[id_] = max([since_ms, *(one.time_ms for one in events)])
+            # What was before this agent's time is over: its first canary decides.
+            if new and not is_first:
+                found[id_] = len(new)
+        return found
+
+
+def described(device: Device, known: Registered | None, socs: Collection[str]) -> HostDevice:
+    """Return a device with what the registry says of it, and why it gets no work. Pure."""
+    labels = device.labels
+    refused = ""
+    if known is not None:
+        labels = tuple(dict.fromkeys((*device.labels, *known.labels)))
+        device = msgspec.structs.replace(device, name=device.name or known.name)
+        refused = out_of_use(device, known)
+    if device.soc not in socs:
+        refused = no_profile(device.soc)
+    facts = AgentDevice(device.id, device.serial, device.soc, device.kind, device.os, labels, device.name, refused)
+    return HostDevice(device, facts)
+
+
+def keep_busy(scan: Scan, before: Scan | None, busy: Collection[str]) -> Scan:
+    """Return a scan with the devices of the one before on which something runs. Pure.
+
+    One may be gone for a while as it is being rebooted, or does not answer beside what it does; that is dealt with.
+    """
+    if before is None:
+        return scan
+    there = {device.id for device in scan.devices}
+    kept = [device for device in before.devices if device.id in busy and device.id not in there]
+    serials = {device.serial for device in kept}
+    unusable = tuple(one for one in scan.unusable if one.serial not in serials)
+    return msgspec.structs.replace(scan, devices=(*scan.devices, *kept), unusable=unusable)
+
+
+def _refused(one: Unusable) -> AgentDevice:
+    return AgentDevice(one.serial, one.serial, "", "", "", refused=f"{one.state}: {one.reason}")
+
+
+def _listing() -> object:
+    """Return what the ordinary adb server says is attached: asking that disturbs no device."""
+    from farm.devices.adb.server import ordinary_server
+
+    with contextlib.suppress(FarmError):
+        return ordinary_server().attached()
+    return None

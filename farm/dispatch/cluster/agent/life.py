@@ -1,0 +1,82 @@
+"""The folder of an agent on its host: one process has it at a time, and it outlives that process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import TYPE_CHECKING, Self
+
+from farm.base.atomic import write_atomically
+from farm.base.errors import AgentRefusedError, InfraError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from farm.store.cluster.records import AgentId
+
+_AGAIN_SECONDS = 1.0
+
+
+class Life:
+    """A life of an agent. A context manager; raises AgentRefusedError where another process has the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.former = ""
+        """Token of the life before this one, where that has not said that it ends."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InfraError(
+                f"{self.folder}: {error.strerror}: an agent keeps there what is not recorded yet"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise AgentRefusedError(
+                f"an agent {self.folder.name} runs on this host already: "
+                "end that one, or give this one another name with '--name'"
+            ) from None
+        if self._token.exists():
+            self.former = self._token.read_text()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def remember(self, token: str) -> None:
+        """Note the token of this life for the next one. Raises OSError."""
+        write_atomically(self._token, token, mode=0o600, durable=True)
+
+    def forget(self) -> None:
+        """Note that this life has said that it ends."""
+        self._token.unlink(missing_ok=True)
+
+    @property
+    def _token(self) -> Path:
+        return self.folder / "token"
+
+
+def once_name_is_free(register: Callable[[], AgentId], ttl_s: float, ending: threading.Event) -> AgentId:
+    """Return what `register` returns, once nobody takes a dead agent of that name for alive any more.
+
+    On a host that has lost its folder, or took over the name of another. Raises AgentRefusedError where one lives on.
+    """
+    # The database itself may just have come up: nobody is dead before it has been there for as long.
+    deadline = time.monotonic() + 2 * ttl_s + _AGAIN_SECONDS
+    while True:
+        try:
+            return register()
+        except AgentRefusedError as error:
+            if not error.may_pass or time.monotonic() > deadline or ending.wait(_AGAIN_SECONDS):
+                raise

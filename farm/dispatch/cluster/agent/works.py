@@ -1,0 +1,148 @@
+"""The devices of an agent together: which there are, and what all of them hear of. Of the thread of decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.dispatch.device_runner import DeviceRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevice
+    from farm.dispatch.cluster.agent.timing import Timing
+    from farm.dispatch.job_source import Host, JobSource
+    from farm.store.cluster.records import AgentDevice, HeldShard, Minded
+
+
+class Works:
+    """What is done with each device. Other threads may ask for `facts`, `busy`, `socs` and `has`."""
+
+    def __init__(self, source: JobSource, host: Host, closing: Callable[[DeviceRunner], None], timing: Timing) -> None:
+        """`closing` ends the process of a device that is gone, in another thread."""
+        self._source, self._host, self._closing, self._timing = source, host, closing, timing
+        self._works: dict[str, DeviceRunner] = {}
+        self._facts: dict[str, AgentDevice] = {}
+        self._others: tuple[AgentDevice, ...] = ()
+        self._is_open = False
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def all(self) -> list[DeviceRunner]:
+        """Return what is done with each device."""
+        return list(self._works.values())
+
+    def get(self, device: str) -> DeviceRunner:
+        """Return what is done with a device. Raises KeyError."""
+        return self._works[device]
+
+    def facts(self) -> tuple[AgentDevice, ...]:
+        """Return what the agent tells of its devices, and of what is attached and cannot be used."""
+        works = dict(self._works)
+        found = [
+            msgspec.structs.replace(one, refused=one.refused or works[id_].resting)
+            for id_, one in sorted(self._facts.items())
+            if id_ in works
+        ]
+        return (*found, *self._others)
+
+    def busy(self) -> list[str]:
+        """Return the devices on which something may run."""
+        return [id_ for id_, work in dict(self._works).items() if not work.is_free]
+
+    def has(self, soc: str) -> bool:
+        """Return whether there is a device of an SoC."""
+        return any(work.device.soc == soc for work in self.all())
+
+    def open(self) -> None:
+        """Use all that can be used from now on."""
+        self._is_open = True
+        for id_ in self._works:
+            self._use(id_)
+
+    def shut(self, why: str) -> None:
+        """Use none any more: what runs is finished."""
+        self._is_open = False
+        for work in self.all():
+            work.shut(why)
+
+    @property
+    def are_free(self) -> bool:
+        """Whether nothing of the agent's is on any device."""
+        return all(work.is_free for work in self.all())
+
+    def looked(self, look: Attachments) -> bool:
+        """Take what is attached now; return whether there is something new to tell of."""
+        before = self.facts()
+        self._others = look.others
+        found = {one.device.id: one for one in look.devices}
+        for id_ in [id_ for id_ in self._works if id_ not in found]:
+            self._works[id_].shut("it is not attached any more")
+            if self._works[id_].is_free:
+                self._forget(id_)
+        for id_, one in found.items():
+            self._with(id_, one)
+        for id_, times in look.outvoted.items():
+            self._works[id_].outvoted(times)
+        return self.facts() != before
+
+    def minded(self, minded: Minded, until_s: float) -> None:
+        """Take what came of a heartbeat; leases that are still the agent's are so `until_s`."""
+        for id_, work in self._works.items():
+            if id_ in minded.lost:
+                if work.lease is not None:
+                    self._host.note(f"{work.device.called} is not ours any more: its lease was lost")
+                work.lost()
+            elif work.lease is not None:
+                work.renewed(until_s)
+        for id_, who in minded.wanted.items():
+            if id_ in self._works:
+                self._works[id_].wanted(who)
+        for run_id in minded.stopped:
+            for work in self.all():
+                work.stopped(run_id)
+        for run_id in minded.cancelled:
+            for work in self.all():
+                work.cancelled(run_id)
+
+    def claimed(self, held: HeldShard, until_s: float) -> None:
+        """Take a shard that was claimed."""
+        self._works[held.lease.device].claimed(held, until_s)
+
+    def forget_run(self, run_id: str) -> bool:
+        """Note that a run is over; return whether nothing of it is left here."""
+        if any(run_id in work.runs for work in self.all()):
+            return False
+        for work in self.all():
+            work.forget(run_id)
+        return True
+
+    def _with(self, id_: str, one: HostDevice) -> None:
+        self._facts[id_] = one.facts
+        work = self._works.get(id_)
+        if work is not None and work.device != one.device and work.is_free:
+            # Another address, or another system.
+            self._forget(id_)
+            self._facts[id_], work = one.facts, None
+        if work is None:
+            timing = self._timing
+            self._works[id_] = DeviceRunner(
+                one.device, self._source, self._host, linger_s=timing.linger_s, rest_s=timing.rest_s
+            )
+        self._use(id_)
+
+    def _use(self, id_: str) -> None:
+        refused = self._facts[id_].refused
+        if refused or not self._is_open:
+            self._works[id_].shut(refused or "its agent takes no more work")
+        else:
+            self._works[id_].open()
+
+    def _forget(self, id_: str) -> None:
+        self._facts.pop(id_, None)
+        work = self._works.pop(id_)
+        work.shut("it is not attached any more")
+        self._closing(work)

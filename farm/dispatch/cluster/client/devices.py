@@ -1,0 +1,197 @@
+"""Which devices of a shared farm a run may use, as its agents tell of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
+from farm.base.socs import find_soc, load_socs
+from farm.devices.adb.names import SERIAL_VARIABLE, named_device
+from farm.devices.device import common_kind
+from farm.dispatch.pool.fleet import out_of_use
+from farm.dispatch.request.choose import device_kind_of
+from farm.report.model.format import duration
+from farm.store.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.pool.fleet import Choice
+    from farm.dispatch.request.request import RunRequest
+    from farm.store.cluster.records import Agent, AgentDevice
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+
+_LOOK_SECONDS = 3.0
+
+
+def pinned(request: RunRequest) -> RunRequest:
+    """Return `request` for the device that ANDROID_SERIAL names, where it is set and the request names none."""
+    name = named_device(os.environ)
+    if not name or request.choice.devices:
+        return request
+    return replace(request, choice=replace(request.choice, devices=(name,)))
+
+
+def choose(
+    agents: Iterable[Agent], registered: Mapping[str, Registered], socs: Collection[str], choice: Choice
+) -> tuple[list[AgentDevice], list[str]]:
+    """Return the devices of living hosts that a run may use, and of the others what they are and why not. Pure.
+
+    As on one machine, an SoC's virtual devices are left out where it has hardware, unless they are named.
+    """
+    usable: list[AgentDevice] = []
+    refused: list[str] = []
+    for agent in agents:
+        for device in agent.facts.devices:
+            if device.soc not in socs:
+                if device.soc and device.soc not in load_socs():
+                    # The run may be for this device: its host has no profile for the reported name.
+                    refused.append(f"{device.called} ({device.soc} of {agent.name}: {device.refused})")
+                continue
+            reason = _refusal(agent, device, registered.get(device.id), choice)
+            if reason:
+                refused.append(f"{device.called} ({device.soc} of {agent.name}: {reason})")
+            else:
+                usable.append(device)
+    hardware = {device.soc for device in usable if device.kind == "hardware"}
+    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
+    return chosen, refused
+
+
+def _refusal(agent: Agent, device: AgentDevice, known: Registered | None, choice: Choice) -> str:
+    names = {device.id, device.serial, device.name, known.name if known is not None else ""}
+    labels = {*device.labels, *(known.labels if known is not None else ())}
+    missing = [label for label in choice.labels if label not in labels]
+    if reason := agent_refusal(agent):
+        return reason
+    if choice.devices and names.isdisjoint(choice.devices):
+        return "not among those that were asked for"
+    if missing:
+        return f"not labelled {' and '.join(missing)}"
+    return device.refused or (out_of_use(device, known) if known is not None else "")
+
+
+def agent_refusal(agent: Agent) -> str:
+    """Return why no device of an agent is used now; empty where they are. Pure."""
+    if not agent.alive:
+        return "its agent does not answer"
+    if agent.facts.protocol != PROTOCOL:
+        return f"its farm {agent.facts.version} has another protocol: upgrade it, or this one"
+    return "its agent is being stopped" if agent.facts.draining or agent.is_draining else ""
+
+
+class Wanted:
+    """The devices of a run on a shared farm."""
+
+    def __init__(self, store: Store, socs: Sequence[str], choice: Choice, note: Callable[[str], None]) -> None:
+        self._store, self._choice, self._note = store, choice, note
+        self.socs = list(dict.fromkeys(socs))
+        self.devices: list[AgentDevice] = []
+        """Those of living hosts."""
+        self.expected: list[AgentDevice] = []
+        """Those of SoCs without one, as they were seen last: what to prepare for."""
+
+    @property
+    def kind(self) -> str:
+        """`virtual`, `hardware` or `mixed`; empty where nothing is known."""
+        return common_kind(device.kind for device in (*self.devices, *self.expected))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Of which devices a run has a runtime, as `NewOrder.classes`."""
+        return tuple(sorted({f"{one.soc}/{one.kind}/{one.os}" for one in (*self.devices, *self.expected)}))
+
+    @property
+    def per_soc(self) -> Counter[str]:
+        """How many devices of living hosts there are of each SoC."""
+        return Counter(device.soc for device in self.devices)
+
+    def find(self, *, wait: bool, wait_s: float | None = None) -> list[str]:
+        """Look for them, and return the SoCs that are given up: none, unless there was `wait_s` to wait for them.
+
+        With `wait` an SoC that no living host has is no error. Raises NoDeviceError, UnknownNameError.
+        """
+        end_s = time.monotonic() + (wait_s or 0.0)
+        said = False
+        while True:
+            lacking, refused = self._look()
+            if not lacking or wait:
+                if lacking:
+                    self._expect(lacking, refused)
+                return []
+            left = end_s - time.monotonic()
+            if left <= 0:
+                if wait_s is not None and len(lacking) < len(self.socs):
+                    names = " and no ".join(lacking)
+                    self._note(f"no {names} came within {duration(wait_s)}: their jobs are left out")
+                    return lacking
+                raise NoDeviceError(_words(lacking, refused))
+            if not said:
+                said = True
+                self._note(f"waiting up to {duration(wait_s or 0.0)}: {_words(lacking, refused)}")
+            time.sleep(min(_LOOK_SECONDS, left))
+
+    def _look(self) -> tuple[list[str], list[str]]:
+        agents = self._store.cluster.agents()
+        registered = {one.id: one for one in self._store.devices.all()}
+        self._require_known(agents, registered)
+        self.devices, refused = choose(agents, registered, self.socs, self._choice)
+        return [soc for soc in self.socs if all(device.soc != soc for device in self.devices)], refused
+
+    def _require_known(self, agents: Sequence[Agent], registered: Mapping[str, Registered]) -> None:
+        """Raise UnknownNameError for a device or label that nobody ever heard of."""
+        devices = [device for agent in agents for device in agent.facts.devices]
+        names = {name for one in devices for name in (one.id, one.serial, one.name)}
+        names |= {name for known in registered.values() for name in (known.id, known.serial, known.name)}
+        for name in self._choice.devices:
+            if name not in names:
+                step = f"({SERIAL_VARIABLE} names it: unset it, or name another with --device)"
+                raise UnknownNameError("device", name, names - {""}, step if name == named_device(os.environ) else "")
+        labels = {label for one in devices for label in one.labels}
+        labels |= {label for known in registered.values() for label in known.labels}
+        for label in self._choice.labels:
+            if label not in labels:
+                raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
+
+    def _expect(self, lacking: Sequence[str], refused: Sequence[str]) -> None:
+        from farm.store.cluster.records import AgentDevice
+
+        self._note(f"{_words(lacking, refused, hint=False)}: their jobs wait")
+        known = [one for one in self._store.devices.all() if one.soc in lacking]
+        for soc in lacking:
+            kinds = sorted({(one.kind, one.os) for one in known if one.soc == soc}) or [("hardware", "android")]
+            # As `choose`: hardware, where there ever was some.
+            kind, os = kinds[0]
+            self.expected.append(AgentDevice(id="", serial=soc, soc=soc, kind=kind, os=os))
+
+
+def _words(lacking: Sequence[str], refused: Sequence[str], *, hint: bool = True) -> str:
+    found = f": there are {', '.join(refused)}" if refused else ""
+    words = f"no living host has a {' or a '.join(lacking)} that can be used{found}"
+    return f"{words}; '--wait' waits for one, 'farm agent list' shows the hosts" if hint else words
+
+
+def kind_of(config: Config, request: RunRequest, store: Store) -> str:
+    """Return the kind of the devices that `request` would use now, of agents where there is a shared farm."""
+    if not config.is_shared or request.virtual:
+        return device_kind_of(config, request, store)
+    socs = [find_soc(name).name for name in request.socs]
+    registered = {one.id: one for one in store.devices.all()}
+    devices, _ = choose(store.cluster.agents(), registered, socs, pinned(request).choice)
+    return common_kind(device.kind for device in devices) or "hardware"
+
+
+def require_shared(shared: bool) -> None:
+    """Raise UsageError where there is no shared farm."""
+    if not shared:
+        raise UsageError(
+            'this is of a shared farm, and farm.toml names none: it has store = "postgresql://..." and artifacts = '
+            '"s3://...", "sftp://..." or "file:///..." (docs/guides/three_hosts.md)'
+        )

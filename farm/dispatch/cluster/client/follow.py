@@ -1,0 +1,311 @@
+"""Following a run on a shared farm: what a run on this machine shows, from what agents record.
+
+A notification says that there is news, at most a few times a second somebody looks, and without one every two seconds.
+Whoever follows only reads: the run goes on, and ends, without them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from farm.base.errors import StoreError, StoreLostError
+from farm.dispatch.cluster.hints import Hints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from farm.base.interrupts import InterruptHandler
+    from farm.dispatch.progress import ProgressListener
+    from farm.store.cluster.records import RunProgress
+    from farm.store.store import Store
+
+_LOOK_SECONDS = 2.0
+# However many results there are.
+_LEAST_SECONDS = 0.2
+# What is waited for is said again after so long, where it is still the same.
+_QUIET_SECONDS = 10.0
+# What a shard needs beside the bundles of its jobs.
+_NEEDED = "needs "
+# Agents end what is cancelled within a heartbeat; one that died is not waited for.
+_CANCELLED_SECONDS = 15.0
+
+
+class Meaning(StrEnum):
+    """What Ctrl-C means."""
+
+    LEAVE = "leave"
+    CANCEL = "cancel"
+    FOLLOW = "follow"
+
+
+class FollowEnd(StrEnum):
+    """Why nobody follows a run any more."""
+
+    FINISHED = "finished"
+    LEFT = "left"
+    """It goes on."""
+    CANCELLED = "cancelled"
+    """And some agent has not said yet that its devices are free."""
+
+
+class Signals:
+    """Notes Ctrl-C and signals that ask to end; a second one raises KeyboardInterrupt at once.
+
+    A terminal that closes leaves the run running: whoever comes back attaches to it.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._read, self._write = os.pipe()
+        self._kept: dict[int, Any] = {}
+
+    @property
+    def descriptor(self) -> int:
+        """Can be read once a signal came."""
+        return self._read
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # What nohup ignores stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._kept[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._kept.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def forget(self) -> None:
+        """Take back what came, so that the next one is the first."""
+        self.came.clear()
+        os.read(self._read, 100)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+        os.write(self._write, b".")
+        if len(self.came) > 1:
+            signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def _within(interrupts: InterruptHandler) -> Iterator[threading.Event]:
+    """Yield what is set when the command, of which following is a part, is asked to end."""
+    asked = threading.Event()
+    with interrupts.finishing(asked.set, lambda: None):
+        yield asked
+
+
+class Follower:
+    """Shows a run until it is over, or whoever watches has enough."""
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        listener: ProgressListener,
+        *,
+        cancel: Callable[[], object],
+        ask: Callable[[], Meaning] | None = None,
+        interrupts: InterruptHandler | None = None,
+        built: int = 0,
+    ) -> None:
+        """`built` are the bundles that were there before anybody followed.
+
+        `ask` asks a person what Ctrl-C means; None where nobody can answer, who then means to cancel. `interrupts` is
+        that of a command of which this is a part: what ends the command cancels the run.
+        """
+        self._store, self._run_id, self._listener = store, run_id, listener
+        self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
+        self._shown = Shown(listener, built)
+        self._cancelled_s: float | None = None
+        self._away_s: float | None = None
+        self._said, self._said_s = "", time.monotonic()
+
+    def follow(self, first: RunProgress, signals: Signals | None = None) -> FollowEnd:
+        """Show the run as it is at `first` and from then on, and return why there is no more to show.
+
+        `signals`: where they are noted already. Raises StoreError when the store is lost, not while it is only away.
+        """
+        self._shown.show(first)
+        with Hints(self._store) as hints:
+            if self._interrupts is not None:
+                with _within(self._interrupts) as asked:
+                    return self._loop(hints, first.last, None, asked)
+            with Signals() if signals is None else nullcontext(signals) as noted:
+                try:
+                    return self._loop(hints, first.last, noted, None)
+                except KeyboardInterrupt:
+                    self._listener.note(self._words_of_leaving())
+                    return FollowEnd.LEFT
+
+    def _loop(self, hints: Hints, after: int, signals: Signals | None, asked: threading.Event | None) -> FollowEnd:
+        while True:
+            looked_s = time.monotonic()
+            progress = self._look(after)
+            if progress is not None:
+                after = progress.last
+                self._shown.show(progress)
+                if progress.finished:
+                    return FollowEnd.FINISHED
+                self._say_why(progress)
+            if self._cancelled_s is not None and time.monotonic() - self._cancelled_s > _CANCELLED_SECONDS:
+                return FollowEnd.CANCELLED
+            ending = self._wait(hints, looked_s, signals, asked)
+            if ending is not None:
+                return ending
+
+    def _wait(
+        self, hints: Hints, looked_s: float, signals: Signals | None, asked: threading.Event | None
+    ) -> FollowEnd | None:
+        """Wait for news; return an ending where somebody wants one."""
+        descriptor = None if signals is None else signals.descriptor
+        while True:
+            if signals is not None and signals.came and self._cancelled_s is None:
+                if self._decide(signals) is Meaning.LEAVE:
+                    self._listener.note(self._words_of_leaving())
+                    return FollowEnd.LEFT
+                return None
+            if asked is not None and asked.is_set() and self._cancelled_s is None:
+                self._stop("the run is cancelled")
+                return None
+            now = time.monotonic()
+            # What a command is asked while it waits is not in the descriptor.
+            longest = min(_LOOK_SECONDS, 0.25) if asked is not None else _LOOK_SECONDS
+            heard = hints.wait(min(longest, looked_s + _LOOK_SECONDS - now), also=self._open(descriptor))
+            if any(payload.endswith(self._run_id) for payload in heard):
+                time.sleep(max(0.0, looked_s + _LEAST_SECONDS - time.monotonic()))
+                return None
+            if time.monotonic() - looked_s >= _LOOK_SECONDS:
+                return None
+
+    def _open(self, descriptor: int | None) -> int | None:
+        """Return the descriptor while what it says is news."""
+        return None if self._cancelled_s is not None else descriptor
+
+    def _decide(self, signals: Signals) -> Meaning:
+        """Find out what the signal that came means, and do it; return what it was."""
+        if signals.came[0] == signal.SIGHUP:
+            return Meaning.LEAVE
+        choice = Meaning.CANCEL
+        if signals.came[0] == signal.SIGINT and self._ask is not None:
+            choice = self._ask()
+        if choice is Meaning.CANCEL:
+            self._stop("the run is cancelled; Ctrl-C again does not wait for its devices")
+        elif choice is Meaning.FOLLOW:
+            signals.forget()
+        return choice
+
+    def _stop(self, words: str) -> None:
+        self._cancel()
+        self._cancelled_s = time.monotonic()
+        self._listener.note(words)
+
+    def _words_of_leaving(self) -> str:
+        if self._cancelled_s is not None:
+            return f"run {self._run_id} is cancelled: its devices let go of it by themselves"
+        return (
+            f"run {self._run_id} goes on: 'farm attach {self._run_id}' follows it, 'farm cancel {self._run_id}' ends it"
+        )
+
+    def _look(self, after: int) -> RunProgress | None:
+        """Return what is new; None while the store does not answer."""
+        try:
+            progress = self._store.cluster.progress(self._run_id, after)
+        except StoreLostError:
+            raise
+        except StoreError as error:
+            if self._away_s is None:
+                self._away_s = time.monotonic()
+                self._listener.note(f"the run goes on, and is shown again once the store answers: {error}")
+            return None
+        if self._away_s is not None:
+            self._away_s = None
+            self._listener.note("the store answers again")
+        return progress
+
+    def _say_why(self, progress: RunProgress) -> None:
+        """Say for what a run waits of which nothing runs."""
+        if progress.running or progress.building or self._cancelled_s is not None:
+            self._said_s = time.monotonic()
+            return
+        if time.monotonic() - self._said_s < (_QUIET_SECONDS if self._said else 1.0):
+            return
+        from farm.dispatch.cluster.queue import why_it_waits
+
+        self._said_s = time.monotonic()
+        try:
+            words = why_it_waits(self._store.cluster.queue(), self._run_id)
+        except StoreError:
+            return
+        if words and words != self._said:
+            self._said = words
+            self._listener.note(f"waiting: {words}")
+
+
+def follower_of(
+    store: Store,
+    run_id: str,
+    listener: ProgressListener,
+    *,
+    built: int = 0,
+    ask: Callable[[], Meaning] | None = None,
+    interrupts: InterruptHandler | None = None,
+) -> Follower:
+    """Return who follows a run and may cancel it; `built` as for `Follower`."""
+
+    def cancel() -> None:
+        store.cluster.cancel(run_id, store.user, may_others=False)
+
+    return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=built)
+
+
+class Shown:
+    """What a listener was told of a run, so that each job ends once however it is looked at."""
+
+    def __init__(self, listener: ProgressListener, built: int = 0) -> None:
+        self._listener = listener
+        self._open: dict[str, dict[str, Any]] = {}
+        """The newest attempt of jobs that another device is to try."""
+        self._building: set[str] = set()
+        self._built = built
+
+    def show(self, progress: RunProgress) -> None:
+        """Tell what is new."""
+        self._show_builds(progress)
+        last = {attempt["job_id"]: index for index, attempt in enumerate(progress.attempts)}
+        for index, attempt in enumerate(progress.attempts):
+            job_id = attempt["job_id"]
+            if last[job_id] != index or job_id in progress.retried:
+                self._open[job_id] = attempt
+                self._listener.job_repeated(attempt)
+            else:
+                self._open.pop(job_id, None)
+                self._listener.job_ended(attempt)
+        # No device was left for it, or the run is over.
+        for job_id in self._open.keys() - progress.retried:
+            self._listener.job_ended(self._open.pop(job_id))
+        self._listener.devices(progress.running)
+
+    def _show_builds(self, progress: RunProgress) -> None:
+        from farm.builds.compile.protocol import BuildReply
+
+        building = {"canary" if name.startswith(_NEEDED) else name for name in progress.building}
+        for job_id in building - self._building:
+            self._listener.build_started(job_id)
+        ended = sorted(self._building - building)
+        new = max(0, progress.built - self._built)
+        # Of what took less time than between two looks, only the number is known.
+        names = [*ended[:new], *[""] * (new - len(ended))]
+        for job_id in names:
+            self._listener.build_ended(job_id, BuildReply("", ok=True, seconds=0.0))
+        self._building, self._built = building, max(self._built, progress.built)

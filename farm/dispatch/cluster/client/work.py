@@ -1,0 +1,73 @@
+"""What a run hands in, and the runtimes that its devices need."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.base.errors import BundleError
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import load_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Manifest
+    from farm.builds.bundles.cache import BundleCache
+    from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
+    from farm.dispatch.request.request import RunRequest
+    from farm.store.cluster.records import Build, NewBuild, NewShard
+    from farm.store.objects.objects import Objects
+    from farm.store.view import Stale
+    from farm.suites.suite import Job
+
+
+class RunWork(NamedTuple):
+    """All that agents have to do for a run, and what is left out."""
+
+    shards: Sequence[NewShard]
+    to_build: Sequence[NewBuild]
+    built: Sequence[Build]
+    """Bundles that are there already."""
+    manifests: Mapping[str, Manifest]
+    """Of those that were made here, by key."""
+    stale: Mapping[str, Stale]
+    """Why jobs are left out, by their ids."""
+    jobs: int
+    """That are to run."""
+    terms: WorkTerms
+
+
+def manifests_of(cache: BundleCache, keys: Iterable[str]) -> dict[str, Manifest]:
+    """Return the manifests of the bundles that are in the cache of this machine, by key."""
+    found = {}
+    for key in keys:
+        # Their files are verified where they are used.
+        with contextlib.suppress(BundleError):
+            found[key] = load_bundle(cache.folder(key)).manifest
+    return found
+
+
+def upload_runtimes(
+    config: Config, request: RunRequest, jobs: Sequence[Job], classes: Sequence[str], objects: Objects
+) -> tuple[RemoteRuntime, ...]:
+    """Upload what each class of devices needs to run `jobs`, and return it. Raises MissingToolError."""
+    from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
+    from farm.dispatch.cluster.files.runtime_files import upload_runtime
+
+    # The options of one request have one mode.
+    mode = jobs[0].target.mode
+    socs = {job.target.soc for job in jobs}
+    uploaded = []
+    for name in classes:
+        soc, kind, os = name.split("/")
+        if soc not in socs:
+            continue
+        runtime = (
+            virtual_runtime(config, find_soc(soc), request.backend, mode=mode)
+            if kind == "virtual"
+            else attached_runtime(config, find_soc(soc), request.backend, mode, linux=os == "linux")
+        )
+        uploaded.append(upload_runtime(objects, runtime, soc=soc, device_kind=kind, os=os))
+    return tuple(uploaded)

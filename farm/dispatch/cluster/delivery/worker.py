@@ -1,0 +1,188 @@
+"""An agent's worker of Procrastinate, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from farm.dispatch.cluster.delivery import mend as mending
+from farm.dispatch.cluster.delivery.serving import SERVICES, Calls, Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from procrastinate import App
+    from procrastinate.worker import Worker
+
+    from farm.dispatch.cluster.delivery.app import Periodic
+    from farm.store.store import Store
+
+# Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
+_LOOK_S = 12.0
+_CONNECT_EVERY_S = 1.0
+# What is left of handlers where the database went away: they go on in their threads.
+_HURRY_S = 0.5
+
+
+class MessageDelivery:
+    """Jobs of Procrastinate for one agent. Its methods may be called in any thread.
+
+    An error of a handler becomes a note. A job may come twice, late, or for nothing. A worker without a heartbeat for
+    `ttl_s` is dead.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        finish: Callable[[str], object] | None = None,
+        mend: Callable[[], bool],
+        note: Callable[[str], None],
+        ttl_s: float,
+        periodic: Sequence[Periodic] = (),
+    ) -> None:
+        self._store, self._note, self._periodic = store, note, tuple(periodic)
+        self._ttl_s = ttl_s
+        tidy = partial(mending.tidy, store)
+        self._serving = Serving(Calls(finish or self._finish_run, mend, tidy), note)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
+        self._is_ending, self._patience_s = False, 0.0
+        self._is_away = False
+        self._worker: Worker | None = None
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a worker listens now."""
+        return self._worker is not None
+
+    def start(self) -> None:
+        """Begin to take jobs.
+
+        Raises StoreError where the store has no tables of Procrastinate, and this user may not make them.
+        """
+        self._store.messages.require()
+        self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
+        self._thread.start()
+
+    def stop(self, patience_s: float) -> None:
+        """Take no message any more, wait for handlers for so long, and put back the messages of those that go on."""
+        self._patience_s, self._is_ending = patience_s, True
+        if self._loop is not None:
+            # It was closed meanwhile.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ending.set)
+        if self._thread is not None:
+            # The database may be away, and then nothing can be put back: others find it when it was silent for long.
+            self._thread.join(patience_s + 15)
+
+    def _run(self) -> None:
+        asyncio.run(self._deliver())
+
+    async def _deliver(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # Of what was given up when the database went away nobody asks for the result.
+        self._loop.set_exception_handler(lambda *_: None)
+        while not self._is_ending:
+            try:
+                await self._await_database()
+                await self._listen()
+            except Exception as error:  # noqa: BLE001 - whatever ends a worker, another one has to go on
+                self._is_away = True
+                self._note(f"messages: {self._words(error.__cause__ or error)}: trying again")
+                await self._pause(_CONNECT_EVERY_S)
+        if self._cleanups:
+            await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
+        self._serving.close()
+
+    async def _await_database(self) -> None:
+        """Return when the database can be reached, or when this ends."""
+        import psycopg
+
+        arguments = self._store.connection_arguments()
+        while not self._is_ending:
+            try:
+                connection = await psycopg.AsyncConnection.connect(**arguments)
+            except (psycopg.Error, OSError) as error:
+                if not self._is_away:
+                    self._note(f"messages: the database is away, they wait for it: {self._words(error)}")
+                self._is_away = True
+                await self._pause(_CONNECT_EVERY_S)
+            else:
+                await connection.close()
+                if self._is_away:
+                    self._note("messages: the database is back")
+                self._is_away = False
+                return
+
+    def _words(self, error: BaseException) -> str:
+        return " ".join(self._store.without_secrets(str(error)).split()) or type(error).__name__
+
+    async def _listen(self) -> None:
+        """Run a worker until this ends, or the worker does by itself; raises what ended it."""
+        from farm.dispatch.cluster.delivery.app import make_app
+
+        app = make_app(self._store.connection_arguments(), self._serving, self._periodic)
+        await app.open_async()
+        task, worker = self._start_worker(app)
+        self._worker = worker
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait((task, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not self._is_ending:
+                await task
+                raise ConnectionError("the worker ended; was the connection lost?")
+        finally:
+            self._worker = None
+            ending.cancel()
+            hurry_s = self._patience_s if self._is_ending else _HURRY_S
+            cleanup = asyncio.create_task(_wind_up(app, task, worker, hurry_s))
+            self._cleanups.add(cleanup)
+            cleanup.add_done_callback(self._cleanups.discard)
+            if self._is_ending:
+                await cleanup
+
+    def _start_worker(self, app: App) -> tuple[asyncio.Task[None], Worker]:
+        from procrastinate.worker import Worker
+
+        from farm.dispatch.cluster.delivery.app import SERVICE_QUEUE
+
+        worker = Worker(
+            app,
+            queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic)],
+            concurrency=SERVICES,
+            fetch_job_polling_interval=_LOOK_S,
+            update_heartbeat_interval=self._ttl_s / 3,
+            stalled_worker_timeout=2 * self._ttl_s,
+            # When it ends by itself, as the database is away.
+            shutdown_graceful_timeout=_HURRY_S,
+            delete_jobs="always",
+            install_signal_handlers=False,
+        )
+        task: asyncio.Task[None] = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]
+        return task, worker
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+
+    def _finish_run(self, run_id: str) -> None:
+        from farm.dispatch.cluster.ending import finish
+
+        finish(self._store, run_id, self._note)
+
+
+async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:
+    """End a worker, wait for its handlers for so long, put back their jobs, and close the app's connections."""
+    worker.shutdown_graceful_timeout = patience_s
+    worker.stop()  # type: ignore[no-untyped-call]
+    # The connection pool of the worker waits up to 5 s where the database is away.
+    await asyncio.wait((task,), timeout=patience_s + 12)
+    task.cancel()
+    with suppress(Exception):
+        await app.close_async()

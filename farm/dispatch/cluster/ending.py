@@ -1,0 +1,70 @@
+"""The end of a run on a shared farm, by whoever sees that its work is over: nobody has to follow it.
+
+Any agent may call `finish`, several at once and again: the first whole one counts, and the others find nothing to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError, UsageError
+from farm.base.interrupts import INTERRUPTED
+from farm.dispatch.cluster.terms import decode_terms
+from farm.dispatch.request.budget import Budget
+from farm.dispatch.request.ending import exit_code_of
+from farm.store.cluster.unreadable import REFUSED_BY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.store.cluster.records import Order
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+
+def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: None) -> int | None:
+    """Record how a run ended and compare its numbers with those before; return its exit code.
+
+    None while there is work of it, and for a run that nobody submitted. Raises StoreError.
+    """
+    from farm.dispatch.look_back import record_look_back
+
+    store.cluster.end_if_over(run_id)
+    order = store.cluster.order(run_id)
+    if order is None or order.state != "ended":
+        return None
+    view = store.runs.view(run_id)
+    if view.finished_ms is not None:
+        return view.exit_code
+    if not order.cancelled_by:
+        _mark_stale(store, view, order)
+        view = store.runs.view(run_id)
+    code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
+    if order.cancelled_by == REFUSED_BY:
+        code = UsageError.exit_code
+    try:
+        record_look_back(store, run_id)
+    except FarmError as error:
+        # Verdicts are in the store, and stay.
+        note(f"the numbers of run {run_id} were not compared with those before: {error}")
+    # Last: who dies before leaves a run that others find to be without an end.
+    store.finish_run(run_id, code, once=True)
+    return code
+
+
+def _mark_stale(store: Store, view: RunView, order: Order) -> None:
+    """Note what had not begun when the time of a run was over."""
+    try:
+        terms = decode_terms(order.terms)
+    except msgspec.MsgspecError:
+        # An order of another version of farm.
+        return
+    left = [job.id for job in view.jobs if not job.attempts and job.stale is None]
+    if terms.budget_s is None or not left or not order.is_late:
+        return
+    line, private = store.runs.line(view.id)
+    kind = view.fingerprint.get("device_kind", "hardware")
+    past = store.selection.expected(left, kind, line, trials_of=view.user if private else "")
+    store.mark_stale(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))

@@ -1,0 +1,291 @@
+"""What a shard needs on its host before a device begins with it: a plan folder, bundles, runtime, failed builds."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base.atomic import write_atomically
+from farm.base.errors import ArtifactLostError, InfraError, NoDeviceError, UnreadableRowError
+from farm.base.publish import make_folders
+from farm.builds.bundles.bundle import MANIFEST
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.compile.protocol import BuildReply
+from farm.devices.local.files import local_errors
+from farm.dispatch.cluster.files.runtime_files import fetch_runtime
+from farm.dispatch.cluster.terms import decode_terms
+from farm.dispatch.device_run.builds import builds_folder, leave_reply
+from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.store.artifacts import ArtifactStore
+from farm.store.objects.bundle_archive import fetch_bundle
+from farm.store.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.device import Device
+    from farm.devices.execution.optrace import OptraceTools
+    from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
+    from farm.store.cluster.records import Build, HeldShard, ShardJob
+    from farm.store.objects.objects import Objects
+    from farm.store.records import ArtifactRecord
+
+    BuildsOf = Callable[[Sequence[str]], Mapping[str, Build]]
+    LoseBundle = Callable[[str, str, str], None]
+
+# As many bundles at once as an SFTP server takes; more of them are no faster.
+_AT_ONCE = 4
+
+
+class PreparedRun(NamedTuple):
+    """A shard that a device can begin with: everything that it needs is on this host."""
+
+    plan: RunPlan
+    """Of the run on this device: one folder, however many shards it gets."""
+    planned: list[PlannedJob]
+    """The jobs that are left of the shard, in their order."""
+
+
+class Preparer:
+    """Fetches what shards need; for any number of threads. What is here already is not asked for."""
+
+    def __init__(
+        self,
+        config: Config,
+        objects: Objects,
+        build_of: BuildsOf,
+        folder: Path | None = None,
+        lose: LoseBundle | None = None,
+    ) -> None:
+        """`build_of` and `lose` are the store's: for what a shard does not bring, and to have made anew what is lost.
+
+        `folder` holds the plans of this agent alone; what a former life left in it is removed.
+        """
+        self._config, self._objects, self._build_of, self._lose = config, objects, build_of, lose
+        self._folder = folder or config.state_dir / "agent" / "runs"
+        self._cache = BundleCache(config.cache_dir)
+        self._artifacts = ArtifactStore(config.state_dir / "artifacts")
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "fetch")
+        self._bundles: dict[str, Future[None]] = {}
+        """By key, of those that are being fetched: who else needs one waits for the same."""
+        self._terms: dict[str, WorkTerms] = {}
+        self._runtimes: dict[str, Runtime] = {}
+        self._plans: dict[tuple[str, str], RunPlan] = {}
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def prepare(self, held: HeldShard, device: Device) -> PreparedRun:
+        """Return the shard with its run's plan on `device`; waits until everything is here.
+
+        A job whose build failed, or whose bundle is lost, has a reply in the plan's folder, so that it ends with that
+        and the others of the shard run. Raises ArtifactsError for a place that stays away, InfraError for a run that
+        this version of farm does not execute, LocalError and InfraError for what cannot be written here: in every case
+        no device and no code is at fault, and the shard is to be put back.
+        """
+        terms = self._terms_of(held)
+        canaries = [one for one in terms.canaries if one.job.target.soc == device.soc]
+        builds = self._builds(held, canaries)
+        lost = self._fetch(builds)
+        plan = self._plan_of(held, terms, device, canaries, builds, lost)
+        return PreparedRun(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
+
+    def prefetch(self, held: HeldShard) -> None:
+        """Begin to fetch the bundles of a shard; returns at once, and what fails is met again by `prepare`."""
+        for build in held.builds.values():
+            if build.state == "built" and not self._is_here(build.key):
+                self._begin(build)
+
+    def upload(self, records: Iterable[ArtifactRecord]) -> None:
+        """Put the files of an attempt where other hosts find them: before it is recorded.
+
+        One that is not on this host any more and is there already is fine. Raises ArtifactsError, ArtifactLostError for
+        one that is in neither place, LocalError.
+        """
+        for record in records:
+            path = self._artifacts.find(record.sha256)
+            if path is not None:
+                self._objects.put(path)
+            elif not self._objects.has(record.sha256):
+                raise ArtifactLostError(f"{record.kind} of an attempt ({record.sha256[:12]}) is neither here nor there")
+
+    def settled(self, records: Iterable[ArtifactRecord]) -> None:
+        """Remove this host's copies of files that were uploaded, once the attempt is recorded, or refused."""
+        for record in records:
+            self._artifacts.discard(record.sha256, grace_s=-1.0)
+
+    def forget(self, run_id: str) -> None:
+        """Remove what is kept for a run that is over, or has nothing for this host any more."""
+        with self._lock:
+            self._terms.pop(run_id, None)
+            for key in [key for key in self._plans if key[0] == run_id]:
+                shutil.rmtree(self._plans.pop(key).folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Fetch nothing any more; what is under way is waited for."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _terms_of(self, held: HeldShard) -> WorkTerms:
+        with self._lock:
+            terms = self._terms.get(held.run_id)
+        if terms is None:
+            try:
+                terms = decode_terms(held.terms)
+            except msgspec.MsgspecError as error:
+                why = f"its terms are of another version of farm ({error}): install the same one on all hosts"
+                raise UnreadableRowError("run_order", held.run_id, why) from None
+            if terms.protocol != PROTOCOL:
+                raise _other_version(held.run_id, f"protocol {terms.protocol}, expected {PROTOCOL}")
+            with self._lock:
+                self._terms[held.run_id] = terms
+        return terms
+
+    def _builds(self, held: HeldShard, canaries: Sequence[ShardJob]) -> dict[str, Build]:
+        builds = dict(held.builds)
+        wanted = (one.key for one in (*held.jobs, *canaries))
+        lacking = [key for key in dict.fromkeys(wanted) if key not in builds and not self._is_here(key)]
+        if lacking:
+            builds |= self._build_of(lacking)
+        return builds
+
+    def _fetch(self, builds: Mapping[str, Build]) -> dict[str, str]:
+        """Fetch the bundles that are not here; return why one is lost, by its key. Raises as `prepare`."""
+        waiting = {
+            key: self._begin(build)
+            for key, build in builds.items()
+            if build.state == "built" and not self._is_here(key)
+        }
+        lost = {}
+        for key, future in waiting.items():
+            try:
+                future.result()
+            except ArtifactLostError as error:
+                lost[key] = str(error)
+                if self._lose is not None:
+                    self._lose(key, builds[key].archive, str(error))
+            finally:
+                with self._lock:
+                    self._bundles.pop(key, None)
+        return lost
+
+    def _begin(self, build: Build) -> Future[None]:
+        with self._lock:
+            future = self._bundles.get(build.key)
+            if future is None or future.done():
+                future = self._bundles[build.key] = self._threads.submit(self._fetch_one, build)
+            return future
+
+    def _fetch_one(self, build: Build) -> None:
+        fetch_bundle(self._objects, self._cache, build.key, build.archive)
+
+    def _is_here(self, key: str) -> bool:
+        return (self._cache.folder(key) / MANIFEST).is_file()
+
+    def _plan_of(
+        self,
+        held: HeldShard,
+        terms: WorkTerms,
+        device: Device,
+        canaries: Sequence[ShardJob],
+        builds: Mapping[str, Build],
+        lost: Mapping[str, str],
+    ) -> RunPlan:
+        with self._lock:
+            plan = self._plans.get((held.run_id, device.id))
+        if plan is not None and plan.devices == (device,):
+            return plan
+        runtime = self._runtime(held.run_id, terms, device)
+        folder = self._folder / held.run_id / hashlib.sha256(device.id.encode()).hexdigest()[:16]
+        draft = RunPlan(
+            run_id=held.run_id,
+            folder=folder,
+            cache_root=self._config.cache_dir,
+            jobs=(),
+            devices=(device,),
+            runtimes={device.serial: runtime},
+            iterations=terms.iterations,
+            warm_up=terms.warm_up,
+            timeout_s=terms.timeout_s,
+            artifact_root=self._config.state_dir / "artifacts",
+            reducible=terms.reducible,
+            profile=terms.profile,
+            heap=terms.heap,
+            seconds=terms.seconds,
+            optrace=self._optrace_tools(terms, device),
+            leased=True,
+            health=self._config.health,
+            failures=self._config.failures,
+        )
+        with local_errors(folder):
+            make_folders(folder)
+            draft.prepare_folder()
+            # One that nobody has built yet is not waited for: the next shard of the run has it.
+            ended = [one for one in canaries if self._is_here(one.key) or _has_ended(builds.get(one.key))]
+            planned = tuple(self._planned(folder, one, builds.get(one.key), lost) for one in ended)
+            plan = msgspec.structs.replace(draft, canaries=planned)
+            plan.write()
+        if len(ended) == len(canaries):
+            with self._lock:
+                self._plans[held.run_id, device.id] = plan
+        return plan
+
+    def _planned(self, folder: Path, one: ShardJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
+        """Return a job for the executor, with the reply of its build where there is no bundle."""
+        if self._is_here(one.key) and one.key not in lost:
+            return PlannedJob(one.job, one.key, cached=True, failed_before=one.failed_before)
+        reply = build.reply if build is not None and build.state == "failed" else None
+        if reply is None or reply.ok:
+            why = lost.get(one.key) or "its bundle is not built, or was pruned while the run went on"
+            reply = BuildReply(one.key, ok=False, seconds=0.0, reason=f"the bundle is lost: {why}", infra=True)
+        with local_errors(folder):
+            if build is not None and build.log:
+                write_atomically(builds_folder(folder) / f"{one.key}.log", build.log)
+            leave_reply(folder, msgspec.structs.replace(reply, key=one.key))
+        return PlannedJob(one.job, one.key, cached=False, failed_before=one.failed_before)
+
+    def _runtime(self, run_id: str, terms: WorkTerms, device: Device) -> Runtime:
+        remote = _runtime_for(terms.runtimes, device)
+        if remote is None:
+            raise NoDeviceError(
+                f"run {run_id} brings no runtime for {device.called}, a {device.kind} {device.soc} with {device.os}"
+            )
+        with self._lock:
+            runtime = self._runtimes.get(remote.digest)
+        if runtime is None or not all(path.is_file() for path in runtime.files.values()):
+            runtime = fetch_runtime(self._objects, remote)
+            with self._lock:
+                self._runtimes[remote.digest] = runtime
+        return runtime
+
+    def _optrace_tools(self, terms: WorkTerms, device: Device) -> OptraceTools | None:
+        from farm.dispatch.request.profiling import Profile
+
+        if terms.profile is not Profile.OPTRACE:
+            return None
+        from farm.devices.execution.optrace import find_optrace_tools
+
+        target = "x86_64-linux-clang" if device.kind == "virtual" else "aarch64-android"
+        return find_optrace_tools(self._config.sdk_root, target)
+
+
+def _runtime_for(runtimes: Iterable[RemoteRuntime], device: Device) -> RemoteRuntime | None:
+    facts = (device.soc, device.kind, device.os)
+    return next((one for one in runtimes if (one.soc, one.device_kind, one.os) == facts), None)
+
+
+def _has_ended(build: Build | None) -> bool:
+    return build is not None and build.state in ("built", "failed")
+
+
+def _other_version(run_id: str, problem: str) -> InfraError:
+    return InfraError(
+        f"run {run_id} was submitted by another version of farm ({problem}): install the same one on all hosts"
+    )

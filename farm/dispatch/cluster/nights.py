@@ -1,0 +1,212 @@
+"""Nights that agents start: `[agent] nights` of farm.toml, each at its time, by one agent of those that have it.
+
+A row of the store decides who starts a night, and that it is started once (`farm.store.cluster.nights`). What calls
+`check` is a hint: Procrastinate's periodic tasks, as often and as late as they like. When a night is due, and how late
+it may begin, is by the database's clock. The night itself is `farm nightly`, a child of the agent, whose cells are
+submitted as anybody's runs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import tomllib
+from datetime import datetime, timedelta
+from datetime import time as time_of_day
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from farm.base.errors import FarmError, StoreError, UsageError
+from farm.base.interrupts import INTERRUPTED
+from farm.base.processes import Supervisor
+from farm.base.publish import make_folders
+from farm.report.model.format import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.base.config.shared import NightConfig
+    from farm.base.processes import Child
+    from farm.dispatch.cluster.delivery.app import Periodic
+    from farm.store.cluster.records import AgentId, NightStart
+    from farm.store.store import Store
+
+# As farm.dispatch.nightly.plan has it.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+NIGHTLY = (sys.executable, "-m", "farm.cli.main", "nightly")
+_EVERY_HALF_MINUTE = "* * * * * */30"
+_AGAIN_S = 3.0
+# What `farm nightly` let finish when it was asked to end.
+_STOP_PATIENCE_S = 60.0
+# Exit codes of a night that was run: its findings are in its own report.
+_WAS_RUN = (0, 1, 3, 5)
+
+
+def due_before(night: NightConfig, now_ms: int) -> int:
+    """Return when `night` was due the last time, epoch milliseconds: at `now_ms` or before. Pure."""
+    zone = ZoneInfo(night.timezone)
+    today = datetime.fromtimestamp(now_ms / 1000, zone).date()
+    at = time_of_day(night.hour, night.minute)
+    days = [today - timedelta(days=back) for back in range(9)]
+    times = [datetime.combine(day, at, zone).timestamp() for day in days if day.weekday() in night.days]
+    return next(int(one * 1000) for one in times if one * 1000 <= now_ms)
+
+
+def name_of(file: Path) -> str:
+    """Return what a nightly.toml calls its night. Raises UsageError where that cannot be read."""
+    try:
+        name = tomllib.loads(file.read_text(encoding="utf-8"))["nightly"]["name"]
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"{file}: no [nightly] with a name in it ({error}): farm nightly {file} --check") from None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"{file}: the name of a night has letters, digits and _ . + -, at most 80")
+    return name
+
+
+def night_lines(starts: Iterable[NightStart]) -> list[str]:
+    """Return starts of nights as people read them, a line each."""
+    return [
+        " ".join(
+            filter(
+                None,
+                (
+                    f"night {one.name} of {clock(one.due_ms)}: {one.state}",
+                    f"on {one.agent}",
+                    "" if one.exit_code is None else f"exit code {one.exit_code}",
+                    f"({one.why})" if one.why else "",
+                ),
+            )
+        )
+        for one in starts
+    ]
+
+
+class NightStarter:
+    """The nights of one agent. Any thread may call."""
+
+    def __init__(
+        self, config: Config, store: Store, note: Callable[[str], None], command: Sequence[str] = NIGHTLY
+    ) -> None:
+        """Read what the nights are called. Raises UsageError for a file that has no name, or for a name twice."""
+        self._config, self._store, self._note, self._command = config, store, note, tuple(command)
+        self._nights: dict[str, NightConfig] = {}
+        for night in config.agent.nights:
+            name = name_of(night.file)
+            if name in self._nights:
+                raise UsageError(f"{config.file}: agent.nights: {night.file} is called {name}, as another night is")
+            self._nights[name] = night
+        self._supervisor = Supervisor()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
+        self._started: dict[str, int] = {}
+        """When the newest night of a name that was started here was due."""
+        self._agent: AgentId | None = None
+        self._running: dict[str, Child] = {}
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+
+    def periodic(self) -> tuple[Periodic, ...]:
+        """Return what Procrastinate calls: each night's `check`, on one of the agents that have it."""
+        from farm.dispatch.cluster.delivery.app import Periodic
+
+        def checks(name: str) -> Callable[[], None]:
+            return lambda: self.check(name)
+
+        return tuple(Periodic(f"night-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nights)
+
+    def begin(self, agent: AgentId) -> None:
+        """Start nights as `agent` from now on, and go on with those of its former life. Raises StoreError."""
+        self._agent = agent
+        for name, night in self._nights.items():
+            due_ms = due_before(night, self._store.cluster.nights.now_ms())
+            # Last night's is not gone on with tonight.
+            left = self._store.cluster.nights.take_up(agent, name, since_ms=due_ms - 1)
+            if left is not None:
+                self._note(f"night {name} goes on: its agent was ended")
+                self._start(agent, name, left.due_ms, resume=True)
+
+    def check(self, name: str) -> None:
+        """Start the night of `name` if it is due and nobody has started it. Raises StoreError."""
+        agent, night = self._agent, self._nights[name]
+        if agent is None or self._stopping.is_set():
+            return
+        nights = self._store.cluster.nights
+        due_ms = due_before(night, nights.now_ms())
+        with self._checking:
+            if self._started.get(name) == due_ms:
+                return
+            state = nights.begin(agent, name, due_ms, late_ms=int(night.late_s * 1000))
+            if state == "running":
+                self._start(agent, name, due_ms, resume=False)
+        if state in ("missed", "skipped"):
+            nights.lose()
+            self._note(f"night {name} of {clock(due_ms)} was {state}")
+
+    def stop(self, patience_s: float = _STOP_PATIENCE_S) -> None:
+        """End the nights that run here: they report what they have, and this agent's next life goes on with them."""
+        self._stopping.set()
+        with self._lock:
+            children = list(self._running.values())
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
+        end_s = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        self._supervisor.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, agent: AgentId, name: str, due_ms: int, *, resume: bool) -> None:
+        night = self._nights[name]
+        self._started[name] = due_ms
+        folder = self._config.state_dir / "nightly" / name
+        log = folder / "agent.log"
+        words = [*self._command, str(night.file), *(["--resume"] if resume else [])]
+        env = {**os.environ, **({"FARM_CONFIG": str(self._config.file)} if self._config.file else {})}
+        try:
+            make_folders(folder)
+            with self._lock:
+                child = self._supervisor.spawn(words, name=f"night-{name}", env=env, cwd=night.file.parent, stderr=log)
+                self._running[name] = child
+        except (FarmError, OSError) as error:
+            self._note(f"night {name} could not be started: {error}")
+            self._tell(agent, name, due_ms, exit_code=4, why=str(error), stopped=False)
+            return
+        self._note(f"night {name} has begun (process {child.pid}, log {log})")
+        thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"night-{name}")
+        self._threads.append(thread)
+        thread.start()
+
+    def _watch(self, agent: AgentId, name: str, due_ms: int, child: Child) -> None:
+        """Wait for the end of a night, and record it."""
+        code = child.process.wait()
+        stopped = self._stopping.is_set() and (code == INTERRUPTED or code < 0)
+        last = child.log_tail().strip().rpartition("\n")[2]
+        # What ended by a signal has nothing left either.
+        child.terminate(timeout_s=1.0)
+        with self._lock:
+            del self._running[name]
+        why = "" if code in _WAS_RUN else last
+        self._note(f"night {name} {'was stopped' if stopped else 'ended'}, exit code {code}{f': {why}' if why else ''}")
+        self._tell(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
+
+    def _tell(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int, why: str, stopped: bool) -> None:
+        """Record an end, as soon as the store can be told."""
+        while True:
+            try:
+                self._store.cluster.nights.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)
+            except StoreError as error:
+                if self._stopping.wait(_AGAIN_S):
+                    self._note(f"how night {name} ended could not be recorded: {error}")
+                    return
+            else:
+                return

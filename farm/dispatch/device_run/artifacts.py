@@ -1,0 +1,192 @@
+"""Which files of an execution are kept with its attempt, as artifacts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.socs import find_soc
+from farm.base.text import reason_line
+from farm.builds.bundles.bundle import MANIFEST
+from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.results.attempt import Verdict
+from farm.results.dsp_trouble import explain_by_logs
+from farm.results.profile.etdump import ETDUMP_LIMIT
+from farm.results.runner_report import ReportError, read_report
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from farm.base.config.retention import FailuresConfig
+    from farm.builds.bundles.bundle import Bundle
+    from farm.devices.device import Device
+    from farm.devices.execution.optrace import OptraceTools
+    from farm.devices.execution.session import DeviceSession
+    from farm.devices.transport import Transport
+    from farm.dispatch.request.profiling import Profile
+    from farm.results.attempt import Attempt
+
+OUTPUT = "output:"
+"""What the kind of an artifact that is an output begins with; its file name follows."""
+INPUT = "input:"
+"""Prefix of the kind of an artifact that is an input, before its file name."""
+TOKENS = "tokens"
+"""The kind of what a program generated in an attempt that passed: token ids by prompt, as JSON."""
+
+_OUTPUTS = "output_*.raw"
+# Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
+_OUTPUT_BYTES = 64 << 20
+# One file that a command keeps by name: the layers of a network of a thousand.
+_FILE_BYTES = 256 << 20
+
+
+class FailedFiles:
+    """Places for the inputs and outputs of failed attempts of one run, shared by its workers."""
+
+    def __init__(self, limits: FailuresConfig, folder: Path) -> None:
+        """`folder` has a file for each taken place."""
+        self._limits, self._folder = limits, folder
+
+    def refusal(self, size: int) -> str:
+        """Return an empty text for files of `size` bytes that may be kept, which takes a place, else the reason."""
+        most, places = self._limits.keep_mb, self._limits.keep_attempts
+        if size > most << 20:
+            return f"{-(-size >> 20)} MiB, at most {most} (failures.keep_mb in farm.toml)"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in range(places):
+            with contextlib.suppress(FileExistsError):
+                (self._folder / str(number)).touch(exist_ok=False)
+                return ""
+        return f"{places} failed attempts have theirs (failures.keep_attempts in farm.toml)"
+
+    def want(self, attempt: Attempt) -> bool:
+        """Return whether the files of an attempt are wanted: a failure without a known issue."""
+        return bool(self._limits.keep_attempts) and attempt.verdict is Verdict.FAILED and not attempt.known_issue
+
+
+class AttemptArtifacts:
+    """Keeps what a command wants of the files of its executions. What goes wrong here changes no verdict."""
+
+    def __init__(
+        self,
+        root: Path,
+        profile: Profile,
+        *,
+        outputs: bool = False,
+        optrace: OptraceTools | None = None,
+        failed: FailedFiles | None = None,
+    ) -> None:
+        """Keep the ETDump where `profile` wants one, `outputs`, and the SDK's timeline of what passed by `optrace`.
+
+        `failed` has places for inputs and outputs of failed attempts.
+        """
+        self._store = ArtifactStore(root)
+        self._profile, self._outputs, self._optrace, self._failed = profile, outputs, optrace, failed
+
+    def keep(
+        self, attempt: Attempt, bundle: Bundle, folder: Path, session: Callable[[], DeviceSession]
+    ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what is wanted of `folder`; return the attempt, with notes on what could not be had."""
+        notes, kept = list(attempt.notes), []
+        wanted = self._wanted(folder, notes) | self._of_failure(attempt, bundle, folder, notes)
+        for path, kind in wanted.items():
+            try:
+                kept.append(self._put(kind, path))
+            except (FarmError, OSError) as error:
+                notes.append(reason_line(f"{path.name} is not kept: {error}"))
+        if bundle.manifest.generation is not None and attempt.verdict is Verdict.PASSED:
+            tokens, problems = self.keep_files(_tokens(folder, bundle.manifest.samples))
+            kept, notes = [*kept, *tokens], [*notes, *problems]
+        if self._optrace is not None and attempt.verdict is Verdict.PASSED:
+            from farm.devices.execution.optrace import collect_optrace
+
+            try:
+                files = collect_optrace(
+                    session(), bundle, find_soc(bundle.manifest.soc), self._optrace, folder / "optrace"
+                )
+                kept += [self._put(kind, path) for kind, path in files.items()]
+            except (FarmError, OSError) as error:
+                notes.append(reason_line(f"no optrace: {error}"))
+        return msgspec.structs.replace(attempt, notes=tuple(notes)), tuple(kept)
+
+    def keep_files(self, files: Mapping[str, Path | bytes]) -> tuple[tuple[ArtifactRecord, ...], tuple[str, ...]]:
+        """Keep `files` by their kinds; return notes on those that are not here afterwards."""
+        kept, notes = [], []
+        for kind, content in files.items():
+            try:
+                size = len(content) if isinstance(content, bytes) else content.stat().st_size
+                if size > _FILE_BYTES:
+                    notes.append(f"{kind} is not kept: it has more than {_FILE_BYTES >> 20} MiB")
+                    continue
+                kept.append(ArtifactRecord(self._store.put(content), size, kind))
+            except (FarmError, OSError) as error:
+                notes.append(reason_line(f"{kind} is not kept: {error}"))
+        return tuple(kept), tuple(notes)
+
+    def keep_crash_logs(
+        self, attempt: Attempt, transport: Transport, device: Device, folder: Path, *, since_s: float
+    ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what a device's logs say of a crash, and return the attempt with the known trouble that they tell of.
+
+        What cannot be kept is left out.
+        """
+        kept, texts = [], []
+        for kind, path in collect_crash_logs(transport, device.os, folder, since=since_s).items():
+            with contextlib.suppress(FarmError, OSError):
+                texts.append(path.read_text(encoding="utf-8"))
+                kept.append(self._put(kind, path))
+        return explain_by_logs(attempt, texts), tuple(kept)
+
+    def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
+        """Return the kinds of the files to keep; what is too large is left out, and noted where it was asked for."""
+        wanted = {}
+        outputs = sorted(folder.glob(_OUTPUTS)) if self._outputs else []
+        if sum(path.stat().st_size for path in outputs) <= _OUTPUT_BYTES:
+            wanted = {path: f"{OUTPUT}{path.name}" for path in outputs}
+        else:
+            notes.append(f"its outputs are not kept: they have more than {_OUTPUT_BYTES >> 20} MiB")
+        etdump = folder / ETDUMP_FILE
+        if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
+            wanted[etdump] = "etdump"
+        return wanted
+
+    def _of_failure(self, attempt: Attempt, bundle: Bundle, folder: Path, notes: list[str]) -> dict[Path, str]:
+        """Return the kinds of the inputs and outputs to keep of a failed attempt, and of the manifest with shapes."""
+        outputs = sorted(folder.glob(_OUTPUTS))
+        if self._failed is None or not self._failed.want(attempt) or not outputs:
+            return {}
+        files = {path: f"{OUTPUT}{path.name}" for path in outputs}
+        for sample in range(bundle.manifest.samples):
+            files |= {path: f"{INPUT}{path.name}" for path in bundle.input_files(sample)}
+        try:
+            problem = self._failed.refusal(sum(path.stat().st_size for path in files))
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            notes.append(reason_line(f"inputs and outputs are not kept: {problem}"))
+            return {}
+        return files | {bundle.folder / MANIFEST: f"manifest:{MANIFEST}"}
+
+    def _put(self, kind: str, path: Path) -> ArtifactRecord:
+        return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)
+
+
+def _tokens(folder: Path, prompts: int) -> dict[str, bytes]:
+    """Return what was generated after each prompt the first time, by the kind of such an artifact."""
+    try:
+        report = read_report(folder / RESULT_FILE)
+    except (ReportError, OSError):
+        report = None
+    return {TOKENS: msgspec.json.encode([one.tokens for one in report.generated[:prompts]])} if report else {}
+
+
+def kept_outputs(artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:
+    """Return the SHA-256 of the outputs among `artifacts` by their file names; of a name that comes twice the last."""
+    return {one.kind.removeprefix(OUTPUT): one.sha256 for one in artifacts if one.kind.startswith(OUTPUT)}

@@ -1,0 +1,430 @@
+"""One bundle on one device, from the lease to the recorded attempt: every command that runs programs does it by this.
+
+root, takeover   session, begin           who gets the device: as root where the runtime needs that, and alone
+canary           probe                    whether the device computes what it ought to
+stage            stage, stage_ahead       bundle -> device, unless it is virtual and the program needs another
+heat gate        execute, HeatGate.wait   a device that is hot or empty is waited for before a measurement
+execute          execute, run             RawResult
+judge, damage    judge, excuse_damage     Attempt; what damaged files lead to says nothing about the code
+files to keep    keep, keep_crash_logs    ArtifactRecords
+record           record                   in the store, under the fence of the lease
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from farm.base.backends.registry import find_backend
+from farm.base.errors import DeviceError, DeviceSpaceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
+from farm.devices.connect import open_transport
+from farm.devices.execution.content_store import SESSION_PREFIX
+from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.session import DeviceSession
+from farm.devices.execution.takeover import take_over
+from farm.devices.health import FULL, RUNTIME
+from farm.devices.local.files import local_error
+from farm.devices.status import check, read_status, wait_until_cool
+from farm.dispatch.device_run.thermometer import Thermometer
+from farm.policy.retries import damaged
+from farm.results.attempt import Attempt, Cause, Verdict
+from farm.results.dsp_trouble import explain_by_logs
+from farm.results.heap import no_heap
+from farm.results.judge import judge
+from farm.suites.options import runtime_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Self
+
+    from farm.base.config.settings import HealthConfig
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.device import Device
+    from farm.devices.execution.raw import RawResult
+    from farm.devices.execution.workspace import Workspace
+    from farm.devices.transport import Transport
+    from farm.dispatch.device_run.artifacts import AttemptArtifacts
+    from farm.dispatch.request.profiling import Profile
+    from farm.store.records import ArtifactRecord
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Target
+
+# Enough for a median; together they take less than one job.
+_CANARY_INFERENCES = 10
+_CANARY_SECONDS = 60.0
+# A battery and a case change by less than a degree meanwhile.
+_STATUS_SECONDS = 15.0
+
+_MAY_BE_DAMAGE = (Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED)
+# The logs of the device have more about these than the runner could write.
+_LOGGED = (Cause.CRASH, Cause.HANG, Cause.GONE, Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME)
+# Causes of a canary that was refused: the logs of the device have the reason of the DSP.
+_REFUSED = (Cause.REFUSED, Cause.DEVICE, Cause.RUNTIME)
+
+_T = TypeVar("_T")
+
+
+class HeatGate:
+    """Waits until a device is cool and charged enough to be measured on. Every device has one of its own."""
+
+    def __init__(
+        self,
+        limits: HealthConfig,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`stop` returns True to end a wait; `say` gets each note that is not empty."""
+        self._limits, self._stop, self._say = limits, stop, say
+        self._looked_at = float("-inf")
+        self._too_hot = ""
+
+    def wait(self, device: Device, transport: Transport) -> str:
+        """Wait at most `gate_wait_s`, and return what a reader of the numbers should know; empty for nothing.
+
+        A device that does not answer is not waited for: what runs on it next says what is wrong.
+        """
+        if time.monotonic() < self._looked_at + _STATUS_SECONDS:
+            return self._too_hot
+        limits = self._limits
+        try:
+            if not check(read_status(transport, os=device.os), limits):
+                self._too_hot = ""
+                return ""
+            if self._too_hot:
+                # Waiting has not helped: nor would it before every job.
+                limits = msgspec.structs.replace(limits, gate_wait_s=0.0)
+            note = wait_until_cool(transport, device.os, limits, sleep=time.sleep, stop=self._stop)
+            self._too_hot = note if check(read_status(transport, os=device.os), limits) else ""
+        except DeviceError:
+            return ""
+        finally:
+            self._looked_at = time.monotonic()
+        if note:
+            self._say(f"{device.serial}: {note}")
+        return note
+
+
+def require_device(bundle: Bundle, device: Device) -> None:
+    """Raise NeedsDeviceError for a program that only a device runs, where `device` is virtual.
+
+    Raises MissingPackageError for one whose op packages are not made for `device`.
+    """
+    if device.kind == "virtual" and (why := bundle.manifest.needs_device):
+        raise NeedsDeviceError(why, device.soc)
+    if problem := bundle.manifest.lacks_for("simulator" if device.kind == "virtual" else device.os):
+        raise MissingPackageError(problem, device.serial)
+
+
+class Staged(NamedTuple):
+    """A bundle on a device, for one execution in the session that it was staged in."""
+
+    session: DeviceSession
+    workspace: Workspace
+
+
+class DeviceRun:
+    """A device that this process may use, and the programs that run on it. A context manager: leaves nothing there.
+
+    Belongs to one thread; `execute` may be called in a second one.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        runtime: Runtime,
+        name: str,
+        *,
+        takeover: bool,
+        fence: tuple[str, int] | None = None,
+        gate: HeatGate | None = None,
+        artifacts: AttemptArtifacts | None = None,
+        pipelined: bool = False,
+        opened: Callable[[DeviceSession], None] = lambda _: None,
+    ) -> None:
+        """`name` is in the names of this run's folders on the device.
+
+        `takeover`: every session first ends and removes what others left there; for the holder of a lease. `fence` is
+        the id of the device and the fence of its lease, where it has one. Without a `gate` nothing is measured that
+        heat could change. `artifacts` keeps files of attempts. `pipelined`: bundles are staged in a thread, so that one
+        can be while another runs. `opened` is called with every session that begins.
+        """
+        self.device, self.runtime, self.fence = device, runtime, fence
+        self._name, self._takeover, self._gate = name, takeover, gate
+        self._artifacts, self._opened = artifacts, opened
+        self.transport: Transport = open_transport(device)
+        self._session: DeviceSession | None = None
+        self._sessions = 0
+        self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
+        self.canary_latency_ns: tuple[float, ...] = ()
+        """Of every inference of the canary, when it ran last."""
+        self.canary_cause = Cause.NONE
+        """Cause of its failure when it ran last."""
+        self.lacks_heap = ""
+        """Reason in one line why ExecuTorch measured no heap around the canary; empty for a heap that it measured."""
+        self._executing = threading.Lock()
+        # One thread: the cable is one, and what is staged first is needed first.
+        self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be anything of this run on the device."""
+        return self._session is not None
+
+    @property
+    def session(self) -> DeviceSession:
+        """The session that programs run in, begun where there is none. Raises DeviceError where root is not to be had.
+
+        What a former owner left is removed with the first thing that is staged.
+        """
+        if self._session is None:
+            self._get_root()
+            self._sessions += 1
+            # With a number, as a session must not meet what one before it left.
+            name = f"{self._name}.{self._sessions}"
+            self._session = DeviceSession(
+                self.transport, self.runtime, name, self.device.serial, takeover=self._takeover
+            )
+            self._keep_canary_loaded()
+            self._opened(self._session)
+        return self._session
+
+    @property
+    def is_full(self) -> bool:
+        """True for a device without room for the last canary."""
+        return self.canary_cause is Cause.SPACE
+
+    @property
+    def lacks_runtime(self) -> bool:
+        """True for a device whose libraries did not fit the last canary."""
+        return self.canary_cause is Cause.RUNTIME
+
+    def begin(self, *, takeover: bool) -> None:
+        """Get root and take the device over at once, for who uses it without a session. Raises DeviceError."""
+        self._get_root()
+        if takeover:
+            take_over(self.transport, f"{SESSION_PREFIX}{self._name}")
+
+    def set_canary(self, job: Job, bundle: Bundle, profile: Profile, *, heap: bool = False) -> None:
+        """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded.
+
+        `heap`: measure the DSP's heap around it, in a process of its own; no session keeps it loaded.
+        """
+        flags = self.flags(job.target, None if heap else profile)
+        inferences, warm_up = (1, 0) if heap else (_CANARY_INFERENCES, 1)
+        options = RunnerOptions(inferences, warm_up, _CANARY_SECONDS, flags, heap=heap)
+        self._canary = job, bundle, options
+        self._keep_canary_loaded()
+
+    def probe(self, folder: Path) -> str:
+        """Run the canary, or ask for a sign of life without one; return what is wrong, empty when nothing is.
+
+        What it leaves is in the local `folder`. Raises LocalError.
+        """
+        self.canary_cause = Cause.NONE
+        try:
+            self._get_root()
+            if self._canary is None:
+                self.transport.run(["true"], timeout_s=_CANARY_SECONDS)
+                return ""
+            job, bundle, options = self._canary
+            raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
+            self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
+            # The heap of the DSP is no part of a device's health.
+            attempt = self._explained(judge(job, bundle, msgspec.structs.replace(raw, heap=False)), folder / "logs")
+        except OSError as error:
+            raise local_error(error) from None
+        except LocalError:
+            raise
+        except FarmError as error:
+            self.canary_cause = Cause.SPACE if isinstance(error, DeviceSpaceError) else Cause.NONE
+            return str(error)
+        self.canary_cause = attempt.cause
+        timed = () if options.heap else attempt.measurements
+        self.canary_latency_ns = next((m.samples for m in timed if m.metric == "latency"), ())
+        passed = attempt.verdict is Verdict.PASSED or bool(self.lacks_heap)
+        return "" if passed else f"the canary did not pass: {attempt.reason}"
+
+    def silence_cause(self) -> str:
+        """Return the cause of a failing canary that is not the device's: adb server, runtime, or files of others."""
+        if self.is_full:
+            return FULL
+        if self.lacks_runtime:
+            return RUNTIME
+        return "" if self.transport.server_answers() else str(Cause.ADB_SERVER)
+
+    def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:
+        """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile.
+
+        Direct mode's runner has none of either.
+        """
+        profiled = profile is not None and not target.direct
+        return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile and profiled else {})}
+
+    def stage(self, bundle: Bundle) -> Staged:
+        """Bring a bundle to the device. Never raises for what the device does, but for root.
+
+        Raises NeedsDeviceError, as all that brings a program to run.
+        """
+        require_device(bundle, self.device)
+        if self._stager is not None:
+            return self.stage_ahead(lambda: bundle).result()
+        return Staged(self.session, self.session.stage(bundle))
+
+    def stage_ahead(self, find: Callable[[], Bundle]) -> Future[Staged]:
+        """Stage the bundle that `find` returns, in the thread of a pipelined run. Raises DeviceError for root."""
+        session = self.session
+
+        def stage() -> Staged:
+            bundle = find()
+            require_device(bundle, self.device)
+            return Staged(session, session.stage(bundle))
+
+        return self._in_stager(stage)
+
+    def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
+        """Bring many bundles in one go, in the thread that stages; the first job reports what goes wrong there."""
+
+        def prepare() -> None:
+            try:
+                session.prepare(find())
+            except (FarmError, OSError):
+                return
+
+        self._in_stager(prepare)
+
+    def run(
+        self, job_id: str, bundle: Bundle, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        """Stage a bundle and execute it, as `stage` and `execute`."""
+        return self.execute(job_id, self.stage(bundle), folder, options, alone=alone)
+
+    def execute(
+        self, job_id: str, staged: Staged, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        """Wait for the heat gate, run what is staged, and leave what comes back in the new local `folder`.
+
+        `alone`: in a process of the runner that runs nothing else. Never raises for what the device does.
+        """
+        note = self._gate.wait(self.device, self.transport) if self._gate is not None else ""
+        if options.seconds is None:
+            raw = self._execute(job_id, staged, folder, options, alone=alone)
+        else:
+            with Thermometer(self.device, self.transport) as thermometer:
+                raw = self._execute(job_id, staged, folder, options, alone=alone)
+            raw = msgspec.structs.replace(raw, temperatures_c=thermometer.readings)
+        return msgspec.structs.replace(raw, notes=(*raw.notes, note)) if note else raw
+
+    def judge(
+        self, job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False
+    ) -> Attempt:
+        """Return what an execution says of its job, as `farm.results.judge.judge`; infra where files were damaged."""
+        return self.excuse_damage(judge(job, bundle, raw, operators=operators, any_runner=any_runner), bundle, raw)
+
+    def excuse_damage(self, attempt: Attempt, bundle: Bundle, raw: RawResult) -> Attempt:
+        """Return an attempt of one of the last executions; infra where what it ran, or gave, is not what was sent."""
+        if attempt.verdict is not Verdict.FAILED or attempt.cause not in _MAY_BE_DAMAGE:
+            return attempt
+        with self._executing:
+            damage = self.session.find_damage(bundle, raw)
+        return damaged(attempt, damage) if damage else attempt
+
+    def keep(self, attempt: Attempt, bundle: Bundle, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep the files in `folder` that are wanted; return the attempt with notes on what could not be kept."""
+        if self._artifacts is None:
+            return attempt, ()
+        return self._artifacts.keep(attempt, bundle, folder, lambda: self.session)
+
+    def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what the logs say of an attempt that was refused, ended the runner or lost the device, in `folder`.
+
+        The attempt is returned with the known trouble that they tell of.
+        """
+        if self._artifacts is None or attempt.cause not in _LOGGED:
+            return attempt, ()
+        try:
+            return self._artifacts.keep_crash_logs(
+                attempt, self.transport, self.device, folder, since_s=attempt.started_ms / 1000
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def record(self, store: Store, run_id: str, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
+        """Record an attempt under the fence. Raises LeaseLostError where somebody else has the device, StoreError."""
+        store.record_attempt(run_id, attempt, artifacts=artifacts, fence=self.fence)
+
+    def break_off(self) -> None:
+        """End what runs with an error."""
+        if self._session is not None:
+            self._session.break_off()
+
+    def end_process(self) -> None:
+        """Let the next execution begin a new process of the runner."""
+        if self._session is not None:
+            with self._executing:
+                self._session.end_process()
+
+    def end_session(self, *, free: bool = False) -> None:
+        """Remove from the device what is there, with `free` also what is kept; the next use begins a new session."""
+        session, self._session = self._session, None
+        if session is not None:
+            # After what is being staged, which may use it.
+            self._in_stager(partial(session.close, free=free)).result()
+
+    def close(self) -> None:
+        """Leave the device for good."""
+        if self._stager is not None:
+            self._stager.shutdown(cancel_futures=True)
+            self._stager = None
+        self.end_session()
+        self.transport.close()
+
+    def _execute(
+        self, job_id: str, staged: Staged, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        execute = staged.session.execute_alone if alone else staged.session.execute
+        with self._executing:
+            return execute(job_id, staged.workspace, folder, options)
+
+    def _explained(self, canary: Attempt, folder: Path) -> Attempt:
+        """Return an attempt of the canary; of one that was refused, with the known trouble in the device's logs."""
+        if canary.cause not in _REFUSED:
+            return canary
+        logs = collect_crash_logs(self.transport, self.device.os, folder, since=canary.started_ms / 1000)
+        return explain_by_logs(canary, [path.read_text(encoding="utf-8") for path in logs.values()])
+
+    def _in_stager(self, action: Callable[[], _T]) -> Future[_T]:
+        if self._stager is not None:
+            return self._stager.submit(action)
+        done: Future[_T] = Future()
+        done.set_result(action())
+        return done
+
+    def _get_root(self) -> None:
+        if self.runtime.needs_root:
+            self.transport.ensure_root()
+
+    def _keep_canary_loaded(self) -> None:
+        if (
+            self._session is not None
+            and self._canary is not None
+            # A program that stays loaded would be in every number of the heap.
+            and not self._canary[2].heap
+            and find_backend(self._canary[1].manifest.backend).keeps_canary
+        ):
+            self._session.keep_loaded(self._canary[1])

@@ -1,0 +1,253 @@
+"""The numbers of a run against those of the runs before it: which are candidates? No device is asked."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.store.records import STEPS, AlertState, NewAlert
+from farm.suites.figures import VERIFICATION_TIME, counter_of, is_host_time
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from farm.results.analysis.history import Point
+    from farm.results.analysis.nights import NightJudgement
+    from farm.store.queries.points import JobPast, SeriesPast
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+TIMES = ("htp_cycles", "latency")
+"""Metrics of how long a program takes, the one that says most first."""
+TEXT_RATES = ("prefill_rate",)
+"""Beside them, of a program that generates text: its latency is that of its decode steps."""
+_OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
+
+
+# Numbers that are named in one line.
+_NAMED = 3
+
+
+class ComparedSeries(msgspec.Struct, frozen=True):
+    """One number of the run, and the runs that it is compared with."""
+
+    past: JobPast
+    series: SeriesPast
+    points: tuple[Point, ...]
+    """That can be compared with the newest, which is the last, oldest first; their values are `values`."""
+    values: tuple[float, ...]
+    steps: dict[int, float]
+    """Index of the first run on a new level, and the change."""
+    known_findings: frozenset[str] = frozenset()
+    """Findings that newer runs gave, as a step that came with this run or with one near it."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What its alerts are found by: series and device kind."""
+        return self.series.id, self.points[-1].device_kind
+
+    @property
+    def first(self) -> int:
+        """Return the index of the oldest run of the level: the good one of a confirmation."""
+        from farm.results.analysis.candidates import reference
+
+        before = len(self.points) - 1
+        known = {step: change for step, change in self.steps.items() if step < before}
+        return reference(self.series.series, self.values[:before], known)
+
+
+class LookBack(msgspec.Struct, frozen=True):
+    """All numbers of a run, and the candidates among them."""
+
+    compared: tuple[ComparedSeries, ...]
+    night: NightJudgement
+    """Its indices are those of `compared`."""
+    alerts: Mapping[tuple[int, str], Sequence[AlertRecord]]
+    """Of other runs, by series and device kind."""
+    insufficient: int
+    """Numbers that have too few runs to compare with."""
+    private: str = ""
+    """The run's id where it is only compared with its line: nobody else is told of it."""
+
+    def summary_lines(self, *, confirm: bool = False) -> list[str]:
+        """Return what a user is shown of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
+        lines = [shift.reason for shift in self.night.shifts]
+        exact, looks = len(self.night.exact), len(self.night.candidates)
+        if exact:
+            what = "deterministic metric" if exact == 1 else "deterministic metrics"
+            where = f"farm report {self.private}" if self.private else "farm triage"
+            lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
+        if flipping := [self.compared[index] for index in self.night.flipping]:
+            names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
+            more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
+            lines.append(f"not deterministic, so that what changes as it did before is no news: {names}{more}")
+        if looks:
+            what = "number looks" if looks == 1 else "numbers look"
+            again = f"farm confirm --run {self.private}" if self.private else "farm confirm"
+            hint = "" if confirm else f": '{again}' measures again"
+            lines.append(f"{looks} {what} different from {'its line' if self.private else 'before'}{hint}")
+        return lines
+
+
+def is_judged(past: JobPast, one: SeriesPast) -> bool:
+    """Return whether a number is one of the program: times of a simulated device are those of this machine."""
+    counter = counter_of(one.series.metric)
+    if one.series.metric == VERIFICATION_TIME or (counter is not None and not counter.judged):
+        return False
+    return past.runs[-1].device_kind != "virtual" or not is_host_time(one.series.metric, one.series.unit)
+
+
+def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:
+    """Return all alerts of jobs in a line, by series and device kind."""
+    known: dict[tuple[int, str], list[AlertRecord]] = {}
+    for alert in store.alerts.of_jobs((past.job_id for past in pasts), line):
+        known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
+    return known
+
+
+def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
+    """Judge every number of a run against the runs of its line before it. Nothing is written.
+
+    A private run is judged as one that came after those of the line; `programs` as in `judge_night`.
+    """
+    from farm.results.analysis.candidates import Finding
+    from farm.results.analysis.nights import Observation, judge_night
+
+    pasts = store.history.pasts_of_run(run_id)
+    line, private = store.runs.line(run_id)
+    alerts = known_alerts(store, pasts, line)
+    # Also those of newer runs: a run is looked at again when it is resumed, or came late from another machine.
+    known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
+    compared = [one for past in pasts for one in compared_series(past, known)]
+    night = judge_night(
+        [
+            Observation(
+                one.series.series,
+                one.past.device,
+                _levelled(one),
+                one.values[-1],
+                [point.device for point in one.points[:-1]],
+            )
+            for one in compared
+        ],
+        programs=programs,
+    )
+
+    def is_new(index: int) -> bool:
+        return night.judgements[index].finding not in compared[index].known_findings
+
+    night = msgspec.structs.replace(
+        night, candidates=tuple(filter(is_new, night.candidates)), exact=tuple(filter(is_new, night.exact))
+    )
+    insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
+    return LookBack(tuple(compared), night, known, insufficient, run_id if private else "")
+
+
+def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:
+    """Yield the numbers of a job's newest run that are judged; `known` is of `known_alerts`. Pure."""
+    from farm.results.analysis.history import split
+
+    # What can be compared is a question of the runs, the same for all numbers of a job.
+    comparable = {point.run_id for point in split(past.runs).comparable()}
+    indices = [index for index, run in enumerate(past.runs) if run.run_id in comparable]
+    left = next((one.values for one in past.series if one.series.metric == _LEFT), None)
+    for one in past.series:
+        if math.isnan(one.values[-1]) or not is_judged(past, one):
+            continue
+        having = [index for index in indices if not math.isnan(one.values[index])]
+        if left is not None and one.series.metric == _OF_ITS_SHARE:
+            # A program that delegates more than those before has more cycles, and is no worse for it.
+            having = [index for index in having if left[index] == left[-1] or math.isnan(left[-1])]
+        points = tuple(past.runs[index] for index in having)
+        values = tuple(one.values[index] for index in having)
+        alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]
+        newest = points[-1].run_id
+        found = frozenset(alert.finding for alert in alerts if alert.last_good < newest < alert.first_bad)
+        yield ComparedSeries(past, one, points, values, _steps(points, alerts), found)
+
+
+def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
+    """Return the numbers to measure though they are no candidates, the most suspicious first. Pure.
+
+    They are the time of a job whose program is another than that of the oldest comparable run, where history does not
+    rule out that it got worse. `measured` has by series and device kind the runs that were measured: a program that was
+    is not measured again in later runs of it.
+    """
+    from farm.results.analysis.candidates import Finding, may_hide_regression
+
+    # The number of each job and kind of device that says best how long its program takes.
+    best: dict[tuple[str, str], tuple[int, int]] = {}
+    for index, one in enumerate(looked.compared):
+        metric, job = one.series.series.metric, (one.past.job_id, one.points[-1].device_kind)
+        if metric in TIMES and not one.series.series.exact:
+            best[job] = min(best.get(job, (len(TIMES), 0)), (TIMES.index(metric), index))
+    found: list[tuple[float, ComparedSeries]] = []
+    for _, index in best.values():
+        one, judgement = looked.compared[index], looked.night.judgements[index]
+        # A step may be known that came with this run, or with one near it, as from a later run.
+        is_known = len(one.points) - 1 in one.steps or Finding.REGRESSION in one.known_findings
+        if may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
+            is_young = judgement.finding is Finding.INSUFFICIENT_DATA
+            sign = 1.0 if one.series.series.direction == "lower" else -1.0
+            found.append((0.0 if is_young else sign * judgement.sigmas, one))
+    return [one for _, one in sorted(found, key=lambda item: -item[0])]
+
+
+def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[str]]) -> bool:
+    """Return whether a program has older ones to be compared with, and never was."""
+    bundle = one.points[-1].bundle
+    runs = {point.run_id for point in one.points if point.bundle == bundle}
+    return bool(bundle) and one.points[0].bundle != bundle and runs.isdisjoint(measured.get(one.key, ()))
+
+
+def found_alerts(looked: LookBack) -> list[NewAlert]:
+    """Return the alerts to record: candidates, and exact numbers that changed. Pure."""
+    return [
+        *(_alert(looked, index, AlertState.EXACT) for index in looked.night.exact),
+        *(_alert(looked, index, AlertState.CANDIDATE) for index in looked.night.candidates),
+    ]
+
+
+def record_look_back(store: Store, run_id: str) -> LookBack:
+    """Judge every number of a run, record the alerts, and return what was found."""
+    looked = look_back(store, run_id)
+    store.alerts.record(run_id, found_alerts(looked))
+    return looked
+
+
+def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for alert in alerts:
+        if not alert.exact and not math.isnan(alert.change):
+            index = next((index for index, point in enumerate(points) if point.run_id >= alert.first_bad), 0)
+            if 0 < index < len(points):
+                found[index] = found.get(index, 0.0) + alert.change
+    return found
+
+
+def _levelled(one: ComparedSeries) -> list[float]:
+    from farm.results.analysis.candidates import levelled
+
+    # A step that came with this very run is taken out of all before it.
+    return levelled(one.series.series.scale, one.values[:-1], one.steps)
+
+
+def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
+    one, judgement = looked.compared[index], looked.night.judgements[index]
+    exact = state is AlertState.EXACT
+    good = one.points[-2 if exact else one.first]
+    return NewAlert(
+        series_id=one.series.id,
+        device_kind=one.points[-1].device_kind,
+        finding=judgement.finding,
+        state=state,
+        last_good=good.run_id,
+        first_bad=one.points[-1].run_id,
+        change=judgement.change,
+        low=judgement.change if exact else math.nan,
+        high=judgement.change if exact else math.nan,
+        p_value=judgement.p_value,
+        reason=judgement.reason,
+    )

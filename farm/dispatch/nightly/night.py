@@ -1,0 +1,283 @@
+"""A night, from its plan to its exit code: one cell after the other, whatever becomes of each."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError, UsageError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.user import user_name
+from farm.dispatch.nightly.collect_results import collect_results, export_files
+from farm.dispatch.nightly.notify import notify
+from farm.dispatch.nightly.record import NOTHING, CellResult, DebuggedJob, Findings, Night, cell_code, night_code
+from farm.dispatch.nightly.render import write_pages
+from farm.dispatch.nightly.state import Nights, new_id
+from farm.report.model.format import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.nightly.plan import Plan, PlannedCell
+    from farm.dispatch.notify.credentials import Credentials
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.request import RunOutcome, RunRequest
+
+CANDIDATES_SHARE = 0.2
+"""Part of a cell's time that is kept for confirming candidates: docs/explanation/statistics.md has what they cost."""
+
+
+DEBUG_SHARE = 0.5
+"""Part of the time behind a run that is for debugging its new numeric failures."""
+
+
+class CellWork:
+    """Steps of each cell of a nightly run; `confirm` and `debug` come from packages above this one."""
+
+    clock = staticmethod(time.monotonic)
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        note: Callable[[str], None],
+        confirm: Callable[..., Findings],
+        debug: Callable[..., tuple[DebuggedJob, ...]],
+    ) -> None:
+        self._config, self._plan, self._note = config, plan, note
+        self._confirm, self._debug = confirm, debug
+
+    def run(
+        self, request: RunRequest, front: ProgressListener, interrupts: InterruptHandler, begun: Callable[[str], None]
+    ) -> RunOutcome:
+        """Run a cell; `begun` is called with the run's id."""
+        from farm.dispatch.cluster.client.anywhere import run
+
+        return run(self._config, request, front, interrupts=interrupts, begun=begun)
+
+    def resume(
+        self, run_id: str, front: ProgressListener, interrupts: InterruptHandler, budget_s: float | None
+    ) -> RunOutcome:
+        """Run what is missing of a cell's run. Raises UsageError where it cannot go on."""
+        from farm.dispatch.cluster.client.anywhere import resume
+
+        return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
+
+    def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
+        """Measure the candidates of a run."""
+        return self._confirm(self._config, run_id, self._note, budget_s)
+
+    def debug_failures(self, cell: CellResult, folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
+        """Debug the jobs of a cell that newly fail by numerics, within a time; pages and pictures go into `folder`."""
+        request = next(one.request for one in self._plan.cells if one.name == cell.name)
+        end_s = None if budget_s is None else time.monotonic() + budget_s
+        return self._debug(self._config, request, self._plan.debug, folder, cell, self._note, end_s)
+
+    def collect_results(self, cell: CellResult, folder: Path) -> CellResult:
+        """Return `cell` with the results of its run; pages go into `folder`."""
+        return collect_results(self._config, self._plan, folder, cell)
+
+
+def run_night(
+    config: Config,
+    plan: Plan,
+    credentials: Credentials,
+    fronts: Callable[[], AbstractContextManager[ProgressListener]],
+    note: Callable[[str], None],
+    work: CellWork,
+    *,
+    resume: bool = False,
+) -> Night:
+    """Run what `plan` asks for, write its reports and exports, send notifications, and return what was found.
+
+    `fronts` makes what shows one run. Ctrl-C and SIGTERM let the running jobs finish; the night is reported as far as
+    it came, and `resume` goes on with it. Raises UsageError while another night of this name runs, or when there is
+    none to resume; InfraError when its own files cannot be written.
+    """
+    nights = Nights(config.state_dir / "nightly" / plan.name)
+    with nights.alone(), InterruptHandler(term=True) as interrupts:
+        reports = plan.report_dir or nights.folder
+        known = nights.all()
+        night = nights.unfinished(plan.digest) if resume else _new_night(plan)
+        if not resume:
+            # A cell without a run has no export of an earlier night.
+            for cell in plan.cells:
+                for path in export_files(plan, cell.name).values():
+                    path.unlink(missing_ok=True)
+        night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, note, work).run()
+        before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
+        write_pages(night, known, reports)
+        # The exit code is known, and does not wait for a network.
+        night = msgspec.structs.replace(night, deliveries=notify(plan, credentials, night, before))
+        for delivery in night.undelivered:
+            note(f"NOT NOTIFIED: {delivery.to}: {delivery.problem}")
+        nights.save(night)
+        write_pages(night, known, reports)
+        nights.forget(plan.keep, reports)
+    return night
+
+
+def _new_night(plan: Plan) -> Night:
+    cells = tuple(
+        CellResult(
+            name=cell.name,
+            socs=cell.request.socs,
+            suites=cell.request.suites,
+            backend=cell.request.backend,
+            virtual=cell.request.virtual > 0,
+        )
+        for cell in plan.cells
+    )
+    return Night(
+        id=new_id(),
+        name=plan.name,
+        digest=plan.digest,
+        user=user_name(),
+        host=socket.gethostname(),
+        started_ms=time.time_ns() // 1_000_000,
+        cells=cells,
+    )
+
+
+class _Cells:
+    """The cells of a night, one after the other; the night is saved after each step."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        night: Night,
+        nights: Nights,
+        folder: Path,
+        interrupts: InterruptHandler,
+        fronts: Callable[[], AbstractContextManager[ProgressListener]],
+        note: Callable[[str], None],
+        work: CellWork,
+    ) -> None:
+        self._plan, self._nights, self._folder, self._work = plan, nights, folder, work
+        self._interrupts, self._fronts, self._note = interrupts, fronts, note
+        self._results = {cell.name: cell for cell in night.cells}
+        self._night = night
+        self._end_s = None if plan.budget_s is None else work.clock() + plan.budget_s
+        self._is_stopped = False
+
+    def run(self) -> Night:
+        """Run the cells that are not done and return the night, with its exit code."""
+        self._save()
+        left = [cell for cell in self._plan.cells if not self._results[cell.name].is_done]
+        for number, cell in enumerate(left):
+            self._note(f"{cell.name}: {cell.request.command}")
+            try:
+                self._cell(cell, self._seconds(cell, left[number:]))
+            except KeyboardInterrupt:
+                self._is_stopped = True
+            if self._is_stopped or self._interrupts.was_interrupted:
+                break
+        self._save(
+            code=night_code(
+                tuple(self._results.values()), interrupted=self._is_stopped or self._interrupts.was_interrupted
+            ),
+            finished_ms=time.time_ns() // 1_000_000,
+            report=str(self._folder / "index.html"),
+            report_url=self._plan.report_url,
+        )
+        return self._night
+
+    def _seconds(self, cell: PlannedCell, left: list[PlannedCell]) -> float | None:
+        """Return the time that a cell has: its share of what is left, so that what one leaves over others have."""
+        if self._end_s is None:
+            return None
+        return max(0.0, self._end_s - self._work.clock()) * cell.share / sum(one.share for one in left)
+
+    def _cell(self, cell: PlannedCell, seconds: float | None) -> None:
+        if seconds is not None and seconds < 1:
+            self._keep(cell, code=NOTHING, problem="the budget of the night was over before it could begin")
+            return
+        end_s = None if seconds is None else self._work.clock() + seconds
+        code, problem = 0, ""
+        try:
+            code = self._run(cell, None if seconds is None else seconds * (1 - CANDIDATES_SHARE)).exit_code
+        except FarmError as error:
+            code, problem = error.exit_code, str(error)
+        except OSError as error:
+            code, problem = 4, f"{error.filename or 'the system'}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001 - a bug that one cell meets does not end the night
+            traceback.print_exc()
+            code, problem = 4, f"this is a bug in farm: {type(error).__name__}: {error}"
+        if problem:
+            self._note(f"{cell.name}: {problem}")
+        self._collect(cell, code, problem, end_s)
+
+    def _run(self, cell: PlannedCell, seconds: float | None) -> RunOutcome:
+        """Run a cell, or what is missing of its run."""
+        run_id = self._results[cell.name].run_id
+
+        def begun(run_id: str) -> None:
+            self._keep(cell, run_id=run_id)
+
+        with self._fronts() as front:
+            if run_id:
+                try:
+                    return self._work.resume(run_id, front, self._interrupts, seconds)
+                except UsageError as error:
+                    self._note(f"{cell.name}: begins anew: {error}")
+            request: RunRequest = msgspec.structs.replace(
+                cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", night=self._night.id
+            )
+            return self._work.run(request, front, self._interrupts, begun)
+
+    def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:
+        """Keep what a cell found, its candidates measured until `end_s`."""
+        result = self._keep(cell, problem=problem)
+        try:
+            if result.run_id:
+                if code != INTERRUPTED:
+                    # Half of the time at most: the other half is for the candidates.
+                    result = self._keep(cell, debugged=self._debugged(result, end_s))
+                    # Before the report of the run, which shows it.
+                    result = self._keep(cell, findings=self._confirmed(result.run_id, end_s))
+                result = self._results[cell.name] = self._work.collect_results(result, self._folder)
+        except FarmError as error:
+            self._note(f"{cell.name}: {error}")
+            result = self._keep(cell, problem=problem or str(error))
+            # What cannot be read, or written, was not judged; a failure stays one.
+            code = 4 if code in (0, NOTHING) else code
+        result = self._keep(cell, code=cell_code(code, result.findings))
+        took = f" in {duration(result.seconds)}" if result.seconds else ""
+        self._note(f"{cell.name}: {result.word}{took}")
+
+    def _debugged(self, result: CellResult, end_s: float | None) -> tuple[DebuggedJob, ...]:
+        try:
+            left = None if end_s is None else max(0.0, end_s - self._work.clock()) * DEBUG_SHARE
+            return self._work.debug_failures(result, self._folder, left)
+        except KeyboardInterrupt:
+            # The results of the run are reported all the same.
+            self._is_stopped = True
+            return result.debugged
+
+    def _confirmed(self, run_id: str, end_s: float | None) -> Findings:
+        if self._is_stopped:
+            return Findings()
+        try:
+            left = None if end_s is None else max(0.0, end_s - self._work.clock())
+            return self._work.confirm_candidates(run_id, left)
+        except KeyboardInterrupt:
+            # What the run found is reported all the same.
+            self._is_stopped = True
+            return Findings()
+
+    def _keep(self, cell: PlannedCell, **changes: object) -> CellResult:
+        """Change what is known of a cell, and return it."""
+        result = self._results[cell.name] = msgspec.structs.replace(self._results[cell.name], **changes)
+        self._save()
+        return result
+
+    def _save(self, **changes: object) -> None:
+        self._night = msgspec.structs.replace(self._night, cells=tuple(self._results.values()), **changes)
+        self._nights.save(self._night)

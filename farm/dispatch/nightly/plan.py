@@ -1,0 +1,316 @@
+"""nightly.toml -> what a night is to do: its cells, each one `farm run`, and who is told. Nothing of it has begun."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
+from farm.base.config.notify import mail_problems, webhook_problems
+from farm.base.durations import in_seconds
+from farm.base.errors import FarmError, UnknownNameError, UsageError
+from farm.base.socs import PRECISIONS, find_soc
+from farm.dispatch.nightly.tables import MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
+from farm.dispatch.nightly.templates import BUILT_IN, check_template
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunRequest
+from farm.report.formats import export_formats
+from farm.store.view import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.base.config.settings import Config
+    from farm.suites.suite import Job
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+# As farm run has it.
+_TIMEOUT_S = 300.0
+
+
+class PlannedCell(msgspec.Struct, frozen=True):
+    """One run of a night: the SoCs and suites of a `[[run]]` on one backend, with one toolchain."""
+
+    name: str
+    """What its files are called: the same every night."""
+    place: str
+    """The table that it comes from."""
+    request: RunRequest
+    """Without a budget: that depends on the time that is left."""
+    share: float
+    """Of the time that is left, beside the cells that are left."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a night is to do."""
+
+    path: Path
+    name: str
+    budget_s: float | None
+    report_dir: Path | None
+    """None for the state folder."""
+    report_url: str
+    """Where others find `report_dir`; empty when nobody serves it."""
+    keep: int
+    """Nights."""
+    debug: int
+    """Most jobs of a run that newly fail by numerics and are debugged."""
+    cells: tuple[PlannedCell, ...]
+    formats: tuple[str, ...] = ()
+    export_dir: Path | None = None
+    webhooks: tuple[WebhookTable, ...] = ()
+    mail: MailTable | None = None
+    """Paths of files that these name are absolute."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of what is to be run: a night goes on only with the same."""
+        return hashlib.sha256(msgspec.json.encode([(one.name, one.request) for one in self.cells])).hexdigest()
+
+
+def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ...]]]:
+    """Return what the file asks for, and the jobs of each cell before -k and what the store knows.
+
+    Raises UsageError that names everything that is wrong, each with its table.
+    """
+    problems: list[str] = []
+    tables = read_tables(path, problems)
+    base = path.absolute().parent
+    nightly = tables.nightly or NightlyTable(name="unnamed")
+    _check_nightly(nightly, problems)
+    wait_s = _seconds(nightly.wait, "[nightly]: wait", problems)
+    cells: list[PlannedCell] = []
+    jobs: dict[str, tuple[Job, ...]] = {}
+    for place, table in tables.run:
+        for cell in _cells(table, place, base, wait_s, config, problems):
+            if cell.name in jobs:
+                problems.append(f"{place}: another [[run]] is called {cell.name} as well: give it a name")
+            jobs[cell.name] = _jobs(cell, config, problems)
+            cells.append(cell)
+    mail, webhooks = _notify(tables, base, problems)
+    export = tables.export
+    if export is not None:
+        unknown = [name for name in export.formats if name not in export_formats()]
+        problems += [f"[export]: formats: {UnknownNameError('format', name, export_formats())}" for name in unknown]
+    if problems:
+        several = f"{len(problems)} problems:\n  " if len(problems) > 1 else ""
+        raise UsageError(f"{path}: {several}" + "\n  ".join(problems))
+    plan = Plan(
+        path=path.absolute(),
+        name=nightly.name,
+        budget_s=in_seconds(nightly.budget) if nightly.budget else None,
+        report_dir=base / Path(nightly.report_dir).expanduser() if nightly.report_dir else None,
+        report_url=nightly.report_url.rstrip("/"),
+        keep=nightly.keep,
+        debug=nightly.debug,
+        cells=tuple(cells),
+        formats=tuple(dict.fromkeys(export.formats)) if export else (),
+        export_dir=base / Path(export.folder).expanduser() if export else None,
+        webhooks=webhooks,
+        mail=mail,
+    )
+    return plan, jobs
+
+
+def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
+    if not _NAME.fullmatch(table.name):
+        problems.append(f"[nightly]: {_bad_name(table.name)}")
+    if table.budget:
+        _seconds(table.budget, "[nightly]: budget", problems)
+    if table.report_url:
+        parts = urlsplit(table.report_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            # Not shown: what somebody took for an address may hold a password.
+            problems.append("[nightly]: report_url: expected http://HOST/PATH or https://HOST/PATH, without a user")
+
+
+def _seconds(text: str, place: str, problems: list[str]) -> float:
+    seconds = 0.0 if text.strip() in ("0", "0s") and place.endswith("wait") else in_seconds(text)
+    if seconds is None:
+        problems.append(f"{place} is {text!r}, expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d")
+    return seconds or 0.0
+
+
+def _cells(
+    table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
+) -> Iterator[PlannedCell]:
+    """Yield one cell for each toolchain and backend; none when the table is wrong."""
+    before = len(problems)
+    _check_run(table, place, problems)
+    suites = tuple(_suite_path(name, base) for name in table.suites)
+    toolchains = tuple(dict.fromkeys(_toolchain(name, base) for name in table.toolchains)) or ("",)
+    problems += _unknown(table, suites, toolchains, place, config)
+    if len(problems) > before:
+        return
+    suffix = len(table.backends) > 1 or not table.name
+    for toolchain, backend in product(toolchains, dict.fromkeys(table.backends)):
+        parts = [table.name] if table.name else [*(Path(name).name for name in table.suites), *table.socs]
+        parts += [backend] if suffix else []
+        parts += [Path(toolchain).name] if len(toolchains) > 1 else []
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join(parts))[:80]
+        request = RunRequest(
+            socs=tuple(find_soc(name).name for name in dict.fromkeys(table.socs)),
+            suites=tuple(dict.fromkeys(suites)),
+            backend=backend,
+            precisions=table.precisions,
+            toolchain=toolchain,
+            virtual=table.virtual,
+            keyword=table.keyword or "",
+            iterations=3 if table.iterations is None else table.iterations,
+            warm_up=1 if table.warm_up is None else table.warm_up,
+            reducible=table.iterations is None and table.warm_up is None,
+            timeout_s=table.timeout_s,
+            options=tuple(_option(*item) for item in table.options.items()),
+            profile=table.profile,
+            heap=table.heap,
+            seconds=table.seconds,
+            choice=Choice(table.devices, table.labels, table.heap),
+            most_devices=table.most_devices,
+            purpose=Purpose.NIGHTLY,
+            confirm=True,
+            last_failed=table.last_failed,
+            failed_first=table.failed_first,
+            wait_s=None if table.virtual else wait_s,
+        )
+        request = msgspec.structs.replace(request, command=command_of(request))
+        yield PlannedCell(name, place, request, table.share)
+
+
+def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
+    if table.name and not _NAME.fullmatch(table.name):
+        problems.append(f"{place}: {_bad_name(table.name)}")
+    chosen = [key for key in ("devices", "labels", "most_devices") if getattr(table, key)]
+    if table.virtual and chosen:
+        problems.append(f"{place}: {', '.join(chosen)}: for attached devices, not for virtual")
+    if table.heap and table.warm_up is not None:
+        problems.append(f"{place}: heap times nothing: leave warm_up out")
+    if not math.isfinite(table.timeout_s):
+        problems.append(f"{place}: timeout_s: expected a finite number")
+
+
+def _unknown(
+    table: RunTable, suites: tuple[str, ...], toolchains: tuple[str, ...], place: str, config: Config
+) -> list[str]:
+    """Return what is wrong with names of SoCs, suites, backends, precisions and toolchains."""
+    from farm.builds.toolchains.select import toolchain_of
+    from farm.suites.manifests import find_suites, resolve_suite
+
+    known_suites = find_suites(config.suite_folders)
+    finders: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+        "socs": (table.socs, find_soc),
+        "suites": (suites, lambda name: resolve_suite(name, known_suites)),
+        "backends": (table.backends, find_backend),
+        "precisions": (table.precisions, _find_precision),
+        "toolchains": (tuple(filter(None, toolchains)), lambda name: toolchain_of(config, name)),
+    }
+    found = []
+    for key, (names, find) in finders.items():
+        for name in names:
+            try:
+                find(name)
+            except UsageError as error:
+                found.append(f"{place}: {key}: {error}")
+    return found
+
+
+def _find_precision(name: str) -> None:
+    if name not in PRECISIONS:
+        raise UnknownNameError("precision", name, PRECISIONS)
+
+
+def _bad_name(name: str) -> str:
+    return f"name {name!r}: letters, digits and _ . + -, at most 80, as files have it"
+
+
+def _suite_path(name: str, base: Path) -> str:
+    """Return a suite as the command line takes it: a path is beside the file that names it."""
+    return str(base / Path(name).expanduser()) if "/" in name or name.endswith(".toml") else name
+
+
+def _toolchain(name: str, base: Path) -> str:
+    """Return a toolchain as the command line takes it: a path is beside the file that names it."""
+    return str(base / Path(name).expanduser()) if name.startswith((".", "~")) or "/" in name else name
+
+
+def _option(name: str, value: object) -> str:
+    values = value if isinstance(value, tuple) else (value,)
+    return f"{name}={','.join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)}"
+
+
+def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, ...]:
+    """Return the jobs of a cell as pytest's -k leaves them; none of them is no problem of the file."""
+    from farm.base.errors import NothingSelectedError
+    from farm.dispatch.request.choose import jobs_of, select
+
+    try:
+        return select(cell.request, jobs_of(config, cell.request))
+    except NothingSelectedError:
+        return ()
+    except FarmError as error:
+        problems.append(f"{cell.place}: {cell.request.backend}: {error}")
+        return ()
+
+
+def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
+    webhooks = []
+    for place, hook in tables.webhooks:
+        problems += [f"{place}: {why}" for why in webhook_problems(hook)]
+        template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
+        problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
+        webhooks.append(msgspec.structs.replace(
+            hook, template=template, url_file=_beside(base, hook.url_file), token_file=_beside(base, hook.token_file)
+        ))  # fmt: skip
+    mail = tables.mail
+    if mail is not None:
+        problems += [f"[notify.mail]: {why}" for why in mail_problems(mail)]
+        mail = msgspec.structs.replace(
+            mail,
+            template=_beside(base, mail.template),
+            html_template=_beside(base, mail.html_template),
+            password_file=_beside(base, mail.password_file),
+        )
+        for key, form in (("template", "text"), ("html_template", "html")):
+            problems += [f"[notify.mail]: {key}: {why}" for why in check_template(getattr(mail, key), form)]
+    return mail, tuple(webhooks)
+
+
+def _beside(base: Path, name: str) -> str:
+    return str(base / Path(name).expanduser()) if name else ""
+
+
+def command_of(request: RunRequest) -> str:
+    """Return the `farm run` that does the same by itself, as a trial of whoever types it; quoted for a shell."""
+    repeated = {
+        "--soc": request.socs,
+        "--suite": request.suites,
+        "--precision": request.precisions,
+        "--option": request.options,
+        "--device": request.choice.devices,
+        "--label": request.choice.labels,
+    }
+    words = [
+        "farm",
+        "run",
+        *(word for option, values in repeated.items() for value in values for word in (option, value)),
+    ]
+    words += ["--toolchain", request.toolchain] if request.toolchain else []
+    words += ["--backend", request.backend] if request.backend != DEFAULT_BACKEND else []
+    words += ["--virtual", str(request.virtual)] if request.virtual else []
+    words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
+    timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
+    words += ["--heap", *([] if request.reducible else timed[:2])] if request.heap else timed
+    words += [] if request.seconds is None else ["--seconds", str(request.seconds)]
+    words += ["--timeout", f"{request.timeout_s:g}"] if request.timeout_s != _TIMEOUT_S else []
+    words += ["--profile", str(request.profile)] if request.profile is not Profile.AUTO else []
+    words += ["-k", request.keyword] if request.keyword else []
+    words += [*["--lf"] * request.last_failed, *["--ff"] * request.failed_first]
+    return shlex.join(words)

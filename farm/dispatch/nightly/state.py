@@ -1,0 +1,103 @@
+"""The nights of one name, a file each, and the lock that lets only one of them run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.atomic import write_atomically
+from farm.base.errors import InfraError, UsageError
+from farm.base.ids import is_run_id
+from farm.dispatch.nightly.record import Night
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def new_id() -> str:
+    """Return the id of a night that begins now, as runs have theirs: sorted by name is sorted by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that nobody sees half of, and its folder. Raises InfraError, as when the disk is full."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data, durable=True)
+    except OSError as error:
+        raise InfraError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+class Nights:
+    """The nights of one name that this machine remembers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others of this name from running meanwhile. Raises UsageError while one does."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((self.folder / "lock").open("a+"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+            except BlockingIOError:
+                file.seek(0)
+                raise UsageError(
+                    f"the night {self.folder.name!r} is running already (process {file.read(20) or 'unknown'}): "
+                    "wait for it, or stop it with Ctrl-C or SIGTERM"
+                ) from None
+            except OSError as error:
+                raise InfraError(f"cannot write {self.folder}: {error.strerror or error}") from None
+            yield
+
+    def save(self, night: Night) -> None:
+        """Keep what is known of a night. Raises InfraError."""
+        write_whole(self.folder / f"{night.id}.json", msgspec.json.encode(night))
+
+    def all(self) -> list[Night]:
+        """Return every night, oldest first; what another version of farm wrote, or nobody whole, is left out."""
+        found = []
+        for path in self.folder.glob("*.json"):
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=Night))
+            except (OSError, msgspec.DecodeError):
+                continue
+        # Ids tell no order within a second.
+        return sorted(found, key=lambda night: night.started_ms)
+
+    def unfinished(self, digest: str) -> Night:
+        """Return the newest night if it has not come to its end.
+
+        Raises UsageError when there is none to go on with, or when something else was to be run.
+        """
+        newest = next(reversed(self.all()), None)
+        if newest is None or newest.is_done:
+            what = "is finished" if newest else "there is none yet"
+            raise UsageError(f"--resume: the last night {self.folder.name!r} {what}: leave --resume out for a new one"
+                             if newest else f"--resume: {what} called {self.folder.name!r}")  # fmt: skip
+        if newest.digest != digest:
+            raise UsageError(
+                f"--resume: night {newest.id} was to run something else, as the file has changed since: start anew"
+            )
+        return newest
+
+    def forget(self, keep: int, reports: Path) -> None:
+        """Remove all but the newest nights, with their pages below `reports`."""
+        for path in sorted(self.folder.glob("*.json"))[:-keep]:
+            if is_run_id(path.stem):
+                shutil.rmtree(reports / path.stem, ignore_errors=True)
+                path.unlink(missing_ok=True)

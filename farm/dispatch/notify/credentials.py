@@ -1,0 +1,59 @@
+"""The secrets of notifications, which no process that farm starts gets to see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.dispatch.notify.webhook import NotifyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.base.config.notify import Mail, Webhook
+
+_MOST_SECRET_CHARS = 8192
+
+# For the whole process: a night and its runs may name the same variable.
+_taken: dict[str, str] = {}
+
+
+class Credentials:
+    """The secrets of some webhooks and a mail, taken out of the environment, which every child process inherits."""
+
+    def __init__(self, webhooks: Sequence[Webhook], mail: Mail | None) -> None:
+        self._webhooks, self._mail = webhooks, mail
+        names = [name for hook in webhooks for name in (hook.url_env, hook.token_env)]
+        names += [mail.password_env] if mail is not None else []
+        for name in filter(None, names):
+            if value := os.environ.pop(name, "").strip():
+                _taken[name] = value
+
+    def missing(self) -> Iterator[str]:
+        """Yield a line for each secret that is not there."""
+        wanted = [(f"[[notify.webhook]] {number}", env, file)
+                  for number, hook in enumerate(self._webhooks, start=1)
+                  for env, file in ((hook.url_env, hook.url_file), (hook.token_env, hook.token_file))]  # fmt: skip
+        if self._mail is not None:
+            wanted += [("[notify.mail]", self._mail.user_env, ""),
+                       ("[notify.mail]", self._mail.password_env, self._mail.password_file)]  # fmt: skip
+        for who, env, file in wanted:
+            try:
+                self.get(env, file)
+            except NotifyError as error:
+                yield f"{who}: {error}"
+
+    def get(self, env: str, file: str = "") -> str:
+        """Return what an environment variable or a file holds, empty where neither is named. Raises NotifyError."""
+        if env:
+            value = os.environ.get(env, "").strip() or _taken.get(env)
+            if not value:
+                raise NotifyError(f"the environment variable {env} is not set")
+            return value
+        if not file:
+            return ""
+        try:
+            return Path(file).read_text(encoding="utf-8")[:_MOST_SECRET_CHARS].strip()
+        except (OSError, UnicodeDecodeError):
+            raise NotifyError(f"{file} cannot be read") from None

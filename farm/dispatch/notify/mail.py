@@ -1,0 +1,73 @@
+"""A notification by mail: text, and HTML where there is some, over STARTTLS with the certificate checked."""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+from typing import TYPE_CHECKING
+
+from farm.dispatch.notify.webhook import NotifyError, within
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from farm.base.config.notify import Mail
+
+# For one answer of the server, and for all of them.
+_TIMEOUT_SECONDS = 30.0
+_DEADLINE_SECONDS = 120.0
+
+
+def message(mail: Mail, subject: str, text: str, html: str) -> EmailMessage:
+    """Return the mail; a subject with a line end in it would be refused, and none has one."""
+    made = EmailMessage()
+    made["Subject"] = " ".join(subject.split())
+    made["From"] = mail.sender
+    made["To"] = ", ".join(mail.to)
+    made["Date"] = formatdate(localtime=True)
+    made["Message-ID"] = make_msgid(domain=mail.sender.rpartition("@")[2])
+    made["Auto-Submitted"] = "auto-generated"
+    made.set_content(text)
+    if html:
+        made.add_alternative(html, subtype="html")
+    return made
+
+
+def send(mail: Mail, made: EmailMessage, user: str = "", password: str = "") -> None:
+    """Hand the mail to the server. Raises NotifyError."""
+    server = f"{mail.host}:{mail.port}"
+    try:
+        refused = within(_DEADLINE_SECONDS, lambda: _hand_over(mail, made, user, password))
+    except smtplib.SMTPRecipientsRefused:
+        raise NotifyError(f"{server}: takes no mail for any of {', '.join(mail.to)}") from None
+    except smtplib.SMTPResponseException as error:
+        # The text beside the code is the server's, and may quote the password.
+        what = "does not accept user and password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
+        raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})") from None
+    except smtplib.SMTPNotSupportedError:
+        what = "STARTTLS" if mail.starttls and not user else "STARTTLS or a way to log in"
+        raise NotifyError(f"{server}: does not offer {what}") from None
+    except smtplib.SMTPException as error:
+        raise NotifyError(f"{server}: {type(error).__name__}") from None
+    except ssl.SSLCertVerificationError as error:
+        raise NotifyError(f"{server}: its certificate is not accepted: {error.verify_message}") from None
+    except TimeoutError:
+        raise NotifyError(f"{server}: takes too long to answer") from None
+    except (OSError, UnicodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else None
+        raise NotifyError(f"{server}: {problem or type(error).__name__}") from None
+    if refused:
+        raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")
+
+
+def _hand_over(mail: Mail, made: EmailMessage, user: str, password: str) -> Collection[str]:
+    """Return the addresses that the server does not take mail for."""
+    with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
+        if mail.starttls:
+            # A lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+            smtp.starttls(context=ssl.create_default_context())
+        if user:
+            smtp.login(user, password)
+        return smtp.send_message(made, mail.sender, mail.to).keys()

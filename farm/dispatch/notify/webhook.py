@@ -1,0 +1,181 @@
+"""A notification by HTTP: one POST of JSON, retried where that may help. No error message contains a secret.
+
+apprise 2.3.0 posts a JSON object of its own, and its result has no reason of a failure.
+"""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import ipaddress
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from farm import __version__
+from farm.base.errors import FarmError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+_TIMEOUT_SECONDS = 10.0
+"""For all of an attempt, also where the answer trickles."""
+_WAITS_S = (1.0, 2.0, 4.0)
+"""Before each new attempt."""
+
+
+class NotifyError(FarmError):
+    """A notification could not be delivered; the message has nothing secret in it."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as the answer: following it would send the message, and a token, elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request."""
+
+
+def origin(url: str) -> str:
+    """Return scheme and host of an address, the part that may be shown: path and user may be secrets."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    except ValueError:
+        return "an address that is none"
+    return f"{parts.scheme}://{host}{port}" if parts.hostname else "an address that is none"
+
+
+def slack_text(value: Any) -> str:
+    """Return text that Slack takes as text: no mention, no link (docs.slack.dev, "Formatting message text")."""
+    return str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def post(
+    url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep, *, secret: bool = True
+) -> None:
+    """Send `body`, JSON, to `url`, with `token` as a bearer token where there is one.
+
+    Plain http goes to other machines only where the address is not `secret` and there is no token.
+    Server errors (5xx, 429) and connections that fail are tried four times in all, 1, 2 and 4 seconds apart. A redirect
+    is not followed. $https_proxy counts, but for this machine and what $no_proxy names. Raises NotifyError.
+    """
+    request = _request(url, body, token, secret=secret)
+    opener = _opener(direct=_is_loopback(urlsplit(url)))
+    for seconds in (*_WAITS_S, None):
+        # A proxy changes a request: of one that is sent again, what is secret would go to it in plain text.
+        problem, again = _attempt(opener, copy.copy(request))
+        if not problem:
+            return
+        if not again or seconds is None:
+            tried = "" if again is False else f", {len(_WAITS_S) + 1} times"
+            raise NotifyError(f"{origin(url)}: {problem}{tried}")
+        wait(seconds)
+
+
+def within(seconds: float, action: Callable[[], _T]) -> _T:
+    """Return what `action` returns, or raise what it raises; TimeoutError when that takes longer than `seconds`.
+
+    A socket's timeout is one for each packet, and a lookup or a TLS handshake cannot be interrupted: the action goes on
+    in a thread that ends with the process, and its result is dropped.
+    """
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001 - raised again, in the thread that asked
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="notification")
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
+
+
+def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request.Request:
+    try:
+        parts = urlsplit(url)
+        fine = bool(parts.hostname) and url.isascii() and url.isprintable() and " " not in url
+    except ValueError:
+        fine = False
+    if not fine or parts.scheme not in ("https", "http"):
+        raise NotifyError("the address of the webhook is none: expected https://HOST/PATH")
+    if parts.username is not None:
+        raise NotifyError(f"{origin(url)}: the address has a user in it, which is not sent: use token_env")
+    if parts.scheme == "http" and (secret or token) and not _is_loopback(parts):
+        what = "the address itself" if secret else "the token"
+        raise NotifyError(f"{origin(url)}: {what} is a secret, which http shows to everybody: use https")
+    if not (token.isascii() and token.isprintable()):
+        raise NotifyError(f"{origin(url)}: the token has characters that no header may have")
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310 - checked above
+
+
+def _opener(*, direct: bool) -> urllib.request.OpenerDirector:
+    # Certificates are checked; a lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+    handlers: list[Any] = [_NoRedirect, urllib.request.HTTPSHandler(context=ssl.create_default_context())]
+    if direct:
+        # $http_proxy means other machines: what is said to this one, in plain text, is none of a proxy's business.
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers)
+
+
+def _is_loopback(parts: SplitResult) -> bool:
+    if parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> tuple[str, bool]:
+    """Return what went wrong, empty for nothing, and whether another attempt may go better."""
+
+    def ask() -> None:
+        opener.open(request, timeout=_TIMEOUT_SECONDS).close()
+
+    try:
+        within(_TIMEOUT_SECONDS, ask)
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answered(error.code)
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            return f"its certificate is not accepted: {error.reason.verify_message}", False
+        return _unreached(error.reason), True
+    except (OSError, http.client.HTTPException) as error:
+        return _unreached(error), True
+    return "", False
+
+
+def _answered(code: int) -> tuple[str, bool]:
+    # The words beside a code are the server's own, and may be anything.
+    words = http.client.responses.get(code, "")
+    if 300 <= code < 400:
+        return (
+            f"answers {code} {words}: redirects are not followed, as they lead elsewhere: give the address itself",
+            False,
+        )
+    return f"answers {code} {words}".rstrip(), code >= 500 or code == http.client.TOO_MANY_REQUESTS
+
+
+def _unreached(reason: object) -> str:
+    if isinstance(reason, TimeoutError):
+        return f"no answer in {_TIMEOUT_SECONDS:g} s"
+    # Only what the system says: other words may quote the address.
+    return reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__

@@ -1,0 +1,273 @@
+"""The devices that a run may use, and the runtime each needs: virtual ones are booted, attached ones are found."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farm.base.errors import DeviceError, IllegalTargetError, NoDeviceError, UnknownNameError
+from farm.base.socs import load_socs, no_profile
+from farm.builds.runtime.runtime import Runtime
+from farm.devices.device import Device, common_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.base.socs import Soc
+    from farm.builds.runtime.native.targets import Mode
+    from farm.devices.discovery import Scan
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+
+
+_NO_HEAP = "ExecuTorch measures the DSP's heap on Android and QNX, not on Linux"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which attached devices a run may use; everything, when nothing is said."""
+
+    devices: tuple[str, ...] = ()
+    """Names, serials or ids."""
+    labels: tuple[str, ...] = ()
+    """Every one of them."""
+    heap: bool = False
+    """Only devices whose DSP's heap ExecuTorch measures."""
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Devices, and the runtime of each by its serial."""
+
+    devices: list[Device]
+    runtimes: dict[str, Runtime]
+    leased: bool
+    """Others may use them as well: each needs a lease."""
+    revive: Callable[[], list[str]] = list
+    """Starts again what leads to them and has ended, or they themselves where they are virtual and this process's own;
+    returns a line for each, and what else is to be said of what leads to them."""
+
+
+def virtual_fleet(
+    config: Config,
+    socs: Sequence[Soc],
+    count: int,
+    backend: str,
+    supervisor: Supervisor,
+    folder: Path,
+    *,
+    mode: Mode = "traditional",
+) -> Fleet:
+    """Boot `count` virtual devices of every SoC, with their storage in `folder`: nobody else knows of them.
+
+    Raises MissingToolError for a runtime that cannot be had.
+    """
+    from farm.builds.runtime.runtime import virtual_runtime
+    from farm.devices.adb.server import start_adb_server
+    from farm.devices.virtual.boot import Reviver, boot
+
+    # First, as it may be what is missing.
+    runtimes = {soc.name: virtual_runtime(config, soc, backend, mode=mode) for soc in socs}
+    server = start_adb_server(supervisor, config.state_dir / "adb")
+    devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
+    reviver = Reviver(supervisor, server, devices, folder)
+    by_serial = {device.serial: runtimes[device.soc] for device in devices}
+    fleet = Fleet(devices, by_serial, leased=False, revive=reviver.revive)
+    return _with_root(fleet, [soc.name for soc in socs])
+
+
+def attached_fleet(
+    config: Config,
+    socs: Sequence[Soc],
+    backend: str,
+    choice: Choice,
+    supervisor: Supervisor,
+    store: Store,
+    *,
+    mode: Mode = "traditional",
+    partly: bool = False,
+) -> Fleet:
+    """Find the attached devices of every SoC that may be used, each under a lease.
+
+    Raises NoDeviceError for an SoC without one, with the reasons, or, `partly`, when none has one; MissingToolError for
+    a runtime that cannot be had.
+    """
+    from farm.devices.connect import require_named
+    from farm.devices.discovery import scan_all
+    from farm.devices.hosts import Servers
+    from farm.store.leases.registry import Seen
+
+    require_named(config)
+    scan = scan_all(config, supervisor)
+    store.devices.see([Seen(device, "device", None) for device in scan.devices])
+    registered = {one.id: one for one in store.devices.all()}
+    _require_known(scan, registered, choice)
+    scan = narrowed(scan, choice.devices)
+    devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
+    names = [soc.name for soc in socs]
+    if partly:
+        names = [name for name in names if any(device.soc == name for device in devices)] or names
+    _require(names, devices, refused)
+    servers = Servers(supervisor, devices, scan.warnings)
+    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices, mode), leased=True, revive=servers.revive)
+    return _with_root(fleet, names, refused)
+
+
+def attached_kind(config: Config, socs: Sequence[str], choice: Choice, supervisor: Supervisor, store: Store) -> str:
+    """Return the kind of the attached devices that a run may use now; empty where there is none."""
+    from farm.devices.discovery import scan_all
+
+    registered = {one.id: one for one in store.devices.all()}
+    scan = scan_all(config, supervisor)
+    devices, _ = choose(scan if choice.devices else scan.narrowed, registered, socs, choice)
+    return common_kind(device.kind for device in devices)
+
+
+def narrowed(scan: Scan, names: Collection[str]) -> Scan:
+    """Return the devices for a command that names `names`: without names the one of ANDROID_SERIAL, where it is set.
+
+    A name on the command line wins, as `adb -s` does. Raises NoDeviceError where ANDROID_SERIAL names no device.
+    """
+    if names or scan.pinned is None:
+        return scan
+    if not scan.pinned.ids:
+        raise NoDeviceError(scan.pinned.refusal)
+    return scan.narrowed
+
+
+def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
+    """Raise UnknownNameError for a wanted device that nobody ever heard of, or a label that none has."""
+    known = {name for one in scan.devices for name in one.known_as}
+    known |= {one.serial for one in scan.unusable} | {
+        name for one in registered.values() for name in (one.id, one.name)
+    }
+    for name in choice.devices:
+        if name not in known:
+            raise UnknownNameError("device", name, known - {""})
+    labels = {label for device in scan.devices for label in device.labels}
+    labels |= {label for one in registered.values() for label in one.labels}
+    for label in choice.labels:
+        # Of a device that cannot be asked now only farm.toml knows them.
+        if label not in labels and not scan.unusable:
+            raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
+
+
+def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[str]) -> None:
+    """Raise NoDeviceError for an SoC that none of `devices` has."""
+    lacking = sorted(set(socs) - {device.soc for device in devices})
+    if lacking:
+        raise NoDeviceError(
+            f"no attached device is a {' or a '.join(lacking)} that can be used: attached are "
+            f"{', '.join(refused) or 'none'}; attach one, or use the simulator with '--virtual 2'"
+        )
+
+
+def _with_root(fleet: Fleet, socs: Sequence[str], refused: Sequence[str] = ()) -> Fleet:
+    """Leave out devices that cannot be root although their runtime needs it. Raises NoDeviceError without any left."""
+    wanting = [device for device in fleet.devices if fleet.runtimes[device.serial].needs_root]
+    if not wanting:
+        return fleet
+    with ThreadPoolExecutor(max_workers=min(16, len(wanting))) as pool:
+        answers = dict(zip((device.serial for device in wanting), pool.map(_root_refusal, wanting), strict=True))
+    reasons = {serial: why for serial, why in answers.items() if why}
+    devices = [device for device in fleet.devices if device.serial not in reasons]
+    _require(socs, devices, [*refused, *(f"{serial} ({why})" for serial, why in reasons.items())])
+    return msgspec.structs.replace(fleet, devices=devices)
+
+
+def _root_refusal(device: Device) -> str:
+    """Return why `device` cannot run commands as root, without asking it to; empty when it does, or could."""
+    from farm.devices.connect import open_transport
+
+    with contextlib.closing(open_transport(device)) as transport:
+        try:
+            return "" if transport.user_id() == 0 else transport.root_refusal()
+        except DeviceError as error:
+            return str(error).removeprefix(f"{device.serial}: ")
+
+
+def choose(
+    scan: Scan, registered: Mapping[str, Registered], socs: Sequence[str], choice: Choice
+) -> tuple[list[Device], list[str]]:
+    """Return the devices that may be used, and of the others what they are and why not. Pure.
+
+    Where an SoC has hardware, its virtual devices are left out unless they are named: their numbers are not compared.
+    Raises IllegalTargetError where the heap is wanted, and devices that cannot measure it are the only ones.
+    """
+    usable, refused, without_heap = [], [], []
+    for device in scan.devices:
+        known = registered.get(device.id)
+        if known is not None and known.name and not device.name:
+            device = msgspec.structs.replace(device, name=known.name)  # noqa: PLW2901 - as people call it
+        reason = _refusal(device, known, socs, choice)
+        without_heap += [device.called] if reason == _NO_HEAP else []
+        if reason:
+            refused.append(f"{device.called} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
+        else:
+            usable.append(device)
+    if without_heap and not usable:
+        raise IllegalTargetError(f"--heap: {', '.join(without_heap)}: {_NO_HEAP}: attach a device with Android")
+    hardware = {device.soc for device in usable if device.kind == "hardware"}
+    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
+    refused += [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
+    return chosen, refused
+
+
+def is_called(device: Device, known: Registered | None, name: str) -> bool:
+    """Tell whether a device goes by `name`: its name, serial or id. Pure."""
+    return name in device.known_as or (known is not None and bool(name) and name == known.name)
+
+
+def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:
+    """Return why a device is not used; just its SoC when it is another one."""
+    labels = {*device.labels, *(known.labels if known is not None else ())}
+    missing = [label for label in choice.labels if label not in labels]
+    if device.soc not in socs:
+        return device.soc if device.soc in load_socs() else no_profile(device.soc)
+    if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
+        return "not among those that were asked for"
+    if missing:
+        return f"not labelled {' and '.join(missing)}"
+    if choice.heap and device.os == "linux":
+        return _NO_HEAP
+    return out_of_use(device, known) if known is not None else ""
+
+
+class _Called(Protocol):
+    @property
+    def called(self) -> str:
+        """What messages call a device."""
+
+
+def out_of_use(device: _Called, known: Registered) -> str:
+    """Return why nobody gets a device, and what gives it back; empty where it is in use. Pure."""
+    if not known.in_service:
+        note = f": {known.service_note}" if known.service_note else ""
+        return f"out of service{note}; 'farm device in {device.called}' puts it back"
+    if known.health == "quarantined":
+        return f"quarantined: {known.health_reason}; 'farm device unquarantine {device.called}' gives it another chance"
+    return ""
+
+
+def runtimes_of(
+    config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device], mode: Mode = "traditional"
+) -> dict[str, Runtime]:
+    """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for one that cannot be had."""
+    from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
+
+    by_name = {soc.name: soc for soc in socs}
+    made: dict[tuple[str, str, str], Runtime] = {}
+    for device in devices:
+        key = (device.soc, device.kind, device.os)
+        if key not in made:
+            soc = by_name[device.soc]
+            made[key] = (
+                virtual_runtime(config, soc, backend, mode=mode)
+                if device.kind == "virtual"
+                else attached_runtime(config, soc, backend, mode, linux=device.os == "linux")
+            )
+    return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

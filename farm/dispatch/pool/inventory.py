@@ -1,0 +1,289 @@
+"""What is attached now, how it is, and who has it: for `farm devices`."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import DeviceError, UnknownNameError
+from farm.base.socs import load_socs, no_profile, profile_name
+from farm.base.text import one_line
+from farm.devices.adb.names import VIRTUAL_PREFIX
+from farm.devices.device import AdbAddress
+from farm.devices.discovery import ABSENT, OUT
+from farm.devices.text import clean_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.base.socs import Soc
+    from farm.devices.device import Device
+    from farm.devices.discovery import Scan
+    from farm.devices.status import DeviceStatus
+    from farm.policy.situation import Lease, Waiting
+    from farm.store.cluster.records import Agent
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+
+
+# More of them are told by their SoC.
+_NAMES_SHOWN = 2
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, attached or known from before. What a device did not tell is None or empty."""
+
+    id: str
+    serial: str
+    name: str = ""
+    host: str = ""
+    soc: str = ""
+    kind: str = ""
+    os: str = ""
+    product: str = ""
+    build: str = ""
+    labels: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    """That farm runs on its SoC; none for an SoC without a profile."""
+    root: bool | None = None
+    battery_percent: int | None = None
+    temperature_c: float | None = None
+    free_bytes: int | None = None
+    state: str = ""
+    """`ready`, adb's word for what is not, or `absent`."""
+    reason: str = ""
+    """Why it cannot be used, and what to do."""
+    in_service: bool = True
+    holder: str = ""
+    """Who leases it, or has reserved it."""
+    purpose: str = ""
+    until_ms: int = 0
+    """When a reservation ends; 0 for a lease, which its holder renews."""
+    health: str = "healthy"
+    health_reason: str = ""
+    last_seen_ms: int = 0
+    agent: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a shared farm: the name of the agent whose host it hangs on; not there for a device of no agent."""
+    also_at: tuple[str, ...] = ()
+    """Names of adb for its other addresses, which are used where the first one is gone."""
+
+
+def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
+    """Ask every attached device how it is, and return it and those that are known and absent; sorted by serial."""
+    from farm.devices.discovery import scan_all
+    from farm.store.leases.registry import Seen
+
+    scan = scan_all(config, supervisor)
+    with ThreadPoolExecutor(max_workers=max(1, min(16, len(scan.devices)))) as pool:
+        answers = dict(zip((d.id for d in scan.devices), pool.map(_ask, scan.devices), strict=True))
+    store.devices.see([Seen(d, "device", s) for d in scan.devices if not isinstance(s := answers[d.id], str)])
+    known = {one.id: one for one in store.devices.all()}
+    leases = {lease.device: lease for lease in store.leases.all()}
+    found = rows(scan, answers, known, leases)
+    return with_agents(found, store.cluster.agents()) if config.is_shared else found
+
+
+def with_agents(found: Sequence[DeviceRow], agents: Sequence[Agent]) -> list[DeviceRow]:
+    """Return the rows with what the agents of a shared farm say of devices that are not attached here. Pure."""
+    devices = {device.id: (agent, device) for agent in agents for device in agent.facts.devices}
+
+    def told(row: DeviceRow) -> DeviceRow:
+        if row.id not in devices:
+            return row
+        agent, device = devices[row.id]
+        row = replace(row, agent=agent.name)
+        if row.state != ABSENT:
+            return row
+        state, reason = "ready", row.reason
+        if not agent.alive:
+            state, reason = ABSENT, f"its agent {one_line(agent.name)} does not answer"
+        elif not row.in_service:
+            state = OUT
+        elif row.health == "quarantined":
+            state, reason = "quarantined", row.health_reason
+        elif device.refused:
+            state, reason = "refused", device.refused
+        labels = tuple(dict.fromkeys((*device.labels, *row.labels)))
+        return _clean(replace(row, state=state, reason=reason, labels=labels))
+
+    return sorted(map(told, found), key=lambda row: (row.state == ABSENT, row.serial))
+
+
+def rows(
+    scan: Scan,
+    answers: Mapping[str, DeviceStatus | str],
+    known: Mapping[str, Registered],
+    leases: Mapping[str, Lease],
+) -> list[DeviceRow]:
+    """Put together what is known of every device; `answers` has its status, or why there is none. Pure."""
+    found = [
+        _attached(device, answers[device.id], known.get(device.id), leases.get(device.id)) for device in scan.devices
+    ]
+    here = {row.id for row in found}
+    for unusable in scan.unusable:
+        # By the two ids that a device of that serial can have: see Device.id.
+        ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
+        before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
+        row = DeviceRow(id=unusable.serial, serial=unusable.serial)
+        if before is not None:
+            row = _row(before, leases.get(before.id))
+        found.append(replace(row, host=unusable.host, state=unusable.state, reason=unusable.reason))
+        here.add(row.id)
+    for one in known.values():
+        if one.last_seen_ms and one.id not in here:
+            reason = "" if one.in_service else one.service_note or "out of service"
+            found.append(_row(one, leases.get(one.id), state=ABSENT, reason=reason))
+    return sorted(map(_clean, found), key=lambda row: (row.state == ABSENT, row.serial))
+
+
+def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
+    """Return what the store knows of a device that is not asked now.
+
+    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`: not whether it is attached.
+    """
+    state = "idle"
+    if not known.in_service:
+        state = "out"
+    elif known.health == "quarantined":
+        state = "quarantined"
+    if lease is not None:
+        state = "leased" if lease.token else "reserved"
+    reason = "" if known.in_service else known.service_note or "out of service"
+    return _clean(_row(known, lease, state=state, reason=reason, **_status(known.status)))
+
+
+def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Registered:
+    """Return the known device that is called `name`, also a forgotten one where asked for: name, serial, id or address.
+
+    Raises UnknownNameError.
+    """
+    known = sorted(store.devices.all(forgotten=forgotten), key=lambda one: one.forgotten_ms)
+    for one in known:
+        if name in (one.id, one.serial) or (name and name == one.name):
+            return one
+    # An address of adb, where 'farm devices' saw it last.
+    for one in known:
+        if one.status is not None and name in one.status.addresses:
+            return one
+    names = [one.name or one.serial or one.id for one in known]
+    hint = "('farm devices' looks for those that are attached)"
+    if name.startswith(VIRTUAL_PREFIX):
+        hint = "(a virtual device of a run ends with it; 'farm virtual up --soc SM8650' starts one that stays)"
+    raise UnknownNameError("device", name, names, hint)
+
+
+def addresses_of(device: Device) -> tuple[str, ...]:
+    """Return adb's names of a device with several addresses, that in use first. Pure."""
+    address = device.address
+    if not isinstance(address, AdbAddress) or not address.also:
+        return ()
+    return tuple(clean_text(one.attached_at or one.name or device.serial) for one in (address, *address.also))
+
+
+def _ask(device: Device) -> DeviceStatus | str:
+    from farm.devices.connect import open_transport
+    from farm.devices.status import read_status
+
+    with contextlib.closing(open_transport(device)) as transport:
+        try:
+            return replace(read_status(transport, os=device.os), addresses=addresses_of(device))
+        except DeviceError as error:
+            return str(error).removeprefix(f"{device.serial}: ")
+
+
+def _attached(device: Device, answer: DeviceStatus | str, known: Registered | None, lease: Lease | None) -> DeviceRow:
+    status = None if isinstance(answer, str) else answer
+    socs = load_socs()
+    state, reason = "ready", ""
+    if isinstance(answer, str):
+        state, reason = "silent", answer
+    elif device.soc not in socs:
+        state, reason = "unknown", no_profile(device.soc)
+    elif known is not None and not known.in_service:
+        state, reason = "out", known.service_note or "out of service"
+    elif known is not None and known.health == "quarantined":
+        state, reason = "quarantined", known.health_reason
+    row = _row(known, lease) if known is not None else DeviceRow(id=device.id, serial=device.serial, **_held(lease))
+    addresses = addresses_of(device)
+    return replace(
+        row,
+        **{name: getattr(device, name) for name in ("serial", "host", "soc", "kind", "os", "product", "build")},
+        name=device.name or row.name,
+        labels=tuple(dict.fromkeys((*device.labels, *row.labels))),
+        backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
+        also_at=addresses[1:],
+        state=state,
+        reason=reason,
+        **_status(status),
+    )
+
+
+def _row(known: Registered, lease: Lease | None, **more: Any) -> DeviceRow:
+    """Return what is known of a device, with what its lease says and `more`."""
+    same = ("id", "serial", "name", "host", "soc", "kind", "os", "product", "labels", "in_service")
+    names = (*same, "health", "health_reason", "last_seen_ms")
+    return DeviceRow(**{name: getattr(known, name) for name in names}, **_held(lease), **more)
+
+
+def _status(status: DeviceStatus | None) -> dict[str, Any]:
+    names = ("root", "battery_percent", "temperature_c", "free_bytes")
+    return {name: getattr(status, name) for name in names} if status is not None else {}
+
+
+def _held(lease: Lease | None) -> dict[str, Any]:
+    if lease is None:
+        return {}
+    if lease.reserved_for:
+        until_ms = lease.reserved_until_ms
+        return {"holder": lease.reserved_for, "purpose": lease.purpose or "reserved", "until_ms": until_ms}
+    return {"holder": lease.user, "purpose": lease.purpose}
+
+
+def _clean(row: DeviceRow) -> DeviceRow:
+    """Return it without what a terminal would obey, whoever wrote it: what others hold and say is among it."""
+    fields = msgspec.structs.asdict(row)
+    return replace(row, **{name: clean_text(text, 1000) for name, text in fields.items() if isinstance(text, str)})
+
+
+def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:
+    """Return the rows that are called so: name, serial, id, address or SoC, of which there may be none.
+
+    Without names it is all of them.
+
+    Raises UnknownNameError.
+    """
+    if not names:
+        return list(found)
+    names = [profile_name(name) or name for name in names]
+    socs = {soc.casefold() for soc in (*load_socs(), *(row.soc for row in found))}
+    for name in names:
+        if name.casefold() not in socs and not any(name in _names(row) for row in found):
+            known = {known for row in found for known in (row.name or row.serial, row.soc) if known}
+            raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
+    wanted, folded = set(names), {name.casefold() for name in names}
+    return [row for row in found if row.soc.casefold() in folded or _names(row) & wanted]
+
+
+def _names(row: DeviceRow) -> set[str]:
+    return {row.name, row.serial, row.id, *row.also_at}
+
+
+def wanted_of(one: Waiting, known: Mapping[str, DeviceRow | Registered]) -> str:
+    """Return what somebody waits for: `desk`, `1 of 3 SM8650`. Pure."""
+    if len(one.devices) <= _NAMES_SHOWN and one.count == len(one.devices):
+        rows = (known.get(id_) or DeviceRow(id=id_, serial=id_) for id_ in one.devices)
+        return " and ".join(one_line(row.name or row.serial) for row in rows)
+    socs = sorted({known[id_].soc if id_ in known else "?" for id_ in one.devices})
+    return f"{one.count} of {len(one.devices)} {'/'.join(map(one_line, socs))}"
+
+
+def _backends(soc: Soc, kind: str) -> tuple[str, ...]:
+    """Return the backends that an SoC has, where it is a virtual one those that can be simulated."""
+    return tuple(backend for backend in soc.backends if kind != "virtual" or BACKENDS[backend].on_host != "absent")

@@ -1,0 +1,138 @@
+"""The fixture `device`: the small part of a leased device that tests need."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from farm.base.errors import DeviceError, DeviceTimeoutError
+from farm.base.text import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from farm.devices.device import Device
+    from farm.devices.transport import Completed, Transport
+
+_PULL_BYTES = 1 << 30
+_ASK_SECONDS = 15.0
+
+
+class LeasedDevice:
+    """Leased device of this worker; after a loss, the next device.
+
+    Every method raises DeviceError for what the device or its cable does wrong, which makes a test `infra` and not
+    `failed`. What a test itself does wrong has Python's own names: TimeoutError, FileNotFoundError, ValueError.
+    """
+
+    info: Device
+    """All that farm knows of it."""
+    folder: PurePosixPath
+    """A folder of this worker alone on the device, removed at the end; relative paths start there."""
+    _transport: Transport
+
+    def __init__(self, note: Callable[[DeviceError], None]) -> None:
+        """`note` gets every DeviceError, also one that the test catches."""
+        self._note = note
+
+    def use(self, info: Device, transport: Transport, folder: PurePosixPath) -> None:
+        """Be another device from now on."""
+        self.info, self._transport, self.folder = info, transport, folder
+
+    def __repr__(self) -> str:
+        return f"<{self.info.soc} {self.info.serial}>"
+
+    @property
+    def serial(self) -> str:
+        """What farm calls it."""
+        return self.info.serial
+
+    @property
+    def soc(self) -> str:
+        """As in device profiles: `SM8650`."""
+        return self.info.soc
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is a simulator: its times are those of this machine."""
+        return self.info.kind == "virtual"
+
+    @property
+    def adb_name(self) -> str:
+        """What `adb -s` takes, with ANDROID_ADB_SERVER_PORT as it is set; empty for a device without adb."""
+        return self._transport.tool_environment().get("ANDROID_SERIAL", "")
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        cwd: str | PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run the program `argv[0]` and return `code`, `stdout`, `stderr` (bytes) and `seconds`; no shell reads `argv`.
+
+        Raises TimeoutError when it does not end in time, DeviceError.
+        """
+        try:
+            return self._transport.run(argv, stdin=stdin, timeout_s=timeout_s, cwd=self._path(cwd or "."), env=env)
+        except DeviceTimeoutError as error:
+            self._ask(error)
+            raise TimeoutError(f"{self.serial}: {argv[0]} did not end within {timeout_s:g} s") from None
+        except DeviceError as error:
+            self._note(error)
+            raise
+
+    def push(self, files: Mapping[str | PurePosixPath, str | Path | bytes]) -> None:
+        """Write local files, or bytes, to paths on the device; folders are made. Raises DeviceError."""
+        absolute = {
+            self._path(to): content if isinstance(content, bytes) else Path(content) for to, content in files.items()
+        }
+        for content in absolute.values():
+            if isinstance(content, Path) and not content.is_file():
+                raise FileNotFoundError(f"{content} is not a file")
+        try:
+            self._transport.push(dict(absolute))
+        except DeviceError as error:
+            self._note(error)
+            raise
+
+    def pull(self, path: str | PurePosixPath, to: str | Path, *, max_bytes: int = _PULL_BYTES) -> Path:
+        """Read a file from the device into the local file `to`, whose folder exists, and return that.
+
+        Raises FileNotFoundError when the device has no such file, ValueError for one of more than `max_bytes`,
+        DeviceError.
+        """
+        remote, local = self._path(path), Path(to)
+        try:
+            self._transport.pull({remote: local}, max_bytes=max_bytes)
+        except DeviceError as error:
+            self._explain(remote, max_bytes, error)
+            self._note(error)
+            raise
+        return local
+
+    def _path(self, path: str | PurePosixPath) -> PurePosixPath:
+        return self.folder / path
+
+    def _ask(self, error: DeviceError) -> None:
+        """Raise `error` unless the device answers, so that it was not to blame."""
+        try:
+            self._transport.run(["true"], timeout_s=_ASK_SECONDS)
+        except DeviceError:
+            self._note(error)
+            raise error from None
+
+    def _explain(self, remote: PurePosixPath, max_bytes: int, error: DeviceError) -> None:
+        """Raise what a file that cannot be read is, where it is not the device."""
+        script = 'if [ -f "$1" ]; then wc -c <"$1"; else echo none; fi'
+        try:
+            answer = self._transport.run(["sh", "-c", script, "sh", str(remote)], timeout_s=_ASK_SECONDS).stdout.strip()
+        except DeviceError:
+            return
+        if answer == b"none":
+            raise FileNotFoundError(f"{self.serial} has no file {remote}") from None
+        size = count_of(answer.decode(errors="replace"))
+        if size is not None and size > max_bytes:
+            raise ValueError(f"{self.serial}: {remote} has {size} bytes, more than {max_bytes}") from error

@@ -1,0 +1,405 @@
+"""One `farm pytest`, from devices to exit code: the user's pytest runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.base.config.settings import LeaseConfig
+from farm.base.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.processes import ending
+from farm.base.socs import find_soc, load_socs
+from farm.base.text import one_line
+from farm.builds.compile.pool import MemoryLimits
+from farm.devices.device import common_kind
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
+from farm.dispatch.pytest_plugin.relay import relayed_output
+from farm.dispatch.pytest_plugin.rework import require_tree, rooted_arguments
+from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.store.view import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Child, Supervisor
+    from farm.base.socs import Soc
+    from farm.builds.toolchains.toolchain import Compiler, Toolchain
+    from farm.devices.device import Device
+    from farm.dispatch.pool.fleet import Fleet
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+# By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
+_PLUGINS = ("-p", "xdist", "-p", "farm.dispatch.pytest_plugin.plugin")
+_PYTEST_INTERNAL, _PYTEST_USAGE, _PYTEST_EMPTY = 3, 4, 5
+# What pytest answers without running a test: no device is needed.
+_LISTING = {
+    "--collect-only", "--co", "-h", "--help", "-V", "--version", "--fixtures", "--funcargs", "--fixtures-per-test",
+    "--markers", "--cache-show",
+}  # fmt: skip
+# Workers on other machines, which have no plan, and what cannot work in one.
+_OTHER_MACHINES = "--tx"
+_TERMINAL = ("--pdb", "--trace")
+# As long as xdist waits for its workers, and some more.
+_ENDING_SECONDS = 30.0
+# The successor of a dead worker may have to wait for the end of a lease.
+_OWN_LEASES = LeaseConfig(ttl_s=6.0, heartbeat_s=1.0)
+_NONE_FREE = "no device is free: one worker waits for the first"
+
+
+class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    soc: str
+    """Empty for that of the attached devices, where all have the same."""
+    backend: str = DEFAULT_BACKEND
+    virtual: int = 0
+    """Virtual devices; 0 for attached ones."""
+    choice: Choice = Choice()
+    most_devices: int | None = None
+    arguments: tuple[str, ...] = ()
+    """Of pytest."""
+    command: str = ""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
+    quiet: bool = False
+    """Standard output is not for pytest: it writes to standard error."""
+
+
+class SuiteOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    exit_code: int
+    view: RunView
+    report: Path
+    """The HTML file."""
+
+
+def is_listing(arguments: Sequence[str]) -> bool:
+    """Tell whether pytest only answers a question, so that no device is needed. Pure."""
+    return not _LISTING.isdisjoint(arguments)
+
+
+def list_tests(arguments: Sequence[str]) -> int:
+    """Let pytest answer, and return the exit code: 0, 2 when it did not understand, 5 without any test."""
+    rooted = rooted_arguments(arguments, Path.cwd())
+    done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *rooted, *arguments], check=False)
+    return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
+    for argument in arguments:
+        if argument.startswith(_OTHER_MACHINES):
+            raise UsageError(f"{argument}: workers run on this machine, one a device; -n N starts fewer")
+        if argument in _TERMINAL or argument.startswith("--pdbcls"):
+            raise UsageError(f"{argument} needs a terminal, which a worker has not: run plain pytest for that")
+    rooted_arguments(arguments, Path.cwd())
+
+
+def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> SuiteOutcome:
+    """Run the user's pytest on devices and return how it ended; everything started is ended again.
+
+    Raises UsageError, NoDeviceError or MissingToolError before anything is changed, NothingSelectedError where there
+    was no test, InfraError when pytest broke down before there was one.
+    """
+    from farm.base.processes import Supervisor
+    from farm.builds.runtime.runtime import require_backend
+    from farm.store.store import open_store
+
+    check_arguments(request.arguments)
+    soc = find_soc(request.soc) if request.soc else None
+    with InterruptHandler(), open_store(config.store_url) as store, Supervisor() as supervisor:
+        soc = soc or _attached_soc(config, request.choice, supervisor, store)
+        require_backend(soc, request.backend, config.sdk_root)
+        return _Launch(config, request, soc, store, note).execute(supervisor)
+
+
+def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
+    """Return the SoC of all attached devices that may be used. Raises NoDeviceError, UsageError."""
+    from farm.devices.discovery import scan_all
+    from farm.dispatch.pool.fleet import choose, narrowed
+
+    registered = {one.id: one for one in store.devices.all()}
+    scan = narrowed(scan_all(config, supervisor), choice.devices)
+    devices, refused = choose(scan, registered, list(load_socs()), choice)
+    names = sorted({device.soc for device in devices})
+    if not names:
+        raise NoDeviceError(
+            f"no attached device can be used: attached are {', '.join(refused) or 'none'}; attach one, or use the "
+            "simulator with '--soc SM8650 --virtual 2'"
+        )
+    if len(names) > 1:
+        raise UsageError(f"attached are devices of {', '.join(names)}: say --soc, as a test runs on one of them")
+    return find_soc(names[0])
+
+
+class _Launch:
+    """The part that leaves traces: store, folder, processes."""
+
+    def __init__(
+        self, config: Config, request: SuiteRequest, soc: Soc, store: Store, note: Callable[[str], None]
+    ) -> None:
+        self._config, self._request, self._soc, self._store, self._note = config, request, soc, store, note
+        self._interrupted = False
+        self._rooted = rooted_arguments(request.arguments, Path.cwd())
+
+    def execute(self, supervisor: Supervisor) -> SuiteOutcome:
+        from farm.base.publish import own_folder
+        from farm.builds.toolchains.prepare import prepare
+
+        tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
+        _require_plugin(tools.compiler)
+        require_tree(self._request.arguments, Path.cwd(), tools.compiler)
+        token = secrets.token_hex(6)
+        plan: SuitePlan | None = None
+        with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
+            try:
+                fleet = self._fleet(folder, supervisor)
+                plan = self._plan(token, folder, fleet, tools)
+                plan.write()
+                with self._looking_after(fleet, plan):
+                    status = self._pytest(plan, supervisor)
+                interrupted = self._interrupted or plan.was_interrupted
+                return self._finished(plan.run_id, status, interrupted=interrupted)
+            except KeyboardInterrupt:
+                # The second Ctrl-C, or SIGTERM: what was recorded so far stays.
+                if plan is None or not plan.run_id:
+                    raise
+                return self._finished(plan.run_id, 0, interrupted=True)
+
+    def _fleet(self, folder: Path, supervisor: Supervisor) -> Fleet:
+        from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
+
+        config, request = self._config, self._request
+        if request.virtual:
+            return virtual_fleet(config, [self._soc], request.virtual, request.backend, supervisor, folder / "devices")
+        return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
+
+    @contextlib.contextmanager
+    def _looking_after(self, fleet: Fleet, plan: SuitePlan) -> Iterator[None]:
+        """Keep up the way to the devices, which workers lease, and print the notes of workers."""
+        from farm.dispatch.pool.device_pool import DevicePool
+
+        pool = DevicePool(fleet.devices, self._store, None, self._note)
+        printed = 0
+
+        def look() -> list[str]:
+            nonlocal printed
+            lines = plan.notes()[printed:]
+            printed += len(lines)
+            for number, reason in plan.devices_left().items():
+                pool.retire(number, reason)
+            return [*lines, *fleet.revive()]
+
+        pool.revive_with(look)
+        pool.begin(lambda: None)
+        try:
+            yield
+        finally:
+            pool.close()
+            for line in plan.notes()[printed:]:
+                self._note(line)
+
+    def _free(self, fleet: Fleet) -> list[Device]:
+        """Return the devices that workers can lease now."""
+        open_to_us = ("", self._store.user)
+        leases = self._store.leases.all() if fleet.leased else []
+        taken = {one.device for one in leases if one.token or one.reserved_for not in open_to_us}
+        return [device for device in fleet.devices if device.id not in taken]
+
+    def _lay_out_leases(self, folder: Path, fleet: Fleet) -> str:
+        """Return the URL of a store for the leases of devices that are this command's own; empty for others."""
+        from farm.store.leases.registry import Seen
+        from farm.store.store import open_store
+
+        if fleet.leased:
+            return ""
+        url = f"sqlite:///{folder / 'leases.db'}"
+        with open_store(url) as store:
+            store.devices.see([Seen(device, "device", None) for device in fleet.devices])
+        return url
+
+    def _plan(self, token: str, folder: Path, fleet: Fleet, tools: Toolchain) -> SuitePlan:
+        from farm.dispatch.request.recording import run_record
+
+        kind = common_kind(device.kind for device in fleet.devices)
+        free = self._free(fleet)[: self._request.most_devices]
+        count = "1 device" if len(free) == 1 else f"{len(free)} devices"
+        self._note(f"pytest with {count}: {', '.join(device.serial for device in free)}" if free else _NONE_FREE)
+        return SuitePlan(
+            token=token,
+            folder=folder,
+            soc=self._soc.name,
+            backend=self._request.backend,
+            devices=tuple(fleet.devices),
+            # Without a free device one worker waits.
+            workers=max(1, len(free)),
+            runtimes=fleet.runtimes,
+            leased=fleet.leased,
+            leases=self._lay_out_leases(folder, fleet),
+            lease_times=self._config.leases if fleet.leased else _OWN_LEASES,
+            purpose=self._request.command,
+            record=run_record(
+                self._config,
+                self._store,
+                tools,
+                command=self._request.command,
+                facts=tools.fingerprint(kind),
+                purpose=self._request.purpose,
+                name=self._request.name,
+                say=self._note,
+            ),
+            cache_root=self._config.cache_dir,
+            suite_folders=self._config.suite_folders,
+            versions=dict(tools.versions),
+            compiler=tools.compiler,
+            build_timeout_s=self._config.build_timeout_s,
+            build_limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
+            health=self._config.health,
+        )
+
+    def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:
+        """Return pytest's exit status."""
+        # An ini file may have said otherwise: what is on the command line comes after it.
+        python = plan.compiler.python
+        argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", "auto", *self._request.arguments]
+        with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
+            child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
+        try:
+            return child.process.wait()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return _let_end(child)
+        finally:
+            relay.finish()
+
+    def _environment(self, plan: SuitePlan) -> dict[str, str]:
+        from farm.builds.runtime.native.executorch import runner_executorch
+        from farm.builds.runtime.simulator import outside_environment
+        from farm.devices.adb.server import find_adb
+        from farm.dispatch.pytest_plugin.upstream import lay_out_sdk
+
+        executorch = runner_executorch(self._config)
+        outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root, executorch=executorch)
+        sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)
+        return {
+            **os.environ,
+            **plan.compiler.env,
+            **outside,
+            "QNN_SDK_ROOT": str(sdk),
+            "PATH": f"{find_adb().parent}:{os.environ.get('PATH', os.defpath)}",
+            PLAN_VARIABLE: str(plan.path),
+            STORE_VARIABLE: self._config.store_url,
+        }
+
+    def _finished(self, run_id: str, status: int, *, interrupted: bool) -> SuiteOutcome:
+        if not run_id:
+            raise _without_tests(status, interrupted=interrupted)
+        exit_code = InfraError.exit_code
+        try:
+            exit_code = INTERRUPTED if interrupted else self._exit_code(run_id, status)
+        finally:
+            self._store.finish_run(run_id, exit_code)
+        view = self._store.runs.view(run_id)
+        folder = self._config.run_folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        report = write_report(view, folder / "report.html", self._store, self._config)
+        return SuiteOutcome(exit_code, view, report)
+
+    def _exit_code(self, run_id: str, status: int) -> int:
+        if status == _PYTEST_INTERNAL or status < 0:
+            self._note(f"pytest broke down ({ending(status)}): what it says above tells why")
+            return InfraError.exit_code
+        found = exit_code_of(self._store.runs.view(run_id))
+        # Other plugins have demands of their own, as for coverage.
+        return found or (1 if status else 0)
+
+
+def _require_plugin(compiler: Compiler) -> None:
+    """Raise MissingToolError where the interpreter of a toolchain cannot load pytest with farm's plugin."""
+    if Path(compiler.python) == Path(sys.executable):
+        return
+    done = subprocess.run(
+        [compiler.python, "-c", "import pytest, xdist; from farm.dispatch.pytest_plugin import plugin, worker"],
+        env={**os.environ, **compiler.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it ends without a word"])[-1]
+        raise MissingToolError(
+            f"farm pytest runs your tests under {compiler.python}, which cannot load farm's plugin: {one_line(why)}: "
+            f"{compiler.python} -m pip install snapdragon-farm"
+        )
+
+
+def _without_tests(status: int, *, interrupted: bool) -> BaseException:
+    """Return how it ended where no test was collected."""
+    if interrupted:
+        return KeyboardInterrupt()
+    if status == _PYTEST_EMPTY:
+        return NothingSelectedError("pytest collected no test: what stands behind -- selects none")
+    if status == _PYTEST_USAGE:
+        return UsageError(
+            "pytest could not begin: what it says above tells which argument, ini file or conftest it was"
+        )
+    return InfraError(f"pytest ended and no test is recorded ({ending(status)}): what it says above tells why")
+
+
+def _let_end(child: Child) -> int:
+    """Wait until pytest, which was interrupted as well, has put its things away."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Nor does pytest hear of it, as under nohup.
+        return child.terminate()
+    if not _hears_terminal():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGINT)
+    try:
+        return child.process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return child.terminate()
+
+
+def _hears_terminal() -> bool:
+    """Tell whether this process and its children are what a terminal sends Ctrl-C to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@contextlib.contextmanager
+def _standard_output_for(*, quiet: bool) -> Iterator[None]:
+    """Let what is started meanwhile write to standard error where standard output is for something else."""
+    if not quiet:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,155 @@
+"""Lease of the one device of a pytest worker, and the exchange of devices between the workers of a session."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from farm.base.clock import now_s
+from farm.base.errors import LeaseLostError
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.policy.situation import Priority
+from farm.store.store import open_store
+from farm.store.values import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from farm.devices.device import Device
+    from farm.dispatch.pytest_plugin.plan import SuitePlan
+    from farm.policy.situation import Lease, Waiting
+    from farm.store.store import Store
+
+
+def release_of(plan: SuitePlan, pid: int) -> None:
+    """Release the device of a dead worker, by its process id."""
+    with open_store(plan.lease_store) as store:
+        leases = [one for one in store.leases.all() if one.token and one.pid == pid]
+        store.leases.release(one for one in leases if _is_of_session(plan, store, one))
+
+
+def _is_of_session(plan: SuitePlan, store: Store, one: Lease | Waiting) -> bool:
+    """Tell whether a lease or a request is of this command, or of another one with the same words."""
+    return (one.host, one.purpose, one.user) == (socket.gethostname(), clean(plan.purpose), store.user)
+
+
+class DeviceLease:
+    """The device that a worker holds. Belongs to the thread that runs the tests."""
+
+    def __init__(self, plan: SuitePlan, *, exchanges: bool = True) -> None:
+        """Without `exchanges` the worker keeps its first device until the end, as for `--dist each`."""
+        self._plan, self._exchanges = plan, exchanges
+        self._store: Store | None = None
+        self._pool: DevicePool | None = None
+        self._number = 0
+        """Number of the device in the pool."""
+        self.fence = 0
+        """Fence of the lease; 0 for the own devices of a command."""
+        self.device: Device | None = None
+        self._own: Device | None = None
+        """First device of this worker."""
+
+    @property
+    def is_ours(self) -> bool:
+        """True while the device may be used."""
+        return self._pool is not None and self._pool.is_ours(self._number) and not self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the lease has ended although this worker has not released it."""
+        if self._pool is None:
+            return False
+        until_s = self._pool.leases.until_s(self._number)
+        return until_s is None or now_s() >= until_s
+
+    def acquire(self, numbers: Sequence[int], wait_s: float = math.inf) -> Device | None:
+        """Lease a device with one of these numbers in the plan, and return it; None when the time is over.
+
+        The former device is given back. Raises NoDeviceError where no device is left to wait for.
+        """
+        self.release()
+        if not numbers:
+            return None
+        plan = self._plan
+        devices = [plan.devices[number] for number in numbers]
+        terms = LeaseTerms(times=plan.lease_times, priority=Priority.PERSON, purpose=plan.purpose, most=1)
+        pool = self._pool = DevicePool(devices, self._opened(), terms, plan.leave_note)
+        try:
+            pool.acquire(time.monotonic() + wait_s)
+        except BaseException:
+            self.release()
+            raise
+        # The worker itself asks for a lost device again, as it has to begin anew on it.
+        pool.want_no_more()
+        if not (held := pool.held()):
+            self.release()
+            return None
+        self.device, self._number = held[0], devices.index(held[0])
+        self._own = self._own or self.device
+        self.fence = pool.leases.fence(self._number) if plan.leased else 0
+        return self.device
+
+    def release(self) -> None:
+        """Give the device back."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, self.device = None, None
+
+    def close(self) -> None:
+        """Give the device back, and let go of the store."""
+        self.release()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def usable(self) -> list[int]:
+        """Return the numbers of the devices that this worker may wait for."""
+        left, own = self._plan.devices_left(), None if self._exchanges else self._own
+        numbers = enumerate(self._plan.devices)
+        return [number for number, device in numbers if number not in left and own in (None, device)]
+
+    def others(self, tried: Collection[str]) -> list[int]:
+        """Return devices that this session has or could have now, but for those with the serials `tried`."""
+        if not self._exchanges:
+            return []
+        leases = {lease.device: lease for lease in self._opened().leases.all()}
+        return [
+            number
+            for number in self.usable()
+            if (device := self._plan.devices[number]).serial not in tried
+            and ((lease := leases.get(device.id)) is None or self._may_have(lease))
+        ]
+
+    def wanted_elsewhere(self) -> list[int]:
+        """Return free devices to take instead, where another worker waits for this one and cannot use them."""
+        if self.device is None or not self._exchanges or len(self._plan.devices) == 1:
+            return []
+        waiting = [one for one in self._opened().leases.waiting() if self._is_sibling(one)]
+        wanted = next((one for one in waiting if self.device.id in one.devices), None)
+        if wanted is None:
+            return []
+        held = {lease.device for lease in self._opened().leases.all() if lease.token}
+        ids = [device.id for device in self._plan.devices]
+        return [n for n in self.others({self.device.serial}) if ids[n] not in {*held, *wanted.devices}]
+
+    def require(self) -> None:
+        """Raise LeaseLostError where the lease was lost."""
+        if self.device is not None and self.is_lost:
+            raise LeaseLostError(f"{self.device.serial} may not be used any more: its lease was lost")
+
+    def _may_have(self, lease: Lease) -> bool:
+        if lease.token:
+            return _is_of_session(self._plan, self._opened(), lease)
+        return lease.reserved_for in ("", self._opened().user)
+
+    def _is_sibling(self, one: Waiting) -> bool:
+        return _is_of_session(self._plan, self._opened(), one) and one.pid != os.getpid()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = open_store(self._plan.lease_store)
+        return self._store

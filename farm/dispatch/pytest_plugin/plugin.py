@@ -1,0 +1,199 @@
+"""The pytest plugin that `farm pytest` loads into the user's pytest: fixtures, and hooks of all its processes.
+
+Each process that runs tests (a worker of xdist, or the only process) has a device. The process that reports (xdist's
+controller, or the only process) records.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.dispatch.pytest_plugin.plan import GIVEN_UP, read_plan
+from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL
+from farm.dispatch.pytest_plugin.rework import is_framework, stand_in_for_subtests
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from farm.dispatch.pytest_plugin.bundles import Bundles
+    from farm.dispatch.pytest_plugin.device import LeasedDevice
+    from farm.dispatch.pytest_plugin.runner import Runner
+    from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
+    from farm.dispatch.pytest_plugin.worker import SuiteWorker
+
+_WORKER = pytest.StashKey["SuiteWorker"]()
+_SCHEDULING = pytest.StashKey["GroupScheduling"]()
+
+INFRA = "farm_infra"
+"""Attribute of a report of a failure that the farm or the device is to blame for."""
+
+# Key of xdist's `workerinput`: every device is to run every test.
+_EACH = "farm_each"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Limit the workers to the number of devices, before xdist reads the option."""
+    plan, count = read_plan(), config.getoption("numprocesses", None)
+    if plan is not None and isinstance(count, int):
+        config.option.numprocesses = min(count, plan.workers)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return one worker for each device."""
+    plan = read_plan()
+    return plan.workers if plan is not None else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part."""
+    if is_framework(config):
+        stand_in_for_subtests()
+    plan = read_plan()
+    if plan is None:
+        return
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is None:
+        from farm.dispatch.pytest_plugin.recorder import SuiteRecorder
+
+        config.pluginmanager.register(SuiteRecorder(plan, config), "farm-recorder")
+    if worker_input is not None or not config.getoption("numprocesses", None):
+        from farm.dispatch.pytest_plugin.lease import DeviceLease
+        from farm.dispatch.pytest_plugin.worker import SuiteWorker
+
+        lease = DeviceLease(plan, exchanges=not (worker_input or {}).get(_EACH, False))
+        config.stash[_WORKER] = SuiteWorker(plan, lease, config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let a new worker know how tests are distributed, which xdist keeps from it."""
+    node.workerinput[_EACH] = node.config.getoption("dist") == "each"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> GroupScheduling | None:
+    """Distribute tests so that every mode ends, and a worker without a device gets none."""
+    if read_plan() is None:
+        return None
+    from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
+
+    scheduling = config.stash[_SCHEDULING] = GroupScheduling(config)
+    return scheduling
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Give the tests of a worker without a device to the other workers."""
+    node = getattr(report, "node", None)
+    if node is not None and getattr(report, GIVEN_UP, False) and (found := node.config.stash.get(_SCHEDULING, None)):
+        found.give_up(node)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the device back as it was found."""
+    worker = config.stash.get(_WORKER, None)
+    if worker is not None:
+        worker.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write where the tests are, before any of them is reported."""
+    worker = session.config.stash.get(_WORKER, None)
+    if worker is not None:
+        worker.plan.leave_files({item.nodeid.partition("::")[0]: str(item.path) for item in session.items})
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Let the worker know which test runs; a test that lost its device, or may have, runs again on the next one."""
+    worker = item.config.stash.get(_WORKER, None)
+    if worker is None:
+        return (yield)
+    worker.begin_test(item.path.parent)
+    with worker.upstream.around(item):
+        done = yield
+    if worker.repeats:
+        return item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+    return done
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Make sure of the device before anything of the test begins."""
+    __tracebackhide__ = True
+    worker = item.config.stash.get(_WORKER, None)
+    if worker is not None:
+        worker.get_ready()
+        worker.upstream.prepare(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell a failure of the farm or the device from one of the test, and add what the worker knows."""
+    report = yield
+    worker = item.config.stash.get(_WORKER, None)
+    if worker is None:
+        return report
+    if report.failed and call.excinfo is not None and (why := worker.blame(call.excinfo.value)):
+        setattr(report, INFRA, why)
+        report.sections.append(("farm", f"the farm or the device is to blame, not the test: {why}"))
+    elif report.failed and (cause := worker.open_cause):
+        setattr(report, OPEN, str(cause))
+    if report.failed and (hasattr(report, INFRA) or hasattr(report, OPEN)) and worker.decide_repeat():
+        report.outcome = "rerun"  # type: ignore[assignment]
+    setattr(report, SERIAL, worker.serial)
+    setattr(report, PROCESS, os.getpid())
+    if report.when == "teardown":
+        setattr(report, FACTS, worker.facts().packed())
+        setattr(report, GIVEN_UP, bool(worker.given_up))
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
+    """Show what the farm or the device is to blame for by a letter of its own."""
+    if getattr(report, INFRA, "") and report.failed:
+        return "failed", "I", ("INFRA", {"purple": True})
+    if hasattr(report, SERIAL) and report.outcome == "rerun":  # type: ignore[comparison-overlap]
+        return "rerun", "R", ("ANOTHER DEVICE", {"yellow": True})
+    return None
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> LeasedDevice:
+    """The device of this worker: run programs on it, push and pull files."""
+    return _worker(pytestconfig).device
+
+
+@pytest.fixture(scope="session")
+def runner(pytestconfig: pytest.Config) -> Runner:
+    """Runs a program of `bundle` on the device of this worker: outputs as numpy arrays, latency, profile."""
+    from farm.dispatch.pytest_plugin.bundles import Bundles
+    from farm.dispatch.pytest_plugin.runner import Runner
+
+    worker = _worker(pytestconfig)
+    return Runner(worker, Bundles(worker).canary)
+
+
+@pytest.fixture(scope="session")
+def bundle(pytestconfig: pytest.Config) -> Bundles:
+    """Makes programs for the device: `bundle.case`, `bundle.module` and `bundle.pte`."""
+    from farm.dispatch.pytest_plugin.bundles import Bundles
+
+    return Bundles(_worker(pytestconfig))
+
+
+def _worker(config: pytest.Config) -> SuiteWorker:
+    worker = config.stash.get(_WORKER, None)
+    if worker is None:
+        raise pytest.UsageError("devices are there for tests that 'farm pytest' runs: docs/guides/pytest.md")
+    return worker

@@ -1,0 +1,294 @@
+"""The fixture `runner`: a program and its inputs go to the device of this worker, numpy arrays come back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from farm.base.errors import DeviceError, DeviceGoneError, InfraError, NeedsDeviceError, ProgramError, UsageError
+from farm.base.hashes import sha256_of
+from farm.base.text import bounded_log
+from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
+from farm.builds.program.layout import from_memory, to_memory
+from farm.devices.execution.one_shot import too_many
+from farm.devices.execution.raw import RunnerOptions
+from farm.dispatch.device_run.reruns import with_rerun
+from farm.dispatch.pytest_plugin.worker import ExecutedProgram, UnfitDeviceError, WrongNumbersError
+from farm.dispatch.request.profiling import Profile
+from farm.policy.retries import needs_health_check
+from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict
+from farm.results.iterations import describe_differing
+from farm.results.measurements import bundle_measurements, time_measurements
+from farm.results.outcome import outcome
+from farm.results.profile.cycles import read_profile
+from farm.suites.options import parse_options, runtime_flags
+from farm.suites.suite import Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.pytest_plugin.worker import SuiteWorker
+    from farm.results.attempt import Measurement, OperatorProfile
+    from farm.results.runner_report import RunnerReport
+
+    Arrays = Sequence[NDArray[Any]]
+
+
+class DeviceProgram(msgspec.Struct, frozen=True):
+    """Something to run: a compiled bundle with inputs, and references where it was compiled here."""
+
+    bundle: Bundle
+    job: Job | None = None
+    """What it was compiled from; None for a ready `.pte`."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Shape and dtype of each input."""
+        return self.bundle.manifest.inputs
+
+    def reference(self, kind: str = "fp32", *, sample: int = 0, output: int = 0) -> NDArray[Any]:
+        """Return what the module gives on the CPU for the inputs of the bundle; `kind` is `fp32` or `quantized`."""
+        if kind not in self.bundle.manifest.references:
+            known = ", ".join(self.bundle.manifest.references) or "none"
+            raise UsageError(f"the program has no reference {kind!r}: it has {known}")
+        return self.bundle.reference(kind, sample, output)
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """One execution that came to its end."""
+
+    outputs: tuple[tuple[NDArray[Any], ...], ...]
+    """By sample and index, in the shapes and dtypes that the program says."""
+    latency_ms: tuple[float, ...]
+    """Every timed inference; on a virtual device a time of this machine."""
+    load_ms: float
+    operators: tuple[OperatorProfile, ...]
+    """What each node took; only with `profile="detailed"`."""
+    measurements: tuple[Measurement, ...]
+    """What is recorded with the test: latency, load time, cycles, sizes."""
+    notes: tuple[str, ...]
+    _judge: Callable[[], Attempt] | None
+
+    def check(self) -> None:
+        """Raise AssertionError unless the outputs are within the limits of the case that it was compiled from.
+
+        Raises InfraError where files on the device, or of the outputs, were damaged.
+        """
+        if self._judge is None:
+            raise UsageError("check() needs a case of a suite and its own inputs: compare the outputs yourself")
+        attempt = self._judge()
+        if attempt.verdict is Verdict.INFRA and attempt.device:
+            raise UnfitDeviceError(attempt.device, attempt.reason, attempt.cause)
+        if attempt.verdict is Verdict.INFRA:
+            raise InfraError(attempt.reason)
+        if attempt.verdict is not Verdict.PASSED:
+            raise (
+                WrongNumbersError(attempt.reason) if attempt.cause is Cause.NUMERICS else AssertionError(attempt.reason)
+            )
+
+
+class Runner:
+    """Call it with a program."""
+
+    def __init__(self, worker: SuiteWorker, canary: Callable[[], tuple[Job, Bundle] | None] = lambda: None) -> None:
+        """`canary` is called where a failure may be the device's; None is a device without one."""
+        self._worker, self._canary = worker, canary
+        self._count = 0
+
+    def __call__(
+        self,
+        program: DeviceProgram,
+        inputs: Arrays | None = None,
+        *,
+        samples: Sequence[Arrays] | None = None,
+        iterations: int | None = None,
+        warm_up: int | None = None,
+        timeout_s: float = 300.0,
+        options: Mapping[str, str] | None = None,
+        profile: str = "auto",
+    ) -> ProgramResult:
+        """Run `program` and return what came back.
+
+        `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
+        `iterations` are 3 and `warm_up` is 1, or fewer where the device's runner can be asked for no more. `options`
+        are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
+        not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be. The test is
+        skipped where only a device runs the program, and this one is virtual.
+        """
+        if inputs is not None and samples is not None:
+            raise UsageError("give inputs, of one inference, or samples, of several")
+        worker, bundle = self._worker, program.bundle
+        self._count += 1
+        own_inputs = inputs is not None or samples is not None
+        if own_inputs:
+            if bundle.manifest.dynamic:
+                raise UsageError("a program with dynamic shapes runs with its own inputs only")
+            folder = worker.scratch / "inputs" / str(self._count)
+            given = [inputs] if inputs is not None else list(samples or ())
+            bundle = lay_out(folder, bundle.model, given, bundle.manifest)
+        manifest, info = bundle.manifest, worker.info
+        if not manifest.samples:
+            raise UsageError("the program has no inputs: give inputs=[...] to runner(), or to bundle.pte()")
+        runner_options = self._options(options, profile, iterations, warm_up, timeout_s)
+        self._require_executions(manifest, runner_options)
+        if manifest.soc != info.soc:
+            raise UsageError(f"the program is for {manifest.soc}, the device {info.serial} is a {info.soc}")
+        try:
+            raw, again = self._executed(bundle, runner_options)
+        except NeedsDeviceError as error:
+            pytest.skip(str(error))
+        report = outcome(raw)
+        if isinstance(report, Ending):
+            raise ProgramError(report.reason, stage=report.stage, cause=report.cause)
+        cycles = read_profile(raw.folder, report, manifest.delegates, operators=profile == Profile.DETAILED)
+        measured = (*time_measurements(report), *cycles.measurements)
+        if (job := program.job) is not None:
+            measured = (*measured, *bundle_measurements(manifest))
+        # A runner that reports other outputs than the manifest has is shown by the test's own comparison.
+        orders = [*(spec.order for spec in manifest.outputs), *[()] * len(report.outputs)][: len(report.outputs)]
+        outputs = tuple(
+            tuple(_output(raw, report, sample, index, order) for index, order in enumerate(orders))
+            for sample in range(len(report.inferences))
+        )
+        notes = (*raw.notes, *again, *filter(None, [describe_differing(report)]), *cycles.notes)
+        worker.executed(ExecutedProgram(manifest.key, measured, cycles.operators), notes)
+        return ProgramResult(
+            outputs,
+            latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
+            load_ms=math.nan if report.load_ns is None else report.load_ns / 1e6,
+            operators=cycles.operators,
+            measurements=measured,
+            notes=notes,
+            _judge=partial(self._judged, job, bundle, raw) if job is not None and not own_inputs else None,
+        )
+
+    def _judged(self, job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
+        """Return the attempt of an execution; infra where the canary fails after wrong numbers."""
+        attempt = self._worker.run.judge(job, bundle, raw)
+        if needs_health_check(attempt, failed_before=False):
+            return self._worker.checked(attempt, self._canary)
+        return attempt
+
+    def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
+        """Return an execution that ended well, with notes; after a refusal or a crash a second one, in a new session.
+
+        Raises ProgramError, and DeviceError where the device is to blame, as its canary fails as well.
+        """
+        worker, job_id = self._worker, bundle.manifest.job_id
+        raws: list[RawResult] = []
+
+        def execute(*, alone: bool = False) -> tuple[Attempt, RawResult]:
+            name = f"{self._count}-alone" if alone else str(self._count)
+            raw = worker.run.run(job_id, bundle, worker.scratch / "raw" / name, options, alone=alone)
+            raws.append(raw)
+            return _attempt(job_id, raw), raw
+
+        attempts = with_rerun(*execute(), lambda: execute(alone=True))
+        last, raw = attempts[-1], raws[-1]
+        if needs_health_check(last, failed_before=False):
+            last = worker.checked(last, self._canary)
+        if last.verdict is Verdict.INFRA:
+            reason = last.reason.removeprefix(f"{raw.serial}: ")
+            if last.cause is Cause.GONE:
+                raise DeviceGoneError(raw.serial, reason)
+            raise UnfitDeviceError(raw.serial, reason, last.cause)
+        if last.verdict is Verdict.FAILED:
+            raise ProgramError(last.reason, stage=last.stage, cause=last.cause, log=bounded_log(raw.stderr))
+        return raw, (*last.notes, *(attempts[0].reason for _ in attempts[1:]))
+
+    def _options(
+        self,
+        options: Mapping[str, str] | None,
+        profile: str,
+        iterations: int | None,
+        warm_up: int | None,
+        timeout_s: float,
+    ) -> RunnerOptions:
+        reducible = iterations is None and warm_up is None
+        iterations, warm_up = 3 if iterations is None else iterations, 1 if warm_up is None else warm_up
+        known = [one.value for one in Profile if one is not Profile.OPTRACE]
+        if profile not in known:
+            raise UsageError(f"profile is {profile!r}, expected one of {', '.join(known)}")
+        if iterations < 1 or warm_up < 0 or timeout_s <= 0:
+            raise UsageError("iterations is at least 1, warm_up at least 0, timeout_s more than 0")
+        plan = self._worker.plan
+        [chosen] = parse_options((f"{name}={value}" for name, value in (options or {}).items()), plan.backend)
+        target, kept = Target(plan.soc, plan.backend, "", chosen), Profile(profile)
+        if len(runtime_flags(target)) < len(chosen):
+            raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
+        flags = self._worker.run.flags(target, kept)
+        return RunnerOptions(iterations, warm_up, timeout_s, flags, etdump=kept.kept, reducible=reducible)
+
+    def _require_executions(self, manifest: Manifest, options: RunnerOptions) -> None:
+        """Raise UsageError where a test names more executions than the device's runner can be asked for."""
+        runtime = self._worker.run.runtime
+        if options.reducible or not runtime.one_shot:
+            return
+        times, named = options.iterations + options.warm_up, "iterations and warm_up together"
+        if problem := too_many(runtime.runner, manifest.samples, len(manifest.outputs), times, named):
+            raise UsageError(problem)
+
+
+def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Manifest) -> Bundle:
+    """Return a bundle in the new `folder` of the program `model`, described by `manifest`, with these inputs alone.
+
+    Raises UsageError where they do not fit.
+    """
+    for number, sample in enumerate(samples):
+        given = [(tuple(array.shape), array.dtype.name) for array in sample]
+        if given != [(spec.shape, spec.dtype) for spec in manifest.inputs]:
+            taken, offered = _shown(manifest.inputs), _shown([TensorSpec(*one) for one in given])
+            raise UsageError(f"the inputs of sample {number} are {offered}, the program takes {taken}")
+    (folder / INPUTS).mkdir(parents=True)
+    (folder / MODEL).symlink_to(model.resolve())
+    files = {MODEL: manifest.files[MODEL]}
+    for number, sample in enumerate(samples):
+        for index, array in enumerate(sample):
+            path = folder / INPUTS / f"input_{number}_{index}.raw"
+            to_memory(array, manifest.inputs[index].order).tofile(path)
+            files[f"{INPUTS}/{path.name}"] = sha256_of(path)
+    return Bundle(folder, msgspec.structs.replace(manifest, samples=len(samples), files=files, references=()))
+
+
+def _attempt(job_id: str, raw: RawResult) -> Attempt:
+    """Return an execution as an attempt, whose outputs the test judges."""
+    found = outcome(raw)
+    if not isinstance(found, Ending):
+        return Attempt(job_id, Verdict.PASSED, Stage.DONE, "", device=raw.serial)
+    return Attempt(job_id, found.verdict, found.stage, found.reason, device=raw.serial, cause=found.cause)
+
+
+def _output(raw: RawResult, report: RunnerReport, sample: int, index: int, order: tuple[int, ...]) -> NDArray[Any]:
+    tensor = report.outputs[index]
+    path = raw.output(sample, index)
+    try:
+        size = path.stat().st_size
+        kind = np.dtype(tensor.dtype)
+    except FileNotFoundError:
+        raise DeviceError(raw.serial, f"{path.name} is not there although the runner reported success") from None
+    except TypeError:
+        raise ProgramError(
+            f"output {index} has the dtype {tensor.dtype}, which numpy lacks", stage=Stage.PULL
+        ) from None
+    if (
+        kind.kind not in "biufc"
+        or size != tensor.nbytes
+        or size != kind.itemsize * int(np.prod(tensor.shape, dtype=object))
+    ):
+        raise DeviceError(raw.serial, f"{path.name} has {size} bytes, the runner wrote {tensor.nbytes} for {tensor}")
+    return from_memory(np.fromfile(path, dtype=kind), tensor.shape, order)
+
+
+def _shown(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(map(str, specs)) or "none"

@@ -1,0 +1,206 @@
+"""What ExecuTorch's own Qualcomm tests are given, so that they run unchanged on the device of a worker.
+
+Their `SimpleADB` wants the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
+class of tests, and works in one folder of the device. The runner that it finds here is a script that hands over to
+farm's, which lies on the device with its libraries, by hash; what it pushes besides is of no use, and small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.base.backends.registry import BACKENDS
+from farm.base.errors import DeviceError, UsageError
+from farm.builds.runtime.device_files import soc_name
+from farm.dispatch.pytest_plugin.rework import follow_workspaces, is_framework
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pytest
+
+    from farm.base.socs import Soc
+    from farm.builds.runtime.runtime import Runtime
+    from farm.devices.execution.session import DeviceSession
+    from farm.dispatch.device_run.device_run import DeviceRun
+    from farm.dispatch.pytest_plugin.plan import SuitePlan
+
+TARGET = "aarch64-android"
+RUNNER = "qnn_executor_runner"
+"""Called so, farm's runner writes an ETDump unasked, which upstream's tests count on."""
+
+_TESTS = "executorch.backends.qualcomm.tests.utils"
+# executorch 1.5.1: tests/utils.py and tests/rework/conftest.py make their working folders in it.
+_WORKSPACES = PurePosixPath("/data/local/tmp")
+_UNUSED = "stub: the runner that is pushed beside this brings its own libraries\n"
+_CLEAN_SECONDS = 30.0
+# SimpleADB calls the runner as whom adbd runs commands as; every word is quoted once more.
+_AS_ROOT = r"""#!/bin/sh
+words=
+for word; do
+    words="$words '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"
+done
+exec {elevation} "umask 0; exec {command}$words"
+"""
+
+
+def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
+    """Return an SDK in the new `folder`: all that `sdk` has, and stubs for what SimpleADB insists on besides."""
+    qnn = [backend for backend in BACKENDS.values() if not backend.on_cpu]
+    wanted = {f"{TARGET}/{soc_name(name, soc)}" for backend in qnn for name in backend.libraries}
+    for backend in qnn:
+        if backend.skel and getattr(soc, backend.hardware):
+            kind = "signed" if backend.signed else "unsigned"
+            wanted.add(soc_name(f"{backend.dsp_folder}/{kind}/{backend.skel}", soc))
+    for library in wanted:
+        if not (sdk / "lib" / library).is_file():
+            stub = folder / "lib" / library
+            stub.parent.mkdir(parents=True, exist_ok=True)
+            stub.write_text(_UNUSED)
+    folder.mkdir(exist_ok=True)
+    _link_all(folder, sdk)
+    return folder
+
+
+def _link_all(folder: Path, source: Path) -> None:
+    """Link all that is in `source` into `folder`, beside what is there already, at every depth."""
+    for entry in source.iterdir():
+        place = folder / entry.name
+        if not place.exists():
+            place.symlink_to(entry)
+        elif place.is_dir() and entry.is_dir():
+            _link_all(place, entry)
+
+
+class Upstream:
+    """Upstream's tests in one worker."""
+
+    def __init__(self, plan: SuitePlan, scratch: Path) -> None:
+        """`scratch` is a folder of the worker alone."""
+        self._plan = plan
+        self._run: DeviceRun | None = None
+        self._build, self._folder = scratch / "build-android", scratch / "upstream"
+        self._session: DeviceSession | None = None
+        """The session whose runner the script hands over to."""
+        self._workspaces: dict[PurePosixPath, DeviceSession | None] = {}
+        """Folders of SimpleADB on the device, and the session in which each was made sure of."""
+
+    def use(self, run: DeviceRun) -> None:
+        """Run tests on the device of `run` from now on."""
+        self._run, self._session = run, None
+        self._workspaces.clear()
+
+    def set_options(self, config: pytest.Config | None) -> None:
+        """Fill in what upstream's newer tests have as options of pytest."""
+        if config is not None and is_framework(config):
+            for name, value in self._options().items():
+                setattr(config.option, name, value)
+
+    def owns(self, item: pytest.Item) -> bool:
+        """Tell whether a test is one of upstream's, or written as they are, or needs what they do."""
+        return self._base(item) is not None or is_framework(item.config)
+
+    @contextlib.contextmanager
+    def around(self, item: pytest.Item) -> Iterator[None]:
+        """Let a test of upstream's work in a folder of its worker: it writes where it stands."""
+        if not self.owns(item):
+            yield
+            return
+        self._folder.mkdir(exist_ok=True)
+        before = Path.cwd()
+        os.chdir(self._folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Before a test's own set-up: bring the runner onto the device, set the test's options. Raises DeviceError."""
+        if not self.owns(item):
+            return
+        if self._run is None or not self._options()["device"]:
+            raise UsageError("upstream's tests speak adb, and the device of this worker hangs on no adb server")
+        session = self._run.session
+        if session is not self._session:
+            session.prepare([])
+            self._write_runner(session.runtime_folder, self._run.transport.elevation)
+            self._session = session
+        follow_workspaces(self._meet)
+        base = self._base(item)
+        if base is None:
+            return
+        # As upstream's setup_environment does it, whose other options keep the values of the class.
+        for name, value in self._options().items():
+            setattr(base, name, value)
+        base.enable_x86_64 = base.compile_only = False
+        base.error_only = True
+        base.direct_build_folder = None
+        base.executorch_root = base.executorch_root or str(self._folder)
+        base.artifact_dir = str(self._folder)
+
+    def clean(self) -> None:
+        """Remove what SimpleADB leaves on a device."""
+        if self._workspaces and self._run is not None:
+            with contextlib.suppress(DeviceError):
+                self._run.transport.run(["rm", "-rf", "--", *map(str, self._workspaces)], timeout_s=_CLEAN_SECONDS)
+
+    def _meet(self, adb: Any) -> None:
+        """Lead a SimpleADB to the device of now, and make its folder: the newer tests ask for both once a process."""
+        options, workspace = self._options(), PurePosixPath(adb.workspace)
+        adb.device_id, adb.host_id = options["device"], options["host"]
+        if self._run is None:
+            return
+        if workspace.parent == _WORKSPACES and self._workspaces.get(workspace) is not self._session:
+            self._run.transport.run(["mkdir", "-p", "--", str(workspace)], timeout_s=_CLEAN_SECONDS)
+            self._workspaces[workspace] = self._session
+
+    def _base(self, item: pytest.Item) -> Any:
+        """Return upstream's TestQNN where a test derives from it."""
+        module = sys.modules.get(_TESTS)
+        base, cls = getattr(module, "TestQNN", None), getattr(item, "cls", None)
+        return base if base is not None and cls is not None and issubclass(cls, base) else None
+
+    def _options(self) -> dict[str, str | None]:
+        environment = self._run.transport.tool_environment() if self._run is not None else {}
+        return {
+            "device": environment.get("ANDROID_SERIAL", ""),
+            "host": environment.get("ANDROID_ADB_SERVER_ADDRESS"),
+            "soc_model": self._plan.soc,
+            "backend": self._plan.backend,
+            "build_folder": str(self._build),
+            "target": TARGET,
+        }
+
+    def _write_runner(self, runtime: PurePosixPath, elevation: Sequence[str]) -> None:
+        """Make the build folder. Relative paths mean the same on every device, virtual ones among them."""
+        to = os.path.relpath(runtime, _WORKSPACES / "any")
+        script = self._build / "examples/qualcomm/executor_runner" / RUNNER
+        script.parent.mkdir(parents=True, exist_ok=True)
+        command = f"env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER}"
+        script.write_text(runner_script(command, elevation))
+        script.chmod(0o755)
+        library = self._build / "backends/qualcomm/libqnn_executorch_backend.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_text(_UNUSED)
+
+
+def runner_script(command: str, elevation: Sequence[str]) -> str:
+    """Return a script that becomes `command` with the words that it gets itself, through what runs scripts as root."""
+    if elevation:
+        return _AS_ROOT.format(elevation=shlex.join(elevation), command=command)
+    return f'#!/bin/sh\nexec {command} "$@"\n'
+
+
+def with_name(runtime: Runtime, name: str) -> Runtime:
+    """Return the same runtime with its runner under one more name."""
+    files = {**runtime.files, name: runtime.files[runtime.runner]}
+    return msgspec.structs.replace(
+        runtime, files=files, hashes={**runtime.hashes, name: runtime.hashes[runtime.runner]}
+    )

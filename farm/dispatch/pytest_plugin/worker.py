@@ -1,0 +1,339 @@
+"""Device of a process that runs the user's tests: lease, health, and the attempts of the running test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import (
+    DeviceError,
+    DeviceGoneError,
+    FarmError,
+    InfraError,
+    LeaseLostError,
+    NoDeviceError,
+    ProgramError,
+)
+from farm.base.processes import Supervisor
+from farm.devices.adb.names import choose_server
+from farm.devices.execution.content_store import SESSION_PREFIX
+from farm.devices.execution.liveness import Liveness, cause_of
+from farm.devices.recovery import recover
+from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
+from farm.dispatch.pytest_plugin.device import LeasedDevice
+from farm.dispatch.pytest_plugin.record import DeviceFacts
+from farm.dispatch.pytest_plugin.upstream import RUNNER, Upstream, with_name
+from farm.dispatch.request.profiling import Profile
+from farm.policy.retries import Tried, classify, is_open, unfit
+from farm.results.attempt import Cause, Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from farm.builds.bundles.bundle import Bundle
+    from farm.devices.device import Device
+    from farm.dispatch.pytest_plugin.lease import DeviceLease
+    from farm.dispatch.pytest_plugin.plan import SuitePlan
+    from farm.results.attempt import Attempt, Measurement, OperatorProfile
+    from farm.suites.suite import Job
+
+_SHELL_SECONDS = 30.0
+# Another worker exchanges its device after its running test, which may compile for minutes.
+_OTHER_SECONDS = 600.0
+
+
+class ExecutedProgram(msgspec.Struct, frozen=True):
+    """One program that a test ran."""
+
+    bundle_key: str
+    measurements: tuple[Measurement, ...] = ()
+    operators: tuple[OperatorProfile, ...] = ()
+
+
+class UnfitDeviceError(DeviceError):
+    """A device, its session or its runtime that fails for a cause with a name."""
+
+    def __init__(self, serial: str, problem: str, cause: Cause) -> None:
+        self.cause = cause
+        super().__init__(serial, problem)
+
+
+class WrongNumbersError(AssertionError):
+    """Outputs of a program that are beyond the limits of its case."""
+
+    stage, cause = Stage.NUMERICS, Cause.NUMERICS
+
+
+class SuiteWorker:
+    """The device of a process that runs tests, and the attempts of the running test. Belongs to one thread."""
+
+    run: DeviceRun
+    info: Device
+
+    def __init__(self, plan: SuitePlan, lease: DeviceLease, config: pytest.Config | None = None) -> None:
+        """`config` gets the options of upstream's newer tests."""
+        self.plan, self._lease, self._config = plan, lease, config
+        self.scratch = plan.folder / f"worker-{os.getpid()}"
+        """A folder of this process alone on this machine."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self.supervisor = Supervisor()
+        self.device = LeasedDevice(self._note)
+        self.upstream = Upstream(plan, self.scratch)
+        self.upstream.set_options(config)
+        self.test_folder: Path = self.scratch
+        """Where the file of the running test is."""
+        self._liveness: Liveness
+        self.serial = ""
+        self._doubt = ""
+        """What went wrong with the device; it has to be brought back first."""
+        self._takeover_due = False
+        """Files and processes of a former owner are not removed yet."""
+        self.given_up = ""
+        """Reason for the lack of any device; empty with one."""
+        self._blamed: list[BaseException] = []
+        self._history: tuple[Tried, ...] = ()
+        """Attempts of the running test on other devices."""
+        self._is_alone = False
+        """No other device could be had for the running test."""
+        self._begin_attempt()
+
+    def begin_test(self, folder: Path) -> None:
+        """Forget what an earlier test had to do with the device."""
+        self.test_folder = folder
+        self._history = (*self._history, self._tried_now()) if self.repeats else ()
+        self._is_alone = self._is_alone and self.repeats
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self._trouble: InfraError | None = None
+        self._failure: ProgramError | WrongNumbersError | None = None
+        self._executed: list[ExecutedProgram] = []
+        self._notes: list[str] = []
+        self._fence = 0
+        self._others: int | None = None
+        """Devices that may try the test once more; None as long as it has not failed."""
+        self.repeats = False
+        """The test runs again on another device."""
+
+    def get_ready(self) -> None:
+        """Make sure of a device that may be used, answers, and has not tried the test. Raises InfraError."""
+        try:
+            self._hold()
+            self._fence = self._lease.fence
+        except InfraError as error:
+            self._note(error)
+            raise
+
+    def use(self, device: Device) -> None:
+        """Run tests on a device from now on."""
+        plan, self.info, self.serial = self.plan, device, device.serial
+        runtime = with_name(plan.runtimes[device.serial], RUNNER)
+        # The device is taken over once for each lease: a session must not remove what tests have put there.
+        self.run = DeviceRun(device, runtime, plan.token, takeover=False, gate=HeatGate(plan.health))
+        transport = self.run.transport
+        folder = transport.storage / f"{SESSION_PREFIX}{plan.token}-{os.getpid()}-files"
+        self.device.use(device, transport, folder)
+        self._liveness = Liveness(transport)
+        if variables := transport.tool_environment():
+            choose_server(os.environ, variables)
+        self.upstream.use(self.run)
+        self.upstream.set_options(self._config)
+
+    def checked(self, attempt: Attempt, canary: Callable[[], tuple[Job, Bundle] | None]) -> Attempt:
+        """Return an attempt that failed; infra where the canary of the device fails as well."""
+        if found := canary():
+            self.run.set_canary(*found, Profile.OFF)
+        self.run.end_session()
+        problem = self._problem()
+        return unfit(attempt, problem, self.run.canary_cause) if problem else attempt
+
+    def executed(self, program: ExecutedProgram, notes: tuple[str, ...] = ()) -> None:
+        """Note a program that the test ran."""
+        self._executed.append(program)
+        self._notes += notes
+
+    def blame(self, error: BaseException) -> str:
+        """Return what the farm or the device did wrong where a test failed with `error`; empty where it did nothing."""
+        for one in _chain(error):
+            if isinstance(one, (ProgramError, WrongNumbersError)) and self._failure is None:
+                self._failure = one
+            # A class that could not be set up fails all its tests with the same exception.
+            if isinstance(one, InfraError) or any(one is other for other in self._blamed):
+                return self._blame(error, one)
+        if self._trouble is not None:
+            return self._blame(error, self._trouble)
+        try:
+            self._lease.require()
+            if self._lease.device is not None:
+                self._liveness.demand()
+        except InfraError as problem:
+            return self._blame(error, problem)
+        return ""
+
+    @property
+    def open_cause(self) -> Cause:
+        """Cause of the failure of the test where the device may be to blame; NONE of others."""
+        cause = Cause(self._failure.cause) if self._failure is not None else Cause.NONE
+        return cause if is_open(cause) else Cause.NONE
+
+    def decide_repeat(self) -> bool:
+        """Return whether another device runs the test again, after a failure that may be the device's."""
+        if self._others is None:
+            history = (*self._history, self._tried_now())
+            try:
+                self._others = 0 if self._is_alone else len(self._lease.others({one.device for one in history}))
+            except FarmError:
+                self._others = 0
+            self.repeats = classify(history, others=self._others).repeat
+        return self.repeats
+
+    def facts(self) -> DeviceFacts:
+        """Return what is to be recorded of the test that ends."""
+        only = self._executed[0] if len(self._executed) == 1 else ExecutedProgram("")
+        trouble, failure = self._trouble, self._failure
+        facts = DeviceFacts(
+            self.serial,
+            self._fence,
+            bundle_key=only.bundle_key,
+            measurements=only.measurements,
+            operators=only.operators,
+            notes=tuple(self._notes),
+            earlier=self._history,
+            others=self._others or 0,
+        )
+        if len(self._executed) > 1:
+            note = f"ran {len(self._executed)} programs: the numbers of none are kept"
+            facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
+        if failure is not None:
+            facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
+        if trouble is not None:
+            cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
+            cause = trouble.cause if isinstance(trouble, UnfitDeviceError) else cause
+            if isinstance(trouble, LeaseLostError):
+                # Also true when another user has the device now.
+                facts = msgspec.structs.replace(facts, fence=0)
+                cause = Cause.LEASE
+            facts = msgspec.structs.replace(facts, infra=str(trouble), cause=cause)
+        return facts
+
+    def close(self) -> None:
+        """Leave the device as it was found."""
+        self._leave()
+        self._lease.close()
+        self.supervisor.close()
+
+    def _tried_now(self) -> Tried:
+        facts = self.facts()
+        return Tried(facts.device, Verdict.INFRA if facts.infra else Verdict.FAILED, facts.cause, facts.stage, "")
+
+    def _hold(self) -> None:
+        """Hold a device that may run the test."""
+        tried = {one.device for one in self._history}
+        if self.given_up:
+            raise NoDeviceError(self.given_up)
+        if self._doubt and self._lease.is_ours:
+            self._recover()
+        self._doubt = ""
+        if not self._lease.is_ours or self.serial in tried:
+            self._take(tried)
+        elif instead := self._lease.wanted_elsewhere():
+            self._take(tried, [*instead, self.plan.devices.index(self.info)])
+
+    def _take(self, tried: set[str], numbers: Sequence[int] = ()) -> None:
+        """Lease a device without an attempt of the test, else one with the given numbers, and begin on it."""
+        self._leave()
+        device = None
+        if tried:
+            with contextlib.suppress(NoDeviceError):
+                device = self._lease.acquire(self._lease.others(tried), _OTHER_SECONDS)
+            self._is_alone = device is None
+        while device is None:
+            device = self._lease.acquire(numbers or self._usable())
+        self.use(device)
+        self._takeover_due = self.plan.leased
+        self._begin()
+
+    def _usable(self) -> list[int]:
+        """Return the numbers of the devices that are not left. Raises NoDeviceError where there is none."""
+        if numbers := self._lease.usable():
+            return numbers
+        left = [f"{self.plan.devices[number].serial}: {why}" for number, why in self.plan.devices_left().items()]
+        self.given_up = f"no {self.plan.soc} is left to run tests: {'; '.join(left)}"
+        raise NoDeviceError(self.given_up)
+
+    def _leave(self) -> None:
+        """Remove our files and processes from the device, as far as it answers, and give it back."""
+        if self._lease.device is not None:
+            if not self._lease.is_lost and not self._doubt:
+                self.upstream.clean()
+                self.run.end_session()
+                with contextlib.suppress(DeviceError):
+                    self._shell('rm -rf -- "$1"', self.device.folder)
+            self.run.close()
+            self._lease.release()
+
+    def _begin(self) -> None:
+        """Make the device ours, as it is now."""
+        self.run.begin(takeover=self._takeover_due)
+        self._takeover_due = False
+        self._liveness.demand()
+        self._shell('mkdir -p -- "$1"', self.device.folder)
+
+    def _recover(self) -> None:
+        """Bring the device back, or leave it for good."""
+        problem = recover(
+            self.info,
+            works=self._problem,
+            hopeless=lambda: self.run.is_full or self.run.lacks_runtime,
+        ).problem
+        self.run.end_session()
+        if problem:
+            self.plan.leave_device(self.plan.devices.index(self.info), f"{self._doubt}; {problem}")
+            self._leave()
+            return
+        # It may have started anew: what it is now is what counts.
+        self._liveness = Liveness(self.run.transport)
+        self._begin()
+
+    def _problem(self) -> str:
+        """Return why the canary fails, or, without one, why the device does not answer; empty for a fit device."""
+        problem = self.run.probe(self.scratch / "canary")
+        if problem:
+            self.run.end_session()
+        return problem
+
+    def _shell(self, script: str, *words: PurePosixPath) -> None:
+        argv = ["sh", "-c", script, "sh", *map(str, words)]
+        done = self.run.transport.run(argv, timeout_s=_SHELL_SECONDS)
+        if done.code != 0:
+            stderr = done.stderr.decode(errors="replace")
+            raise DeviceError(self.info.serial, "its storage cannot be used", argv=argv, code=done.code, stderr=stderr)
+
+    def _note(self, error: InfraError) -> None:
+        self._trouble = self._trouble or error
+
+    def _blame(self, error: BaseException, why: BaseException) -> str:
+        if not any(error is other for other in self._blamed):
+            self._blamed.append(error)
+        trouble = why if isinstance(why, InfraError) else DeviceGoneError(self.serial, "an earlier test lost it")
+        self._note(trouble)
+        if isinstance(trouble, DeviceError) and not self._doubt and not self.given_up:
+            self._doubt = str(trouble)
+        return str(trouble)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)

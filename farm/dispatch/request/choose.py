@@ -1,0 +1,339 @@
+"""From what the user asked for to the jobs of a run: suites, pytest's own options, and what the store knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.errors import IllegalTargetError, NothingSelectedError, UsageError
+from farm.base.socs import find_soc
+from farm.devices.device import MIXED
+from farm.dispatch.request.profiling import Profile, require_profilable
+from farm.dispatch.request.recording import is_private_run
+from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
+from farm.store.view import Purpose
+from farm.suites.limits import require_limits
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.options import parse_options
+from farm.suites.suite import Job, OptionSet, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.devices.execution.optrace import OptraceTools
+    from farm.dispatch.request.request import RunRequest
+    from farm.store.store import Store
+
+# A run that is another one for each of several that begin one after the other.
+_RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
+
+
+def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
+    """Return all jobs of the suites that `request` names. Raises UsageError for what cannot be."""
+    socs = list(dict.fromkeys(find_soc(name) for name in request.socs))
+    known = find_suites(config.suite_folders)
+    suites = [resolve_suite(name, known) for name in dict.fromkeys(request.suites)]
+    names = [suite.name for suite in suites]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
+    _check_measurements(request)
+    jobs = plan(suites, socs, request.backend, request.precisions, _option_sets(request))
+    if jobs and jobs[0].target.direct:
+        _check_direct(request)
+    return jobs
+
+
+def _check_direct(request: RunRequest) -> None:
+    """Raise UsageError for what direct mode's runner cannot measure."""
+    if request.heap:
+        raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
+    require_profilable(request.profile, direct=True)
+
+
+def _check_measurements(request: RunRequest) -> None:
+    backend = find_backend(request.backend)
+    if request.heap:
+        require_heap(backend.name)
+    if request.heap and request.profile is not Profile.AUTO:
+        raise UsageError("--heap measures nothing else: leave --profile out")
+    if request.heap and request.seconds is not None:
+        raise UsageError("--heap runs every job once: leave --seconds out")
+    if request.profile is Profile.OPTRACE and "profile_level" not in backend.options:
+        able = " and ".join(name for name, one in BACKENDS.items() if "profile_level" in one.options)
+        raise IllegalTargetError(f"--profile optrace is for the {able} backend, not for {backend.name}")
+
+
+def require_heap(backend: str) -> None:
+    """Raise IllegalTargetError for a backend of whose programs ExecuTorch measures no DSP heap."""
+    if not find_backend(backend).has_dsp_heap:
+        able = " and ".join(name for name, one in BACKENDS.items() if one.has_dsp_heap)
+        raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend}")
+
+
+def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
+    sets = parse_options(request.options, request.backend)
+    if request.profile is not Profile.OPTRACE:
+        return sets
+    # Compiled in, so that it is another bundle, and another series, as it costs time.
+    return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
+
+
+def select(request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> tuple[Job, ...]:
+    """Return the jobs that `-k` selects.
+
+    Raises UsageError for an expression that pytest does not accept, and for jobs that are to be `judged` without a
+    limit that decides; NothingSelectedError.
+    """
+    selected = _select(request, jobs)
+    if request.seconds is not None:
+        _require_generation(selected)
+    if request.heap:
+        _require_compiled_contexts(selected)
+    if judged:
+        require_limits(selected)
+    return selected
+
+
+def _require_compiled_contexts(jobs: Sequence[Job]) -> None:
+    """Raise UsageError for programs whose contexts are made on the device: ExecuTorch measures no heap around them."""
+    if online := [job.case.name for job in jobs if job.case.features.online_prepare]:
+        without = " and ".join(f"not {name}" for name in dict.fromkeys(online))
+        raise UsageError(
+            f"--heap measures contexts that were compiled ahead of time, and {online[0]} makes its own on the device "
+            f"(online_prepare): leave it out with -k {shlex.quote(without)}"
+        )
+
+
+def _require_generation(jobs: Sequence[Job]) -> None:
+    """Raise UsageError for jobs that a time to go on for means nothing to."""
+    if others := [job.id for job in jobs if job.case.generate is None]:
+        more = f", nor {len(others) - 1} more" if others[1:] else ""
+        raise UsageError(
+            f"--seconds is for programs that generate text: {others[0]} does not{more}; leave it out, or choose with -k"
+        )
+
+
+def _select(request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
+    if not request.keyword:
+        return tuple(jobs)
+    from farm.dispatch.request.keyword import matching
+
+    chosen = set(matching([job.id for job in jobs], request.keyword))
+    selected = tuple(job for job in jobs if job.id in chosen)
+    if not selected:
+        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by -k {request.keyword}")
+    return selected
+
+
+def check_ready(jobs: Sequence[Job], request: RunRequest | None = None) -> None:
+    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none.
+
+    Raises UsageError where `request` names more executions than direct mode's runner can be asked for.
+    """
+    ready = [job for job in jobs if job.case.pte]
+    if ready:
+        from farm.builds.bundles.ready import read_ready
+
+        for job in ready:
+            read_ready(job)
+    if request is not None:
+        _check_executions(request, jobs)
+
+
+def _check_executions(request: RunRequest, jobs: Sequence[Job]) -> None:
+    if request.reducible or request.heap or not any(job.target.direct for job in jobs):
+        return
+    from farm.builds.bundles.ready import read_ready
+    from farm.devices.execution.one_shot import too_many
+
+    times = request.iterations + request.warm_up
+    for job in jobs:
+        # What is to be compiled has one output at least; with more, the job itself is refused later.
+        outputs = len(read_ready(job).outputs) if job.case.pte else 1
+        if problem := too_many("direct mode's runner", job.case.samples, outputs, times):
+            raise UsageError(f"{job.id}: {problem}")
+
+
+def narrow(
+    request: RunRequest,
+    jobs: tuple[Job, ...],
+    store: Store,
+    tools: Callable[[], Toolchain] | None,
+    note: Callable[[str], None],
+    line: str = "",
+    *,
+    kind: str,
+    cache_dir: Path | None = None,
+) -> tuple[Job, ...]:
+    """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
+
+    `kind` is that of the devices, as `device_kind_of` returns it. `tools` is the toolchain, of the line `line`; None,
+    which is not for --changed-since, where it is not to be looked at, nor at the bundles in `cache_dir`. What failed is
+    asked last: it changes while other shards run, and what a shard has must not.
+
+    Raises UsageError for a run that cannot be compared, NothingSelectedError.
+    """
+    if request.changed_since is not None:
+        jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir), kind)
+    if request.shard is not None:
+        ids = [job.id for job in jobs]
+        seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind, line)), kind)
+        mine = in_shard(seconds, request.shard)
+        if not mine:
+            raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
+        jobs = tuple(job for job in jobs if job.id in mine)
+    if request.last_failed:
+        private = request.purpose is Purpose.TRIAL or (tools is not None and is_private_run(tools(), request.purpose))
+        failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, line, private=private)
+        if failed:
+            return tuple(job for job in jobs if job.id in failed)
+        if request.shard is not None:
+            # All of them, as without shards, would be too many: another shard may have failures.
+            raise NothingSelectedError(f"--lf: none of the {len(jobs)} jobs of shard {request.shard} failed last time")
+        note(f"nothing failed last time: all {len(jobs)} jobs are run")
+    return jobs
+
+
+def _keys_of(
+    jobs: tuple[Job, ...], tools: Callable[[], Toolchain] | None, cache_dir: Path | None
+) -> Callable[[], dict[str, str]]:
+    """Return what returns the keys of the bundles that jobs have now, by job id."""
+
+    def keys() -> dict[str, str]:
+        if tools is None or cache_dir is None:
+            from farm.builds.bundles.key import bundle_key
+
+            return {job.id: bundle_key(job, {} if tools is None else tools().versions) for job in jobs}
+        from farm.builds.bundles.cache import BundleCache
+        from farm.builds.bundles.reuse import find_bundles_for
+
+        found = find_bundles_for(jobs, tools(), BundleCache(cache_dir))
+        return {job_id: bundle.key for job_id, bundle in found.items()}
+
+    return keys
+
+
+def _changed_since(
+    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, keys: Callable[[], dict[str, str]], kind: str
+) -> tuple[Job, ...]:
+    from farm.store.values import judged_by
+
+    if request.shard is not None and _RELATIVE.fullmatch(ref):
+        raise UsageError(f"--changed-since {ref} is another run for every shard: with --shard, name it by its id")
+    view = store.runs.view(store.runs.resolve(ref))
+    then_kind = view.fingerprint.get("device_kind", kind)
+    if then_kind != kind:
+        raise UsageError(
+            f"--changed-since {ref}: run {view.id} was on {_DEVICES.get(then_kind, then_kind)}, this one "
+            f"is for {_DEVICES.get(kind, kind)}: a verdict of one holds for the other no more than its numbers do"
+        )
+    then = {(job.suite, job.soc, job.backend) for job in view.jobs}
+    here = {(job.case.suite, job.target.soc, job.target.backend) for job in jobs}
+    if not then & here:
+        raise UsageError(
+            f"--changed-since {ref}: nothing to compare: run {view.id} was {_told(then)}, this one is {_told(here)}"
+        )
+    key_of = keys()
+    now = {job.id: Version(key_of[job.id], judged_by(job)) for job in jobs}
+    chosen = changed(now, store.runs.verdicts(view.id))
+    if not chosen:
+        raise NothingSelectedError(f"nothing has changed since run {view.id}: it has a verdict of all {len(jobs)} jobs")
+    return tuple(job for job in jobs if job.id in chosen)
+
+
+_DEVICES = {"virtual": "virtual devices", "hardware": "hardware", MIXED: "devices of both kinds"}
+
+
+def device_kind_of(config: Config, request: RunRequest, store: Store, default: str = "hardware") -> str:
+    """Return the kind of the devices that `request` would use now, `default` where none is attached.
+
+    Verdicts and times on another kind are no past of it.
+    """
+    from farm.base.processes import Supervisor
+    from farm.dispatch.pool.fleet import attached_kind
+
+    if request.virtual:
+        return "virtual"
+    with Supervisor() as supervisor:
+        socs = [find_soc(name).name for name in request.socs]
+        return attached_kind(config, socs, request.choice, supervisor, store) or default
+
+
+def _told(targets: Collection[tuple[str, str, str]]) -> str:
+    """Return suites, SoCs and backends in words."""
+    if not targets:
+        return "of no job"
+    suites, socs, backends = (", ".join(sorted(set(names))) for names in zip(*targets, strict=True))
+    return f"{suites} for {socs} on {backends}"
+
+
+def collect(
+    config: Config,
+    request: RunRequest,
+    note: Callable[[str], None],
+    *,
+    judged: bool = True,
+    kind_of: Callable[[Config, RunRequest, Store], str] | None = None,
+) -> list[str]:
+    """Return the ids of the jobs that `request` selects, in the order of the manifests; `judged` as in `select`.
+
+    `kind_of` says of what kind the devices are, in place of `device_kind_of`, where they are not attached here.
+
+    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
+    """
+    if request.toolchain:
+        from farm.builds.toolchains.select import toolchain_of
+
+        toolchain_of(config, request.toolchain)
+    jobs = select(request, jobs_of(config, request), judged=judged)
+    if request.asks_the_store:
+        from farm.builds.toolchains.prepare import line_of, prepare
+        from farm.builds.toolchains.select import use_toolchain
+        from farm.store.store import open_store
+
+        config = use_toolchain(config, request.toolchain, note)
+        with open_store(config.store_url) as store:
+            tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
+            line = line_of(config)
+            kind = (kind_of or device_kind_of)(config, request, store)
+            jobs = narrow(request, jobs, store, tools, note, line, kind=kind, cache_dir=config.cache_dir)
+    return [job.id for job in jobs]
+
+
+def check_machine(config: Config, request: RunRequest) -> None:
+    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it.
+
+    Raises IllegalTargetError for what no virtual device has.
+    """
+    from farm.builds.runtime.runtime import require_backend
+
+    for name in dict.fromkeys(request.socs):
+        require_backend(find_soc(name), request.backend, config.sdk_root)
+    if request.heap and request.virtual:
+        require_dsp(config)
+    optrace_tools(config, request)
+
+
+def require_dsp(config: Config) -> None:
+    """Raise IllegalTargetError for the heap of a simulator: only a stub of QNN measures one on this machine."""
+    from farm.builds.bundles.key import QNN_PRODUCT, stub_of
+    from farm.builds.runtime.qnn_sdk import sdk_product
+
+    if not stub_of({QNN_PRODUCT: sdk_product(config.sdk_root)}):
+        raise IllegalTargetError("--heap measures the heap of a DSP, and the simulator has none: attach a device")
+
+
+def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
+    """Return what makes the SDK's timelines, where `request` wants them. Raises MissingToolError."""
+    if request.profile is not Profile.OPTRACE:
+        return None
+    from farm.devices.execution.optrace import find_optrace_tools
+
+    return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")

@@ -1,0 +1,73 @@
+"""What every command that leaves a run in the store has in common: what it returns and what it writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.base.errors import InfraError, NothingSelectedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.report.html.context import ReportContext
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.records import Background
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+
+def write_report(view: RunView, path: Path, store: Store, config: Config) -> Path:
+    """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
+    from farm.report.html.context import artifact_links
+    from farm.report.html.page_of_run import keep_templates, write_html
+    from farm.store.artifacts import open_artifacts
+
+    keep_templates(config.cache_dir)
+    artifacts = open_artifacts(config)
+
+    def links(known: Background) -> dict[str, str]:
+        # Of a shared farm, what ran on this machine alone left its files here.
+        artifacts.share(record for records in known.artifacts.values() for record in records)
+        return artifact_links(known, artifacts, path)
+
+    write_html(view, path, report_context(store, view, artifacts, links))
+    return path
+
+
+def report_context(
+    store: Store, view: RunView, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
+) -> ReportContext:
+    """Return what the store knows beyond a run; `links` says where a page finds its artifacts, by hash."""
+    from farm.report.formats.layers_csv import shown_places
+    from farm.report.html.context import ReportContext
+    from farm.report.html.layer_graph import shown_graphs
+    from farm.report.model.heap import heap_rows
+
+    background = store.history.background(view.id)
+    return ReportContext(
+        status=store.status.of_run(view.id),
+        # None recorded may mean that nobody has looked, so that the page leaves them out.
+        alerts=tuple(store.alerts.of_run(view.id)) or None,
+        background=background,
+        links=links(background),
+        heap=heap_rows(view, store.history.pasts_of_run(view.id)) if "heap" in view.fingerprint else (),
+        graphs=shown_graphs(background.artifacts, artifacts),
+        places=shown_places(background.artifacts, artifacts),
+    )
+
+
+def exit_code_of(view: RunView) -> int:
+    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure.
+
+    Stale jobs change nothing of it, as a budget is meant to leave some out; where it left out all, 5: nothing was run.
+    """
+    from farm.report.model.summary import Outcome, summarize
+
+    counts = summarize(view).counts
+    if counts[Outcome.FAILED]:
+        return 1
+    if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
+        return InfraError.exit_code
+    return NothingSelectedError.exit_code if counts[Outcome.STALE] == len(view.jobs) > 0 else 0

@@ -1,0 +1,121 @@
+"""What is recorded of a run that begins, the same for every command: who, where, and with which toolchain."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.git import git
+from farm.builds.toolchains.toolchain import STUB_LINE
+from farm.store.records import RunRecord
+from farm.store.toolchains import COMMITS_LIMIT
+from farm.store.view import Purpose, RunCommit, RunToolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.store.store import Store
+
+# Longer, and the run begins without: it is only for people.
+_GIT_SECONDS = 5.0
+# More than anybody has between two nights; a history that was rewritten may have no end.
+_MOST_COUNTED = 10_000
+
+
+def run_record(
+    config: Config,
+    store: Store,
+    tools: Toolchain,
+    *,
+    command: str,
+    facts: Mapping[str, str],
+    purpose: Purpose = Purpose.TRIAL,
+    name: str = "",
+    night: str = "",
+    again: RunToolchain | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> RunRecord:
+    """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
+
+    `again` is the toolchain of the run whose program is only run again. `say` is told of a name that means another run
+    so far; every night has the same ones.
+    """
+    if not night and (before := store.runs.newest_called(name)):
+        say(f"{name!r} means this run from now on: it meant {before}")
+    toolchain = recorded_toolchain(config, store, tools, purpose)
+    facts = dict(facts)
+    if again is not None and again != toolchain:
+        # An old program is no night of its line.
+        # The line of a stub has no results of Qualcomm's libraries, and theirs none of a stub.
+        over_stub = {one.split(" ")[-1] == STUB_LINE for one in (again.line, tools.line)}
+        line = again.line if len(over_stub) == 1 else tools.line
+        toolchain = msgspec.structs.replace(again, private=True, line=line)
+        own = {"toolchain": again.name, "commit": again.commit, "dirty": "yes" if again.dirty else ""}
+        facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
+    return RunRecord(
+        command=command,
+        user=store.user,
+        host=socket.gethostname(),
+        fingerprint=facts,
+        priority="nightly" if purpose is Purpose.NIGHTLY else "person",
+        toolchain=toolchain,
+        name=name,
+        night=night,
+    )
+
+
+def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: Purpose) -> RunToolchain:
+    """Return what a store keeps of a toolchain, with the commits since the newest run of its line."""
+    source, folder = tools.source, config.toolchain.checkout
+    since: tuple[RunCommit, ...] = ()
+    more, last = 0, ""
+    if source.commit:
+        last = store.status.newest_toolchain(tools.line).commit
+        if folder is not None:
+            since, more = commits_between(folder, last, source.commit)
+    return RunToolchain(
+        name=tools.name,
+        line=tools.line,
+        private=is_private_run(tools, purpose),
+        commit=source.commit,
+        dirty=source.dirty,
+        branch=source.branch,
+        subject=source.subject,
+        committed_ms=source.committed_ms,
+        before=last if last != source.commit else "",
+        since=since,
+        more=more,
+        commit_url=config.toolchain.commit_url,
+    )
+
+
+def is_private_run(tools: Toolchain, purpose: Purpose) -> bool:
+    """Return whether a run is only compared with its line: a trial, and what is being edited, belong to none."""
+    return purpose is Purpose.TRIAL or tools.private or tools.source.dirty
+
+
+def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit, ...], int]:
+    """Return the commits after `last` up to `now` along first parents, newest first, and how many more there are.
+
+    Nothing where `last` is empty or not among those before `now`, or where git cannot tell.
+    """
+    if not last or last == now:
+        return (), 0
+    limit = f"--max-count={_MOST_COUNTED}"
+    try:
+        git(folder, "merge-base", "--is-ancestor", last, now, timeout_s=_GIT_SECONDS)
+        text = git(
+            folder, "log", "--first-parent", "-z", limit, "--format=%H %s", f"{last}..{now}", "--",
+            timeout_s=_GIT_SECONDS,
+        )  # fmt: skip
+    except FarmError:
+        # Another branch, a shallow clone, or no git any more: the run is worth more than what it is compared with.
+        return (), 0
+    found = [RunCommit(*entry.partition(" ")[::2]) for entry in text.split("\0") if entry]
+    return tuple(found[:COMMITS_LIMIT]), max(0, len(found) - COMMITS_LIMIT)

@@ -1,0 +1,90 @@
+"""What a run is asked to do, and how it ended: plain data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.selection import Shard
+from farm.store.view import Purpose, RunView
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    socs: tuple[str, ...]
+    suites: tuple[str, ...]
+    backend: str = DEFAULT_BACKEND
+    precisions: tuple[str, ...] = ()
+    virtual: int = 0
+    """Virtual devices a SoC; 0 for attached ones."""
+    keyword: str = ""
+    """Expression of `-k`; empty for all jobs."""
+    most_failures: int | None = None
+    """After so many failed jobs nothing else begins; None for no limit."""
+    iterations: int = 3
+    warm_up: int = 1
+    reducible: bool = False
+    """Nobody named iterations or warm-up: a runner that leaves files of each execution may make fewer."""
+    timeout_s: float = 300.0
+    options: tuple[str, ...] = ()
+    """`name=value,value`: every combination is a target of its own."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """Measure the DSP's heap, and nothing else."""
+    seconds: int | None = None
+    """Programs that generate go on for so long; None: every prompt once."""
+    command: str = ""
+    choice: Choice = Choice()
+    """Which attached devices may be used."""
+    most_devices: int | None = None
+    """Attached devices of each SoC at most; None for all that are free."""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
+    """A nightly run hands a device over, between two jobs, to a person who waits for it."""
+    night: str = ""
+    """The id of the night that it is a cell of."""
+    changed_since: str | None = None
+    """A run: only jobs that have changed since, or that it has no verdict of."""
+    shard: Shard | None = None
+    """One part of the jobs."""
+    last_failed: bool = False
+    """Only jobs that did not pass when this user ran them last."""
+    failed_first: bool = False
+    """Those before all others."""
+    budget_s: float | None = None
+    """How long the run may take; what does not fit is stale."""
+    toolchain: str = ""
+    """What compiles, as `--toolchain` takes it; empty for the environment that farm runs in."""
+    rebuild: bool = False
+    """Compile all of it, also what is cached."""
+    confirm: bool = False
+    """Whoever asks measures again, afterwards, what stands out."""
+    wait_s: float | None = None
+    """How long to wait for attached devices, also for absent ones; then SoCs without one are left out. None: for busy
+    ones as long as the run may take, and for absent ones not at all."""
+
+    @property
+    def asks_the_store(self) -> bool:
+        """Whether its jobs depend on what was run before."""
+        return self.changed_since is not None or self.shard is not None or self.last_failed
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    exit_code: int
+    view: RunView
+    report: Path
+    """The HTML file."""
+    confirm: bool = False
+    """As in its request, which may be of long ago."""
+    toolchain: str = ""
+    """The same."""
+    left: bool = False
+    """It goes on, on a shared farm, and nobody follows it."""

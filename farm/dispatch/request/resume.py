@@ -1,0 +1,196 @@
+"""What a run was asked to do, kept beside it, so that one that did not come to its end can be finished."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.atomic import write_atomically
+from farm.base.errors import FarmError, UsageError
+from farm.base.publish import make_folders
+from farm.base.trust import weakness_of_open
+from farm.builds.bundles.source import source_digest, source_place
+from farm.results.attempt import Verdict
+from farm.suites.suite import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.request.request import RunRequest
+    from farm.store.view import RunView
+
+_FILE, _LOCK = "intent.json", "lock"
+# What another version of farm, or nobody whole, wrote.
+_UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
+
+
+def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job], toolchain: str = "") -> None:
+    """Write down what a run is to do; without a request it is one of a command that nobody resumes.
+
+    `toolchain` is then what it is called that was selected.
+    """
+    make_folders(folder)
+    own = {"request": request} if request is not None else {"toolchain": toolchain}
+    intent = {"jobs": jobs, "sources": _sources(jobs), **own}
+    write_atomically(folder / _FILE, msgspec.json.encode(intent, enc_hook=str), mode=0o644)
+
+
+def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
+    """Return what the run in `folder` is to do.
+
+    Raises UsageError when it was never written down here, or by somebody else, or when the code of its cases has
+    changed since.
+    """
+    from farm.dispatch.request.request import RunRequest
+
+    try:
+        data = _read(folder)
+        if "request" not in data:
+            raise UsageError(f"run {folder.name} had one job, and there is nothing to resume: give its command again")
+        request = msgspec.json.decode(data["request"], type=RunRequest)
+        jobs = _jobs(data)
+        changed = _changed(data, jobs)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder}: there is nothing to resume: the run was on another machine, or of another command"
+        ) from None
+    except _UNREADABLE as error:
+        raise UsageError(
+            f"run {folder.name} cannot be resumed: what it was to do was written by another version of farm ({error}): "
+            "start anew"
+        ) from None
+    if changed:
+        raise UsageError(
+            f"run {folder.name} cannot be resumed: the code of {', '.join(changed)} has changed since: start anew"
+        )
+    return request, jobs
+
+
+def planned_jobs(folder: Path) -> tuple[Job, ...]:
+    """Return the jobs of the run in `folder` as this user planned them; none where that is not known here any more."""
+    try:
+        return _jobs(_read(folder))
+    except (OSError, UsageError, *_UNREADABLE):
+        return ()
+
+
+def toolchain_of_run(config: Config, run_id: str) -> str:
+    """Return the `--toolchain` of a run that this user began here; empty for the default, and where nobody knows."""
+    from farm.dispatch.request.request import RunRequest
+
+    try:
+        data = _read(config.run_folder(run_id))
+        if "request" in data:
+            return msgspec.json.decode(data["request"], type=RunRequest).toolchain
+        return msgspec.json.decode(data["toolchain"], type=str)
+    except (OSError, UsageError, *_UNREADABLE):
+        return ""
+
+
+def config_of_run(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+    """Return `config` with the toolchain selected that was given, or else that of a run.
+
+    Raises UsageError, MissingToolError where it cannot be used, or is only another user's or machine's.
+    """
+    from farm.builds.toolchains.select import use_toolchain
+
+    return use_toolchain(config, given or toolchain_of_run(config, run.id) or _recorded(run), note)
+
+
+def config_to_run_again(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+    """Return the same; where the toolchain of the run is gone `config` itself, which runs a bundle of the cache.
+
+    One that has to be made again is refused with what is different. Raises as `config_of_run` for what was given.
+    """
+    try:
+        return config_of_run(config, run, given, note)
+    except FarmError as error:
+        if given:
+            raise
+        note(f"the toolchain of run {run.id} cannot be used: {error}")
+        return config
+
+
+def _recorded(run: RunView) -> str:
+    """Return what the store calls the toolchain of a run. Raises UsageError for a path, which anybody may own."""
+    name = run.toolchain.name if run.toolchain else ""
+    if "/" in name or name.startswith((".", "~")):
+        raise UsageError(f"{name} is of another user or machine, whose programs are not started")
+    return name
+
+
+def changed_code(folder: Path, job: Job) -> list[str]:
+    """Return where the code of `job`, of the run in `folder`, is that has changed since; none where nobody knows."""
+    try:
+        return _changed(_read(folder), [job])
+    except (OSError, UsageError, *_UNREADABLE):
+        return []
+
+
+def _read(folder: Path) -> dict[str, msgspec.Raw]:
+    """Return what is written in the folder of a run. Raises UsageError where somebody else could have written it.
+
+    It names code and arguments of pytest, which are executed.
+    """
+    file = folder / _FILE
+    with file.open("rb") as opened:
+        if problem := weakness_of_open(opened.fileno()):
+            raise UsageError(f"{file} says what is executed and is not used: {problem}: start anew")
+        return msgspec.json.decode(opened.read(), type=dict[str, msgspec.Raw])
+
+
+def _jobs(data: Mapping[str, msgspec.Raw]) -> tuple[Job, ...]:
+    return msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
+
+
+def _changed(data: Mapping[str, msgspec.Raw], jobs: Sequence[Job]) -> list[str]:
+    then = msgspec.json.decode(data["sources"], type=dict[str, str])
+    return sorted(name for name, digest in _sources(jobs).items() if then.get(name) != digest)
+
+
+def _sources(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the hash of the code and files of each place that the cases of `jobs` come from."""
+    cases = {source_place(job.case): job.case for job in jobs}
+    return {f"{place[0]}: {', '.join(filter(None, place[1:]))}": source_digest(case) for place, case in cases.items()}
+
+
+def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Return those of `jobs` without a verdict about the code: not tried, or only the farm was to blame. Pure."""
+    decided = {job.id for job in view.jobs if job.decisive is not None and job.decisive.verdict is not Verdict.INFRA}
+    return tuple(job for job in jobs if job.id not in decided)
+
+
+def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -> None:
+    """Raise UsageError when numbers made now would not be comparable with those that the run has."""
+    changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    if changed:
+        changes = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)
+        raise UsageError(
+            f"run {run_id} cannot be resumed, as its numbers would not be comparable: {changes}: start anew"
+        )
+
+
+@contextmanager
+def in_progress(folder: Path) -> Iterator[int]:
+    """Keep others from working at the same run; yield the process id of who did so last, 0 for nobody.
+
+    Raises UsageError while somebody does: who did so last is dead.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"run {folder.name} is still running: wait for it, or stop it with Ctrl-C") from None
+        file.seek(0)
+        before = file.read()
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield int(before) if before.isdecimal() else 0

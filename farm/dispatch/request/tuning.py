@@ -1,0 +1,203 @@
+"""What a store knows of one case -> limits for its manifest: `farm suites tune`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import UnknownNameError, UsageError
+from farm.base.socs import PRECISIONS, READY
+from farm.dispatch.request.named_job import known_suites
+from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, suggest_limits
+from farm.results.attempt import Verdict
+from farm.store.recording import case_versions
+from farm.suites.figures import COMPARED, REFERENCES
+from farm.suites.limits import MANIFEST
+from farm.suites.manifests import resolve_suite
+from farm.suites.suite import Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from farm.base.config.settings import Config
+    from farm.results.attempt import Attempt
+    from farm.store.store import Store
+    from farm.store.view import JobView, RunView
+    from farm.suites.suite import Case
+
+
+class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    name: str
+    """`suite/case`."""
+    run: str | None = None
+    """A run; None is the newest that has each job."""
+    precisions: tuple[str, ...] = ()
+    margin: float = 1.0
+    looser: bool = False
+
+
+class TunedPrecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What is suggested at one precision."""
+
+    precision: str
+    places: tuple[str, ...]
+    """Where it was measured."""
+    limits: tuple[SuggestedLimit, ...]
+    written: dict[str, dict[str, float]]
+    """All limits that are to be in force, by reference."""
+    changes: bool
+    """Whether that is another thing than what is in force."""
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What is suggested for one case, and what was left out of it."""
+
+    manifest: Path
+    case: str
+    precisions: tuple[TunedPrecision, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def wanted(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the limits that change, by precision and reference."""
+        return {one.precision: one.written for one in self.precisions if one.changes}
+
+
+class _Measured(NamedTuple):
+    view: JobView
+    run: RunView
+    attempt: Attempt
+
+    @property
+    def place(self) -> str:
+        view = self.view
+        kinds = {device.serial: device.kind for device in self.run.devices}
+        options = "".join(f"-{name}={value}" for name, value in sorted(view.options.items()))
+        return f"{view.soc}-{view.backend}{options}, {kinds.get(self.attempt.device, 'device')} (run {self.run.id})"
+
+
+def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
+    """Return the limits that the results of a case suggest.
+
+    Raises UsageError for a case whose limits are another suite's, or that has no result that can be used, with why.
+    """
+    manifest, case, suite = _find(config, request.name)
+    left_out: list[str] = []
+    measured = list(_measured(store, request, suite, case, left_out))
+    if not measured:
+        why = f": {'; '.join(left_out)}" if left_out else ""
+        raise UsageError(
+            f"{request.name} has no result to take limits from{why}: run it first: "
+            f"{shlex.join(['farm', 'run', '--suite', request.name.rpartition('/')[0], '-k', case.name])} --soc SOC"
+        )
+    by_precision: dict[str, list[_Measured]] = {}
+    for one in measured:
+        by_precision.setdefault(one.view.precision, []).append(one)
+    order = [precision for precision in (*PRECISIONS, READY) if precision in by_precision]
+    tuned = tuple(_tuned(case, precision, by_precision[precision], request) for precision in order)
+    return Tuning(manifest=manifest, case=case.name, precisions=tuned, left_out=tuple(left_out))
+
+
+def _find(config: Config, name: str) -> tuple[Path, Case, str]:
+    name = name.rstrip("/") or name
+    suite_name, slash, case_name = name.rpartition("/")
+    if not slash or not suite_name or "[" in name:
+        raise UsageError(f"{name!r} names no case: expected suite/case, as in my_suite/residual")
+    if (Path(name) / MANIFEST).is_file() and not (Path(suite_name) / MANIFEST).is_file():
+        raise UsageError(f"{name} is a suite: name a case of it, as in {name}/CASE")
+    suite = resolve_suite(suite_name, known_suites(config, suite_name))
+    cases = {case.name: case for case in suite.cases}
+    if case_name not in cases:
+        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
+    case, manifest = cases[case_name], Path(suite.path)
+    if Path(case.folder) != manifest.resolve().parent:
+        source = Path(case.folder).name
+        raise UsageError(f"{suite.name} takes {case_name} from {source}, with its limits: tune {source}/{case_name}")
+    return manifest, case, suite.name
+
+
+def _measured(store: Store, request: TuneRequest, suite: str, case: Case, left_out: list[str]) -> Iterator[_Measured]:
+    name = f"{suite}/{case.name}"
+    run_id = None if request.run is None else store.runs.resolve(request.run)
+    try:
+        names = store.history.job_names(name)
+    except UnknownNameError:
+        # The suite has the case, and no run has.
+        return
+    runs = store.history.newest_runs(name) if run_id is None else dict.fromkeys(names, run_id)
+    views = {run_id: store.runs.view(run_id) for run_id in dict.fromkeys(runs.values())}
+    for job_id, run_id in runs.items():
+        for view in (one for one in views[run_id].jobs if one.id == job_id):
+            if request.precisions and view.precision not in request.precisions:
+                continue
+            if problem := _unusable(view, case, request.precisions):
+                left_out.append(f"{job_id} of run {run_id}: {problem}")
+                continue
+            usable = [one for one in view.attempts if one.comparisons and one.verdict in _JUDGED]
+            if not usable:
+                left_out.append(f"{job_id} of run {run_id}: there are no outputs that were compared")
+            yield from (_Measured(view, views[run_id], attempt) for attempt in usable)
+
+
+_JUDGED = (Verdict.PASSED, Verdict.FAILED)
+
+
+def _unusable(view: JobView, case: Case, precisions: Collection[str]) -> str:
+    """Return why limits are not taken from a job; "" where they are."""
+    if view.precision not in precisions and runs_on_cpu(view.backend) and view.precision not in case.tolerances:
+        return f"{view.precision} has a limit without being named; --precision {view.precision} takes it all the same"
+    job = Job(case, Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items()))))
+    if view.case_version and view.case_version != case_versions([job])[job.id]:
+        return "the case, or its code, has changed since"
+    if any(attempt.known_issue for attempt in view.attempts):
+        return "it has a known issue there, and no limit is made for that"
+    return ""
+
+
+def _tuned(case: Case, precision: str, rows: list[_Measured], request: TuneRequest) -> TunedPrecision:
+    tolerance = case.tolerance(precision)
+    in_force = {reference: getattr(tolerance, reference) for reference in REFERENCES}
+    observations = [one for row in rows for one in observed(row.attempt, row.place)]
+    try:
+        limits = suggest_limits(observations, in_force, margin=request.margin, looser=request.looser)
+    except ValueError as error:
+        raise UsageError(f"{request.name} at {precision}: {error}") from None
+    now = {
+        reference: {f.name: value for f in COMPARED if (value := getattr(one, f.name)) is not None}
+        for reference, one in in_force.items()
+    }
+    new = {reference: dict(figures) for reference, figures in now.items()}
+    for limit in limits:
+        new[limit.reference][limit.figure] = limit.written
+    ordered = {
+        reference: {f.name: figures[f.name] for f in COMPARED if f.name in figures}
+        for reference, figures in new.items()
+        if figures
+    }
+    return TunedPrecision(
+        precision=precision,
+        places=tuple(dict.fromkeys(row.place for row in rows)),
+        limits=tuple(limits),
+        written=ordered,
+        changes=new != now,
+    )
+
+
+def observed(attempt: Attempt, place: str) -> Iterator[MeasuredOutput]:
+    """Yield every output against every reference: each sample where it is kept, else the worst of them."""
+    samples = {one.metric: one.samples for one in attempt.measurements}
+    for comparison in attempt.comparisons:
+        figures = {}
+        for figure in COMPARED:
+            value = getattr(comparison, figure.name, None)
+            metric = f"{figure.word}_{comparison.reference}[{comparison.output}]"
+            # Those without a column are measurements alone.
+            if kept := samples.get(metric, () if value is None else (value,)):
+                figures[figure.name] = kept
+        yield MeasuredOutput(place, comparison.reference, figures)

@@ -1,0 +1,236 @@
+"""`farm run --compile-only`: the jobs of a run, compiled into the cache. No device is asked and no run is recorded."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import InfraError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.dispatch.request.choose import check_machine, check_ready, collect, jobs_of
+from farm.dispatch.run.rebuild import Rebuild
+from farm.results.attempt import Verdict
+from farm.results.judge import build_failure, delegation_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.bundles.reuse import FoundBundle
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.request import RunRequest
+    from farm.suites.suite import Job
+
+FAILED = 1
+
+
+class CompileOutcome(StrEnum):
+    """What became of one job."""
+
+    COMPILED = "compiled"
+    CACHED = "cached"
+    FAILED = "failed"
+    KNOWN_ISSUE = "known issue"
+    INFRA = "infra"
+    NOT_BEGUN = "not begun"
+
+
+class CompiledJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job, and its bundle where it has one."""
+
+    job: str
+    outcome: CompileOutcome
+    reason: str = ""
+    """Of a failure; how a program that was compiled anew differs from the cached one."""
+    log: str = ""
+    """File with what the compiler printed: of a failure."""
+    key: str = ""
+    """Of its bundle."""
+    folder: str = ""
+    """Where its bundle is; empty without one."""
+    seconds: float = 0.0
+    """How long it took now."""
+    pte_bytes: int = 0
+    partitions: int = 0
+    """Delegated ones."""
+    fallback_ops: dict[str, int] = {}
+    """Left to the CPU."""
+
+
+class Compilation(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of all jobs, in the order of the manifests."""
+
+    jobs: tuple[CompiledJob, ...]
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """As that of a run: 1 where a job fails, known issues aside, 4 where the machine is at fault."""
+        outcomes = {job.outcome for job in self.jobs}
+        if self.interrupted:
+            return INTERRUPTED
+        if CompileOutcome.INFRA in outcomes:
+            return InfraError.exit_code
+        return FAILED if CompileOutcome.FAILED in outcomes else 0
+
+
+def compile_only(config: Config, request: RunRequest, listener: ProgressListener) -> Compilation:
+    """Compile what `request` selects and the cache lacks, or with its `rebuild` all of it, and return what came of it.
+
+    A job fails as it would in a run at the stage build. Raises UsageError, NothingSelectedError, MissingToolError where
+    nothing was compiled.
+    """
+    from farm.base.processes import Supervisor
+    from farm.base.publish import own_folder
+    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.store.rows import new_run_id
+
+    chosen = set(collect(config, request, listener.note, judged=False))
+    jobs = [job for job in jobs_of(config, request) if job.id in chosen]
+    config = use_toolchain(config, request.toolchain, listener.note)
+    check_machine(config, request)
+    check_ready(jobs)
+    with InterruptHandler(), Supervisor() as supervisor:
+        tools = prepare(config, listener.note, virtual=request.virtual > 0)
+        with own_folder(config.cache_dir / "compiles", new_run_id(time.time_ns() // 1_000_000)) as folder:
+            return _Compiling(config, jobs, tools, listener, folder, rebuild=request.rebuild).execute(supervisor)
+
+
+class _Compiling:
+    """The bundles of some jobs, and the replies of builders."""
+
+    def __init__(
+        self,
+        config: Config,
+        jobs: Sequence[Job],
+        tools: Toolchain,
+        listener: ProgressListener,
+        folder: Path,
+        *,
+        rebuild: bool,
+    ) -> None:
+        self._config, self._jobs, self._tools, self._listener = config, jobs, tools, listener
+        self._folder, self._cache = folder, BundleCache(config.cache_dir)
+        self._rebuild = Rebuild(self._cache, listener.note) if rebuild else None
+        self._found = self._find()
+        self._first = {self._found[job.id].key: job for job in reversed(jobs)}
+        self._replies: dict[str, BuildReply] = {}
+        self._differing: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
+
+    def _find(self) -> dict[str, FoundBundle]:
+        if self._rebuild is not None:
+            return self._rebuild.find(self._jobs, self._tools)
+        return find_bundles_for(self._jobs, self._tools, self._cache)
+
+    def execute(self, supervisor: Supervisor) -> Compilation:
+        requests: dict[str, BuildRequest] = {}
+        for job in self._jobs:
+            key, cached = self._found[job.id]
+            if not cached:
+                versions, log = dict(self._tools.versions), str(self._log(key))
+                requests.setdefault(key, BuildRequest(job, key, versions, log, anew=self._rebuild is not None))
+        pool = BuilderPool(
+            requests.values(),
+            width=self._config.builders,
+            limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
+            cache_root=self._config.cache_dir,
+            compiler=self._tools.compiler,
+            supervisor=supervisor,
+            log_folder=self._folder,
+            timeout_s=self._config.build_timeout_s,
+            on_start=lambda key: self._listener.build_started(self._first[key].id),
+            on_done=self._ended,
+        )
+        self._listener.begin(jobs=len(self._jobs), to_build=len(requests), devices=[])
+        pool.start()
+        interrupted = False
+        try:
+            pool.join()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            pool.stop()
+        return Compilation(jobs=tuple(map(self._outcome, self._jobs)), interrupted=interrupted)
+
+    def _ended(self, reply: BuildReply) -> None:
+        job = self._first[reply.key]
+        self._replies[reply.key] = reply
+        if self._rebuild is not None:
+            self._differing[reply.key] = self._rebuild.ended(reply)
+        self._listener.build_ended(job.id, reply)
+        if not reply.ok:
+            self._listener.note(f"{job.id} did not compile: {reply.reason}")
+
+    def _outcome(self, job: Job) -> CompiledJob:
+        key, cached = self._found[job.id]
+        reply = self._replies.get(key)
+        if reply is None and not cached:
+            return CompiledJob(job=job.id, outcome=CompileOutcome.NOT_BEGUN, key=key)
+        bundle = self._cache.lookup(key) if reply is None or reply.ok else None
+        if bundle is None:
+            reply = reply or BuildReply(key, ok=True, seconds=0.0)
+            return self._failure(job, reply)
+        made = _described(job, bundle, seconds=reply.seconds if reply else 0.0)
+        if problem := delegation_problem(job, bundle):
+            known = build_failure(job, problem).known_issue
+            outcome = CompileOutcome.KNOWN_ISSUE if known else CompileOutcome.FAILED
+            return msgspec.structs.replace(made, outcome=outcome, reason=problem)
+        outcome = CompileOutcome.CACHED if cached else CompileOutcome.COMPILED
+        return msgspec.structs.replace(made, outcome=outcome, reason=self._differing.get(key, ""))
+
+    def _failure(self, job: Job, reply: BuildReply) -> CompiledJob:
+        reason = "the bundle was built and is not there: is somebody pruning the cache?" if reply.ok else reply.reason
+        attempt = build_failure(job, reason, infra=reply.infra or reply.ok)
+        outcome = CompileOutcome.INFRA if attempt.verdict is Verdict.INFRA else CompileOutcome.FAILED
+        return CompiledJob(
+            job=job.id,
+            outcome=CompileOutcome.KNOWN_ISSUE if attempt.known_issue else outcome,
+            reason=attempt.reason,
+            log=self._kept_log(reply.key),
+            key=reply.key,
+            seconds=reply.seconds,
+        )
+
+    def _log(self, key: str) -> Path:
+        return self._folder / f"{key}.log"
+
+    def _kept_log(self, key: str) -> str:
+        """Return where what the compiler printed stays, "" where it printed nothing."""
+        from farm.base.publish import make_folders
+
+        log, kept = self._log(key), self._config.cache_dir / "logs" / f"{key}.log"
+        # Jobs may share a bundle: the second finds it kept.
+        if log.is_file():
+            make_folders(kept.parent)
+            log.replace(kept)
+            self._kept[key] = str(kept)
+        return self._kept.get(key, "")
+
+
+def _described(job: Job, bundle: Bundle, *, seconds: float) -> CompiledJob:
+    manifest = bundle.manifest
+    return CompiledJob(
+        job=job.id,
+        outcome=CompileOutcome.COMPILED,
+        key=manifest.key,
+        folder=str(bundle.folder),
+        seconds=seconds,
+        pte_bytes=manifest.pte_bytes,
+        partitions=manifest.partitions,
+        # On the CPU that is where all of it runs.
+        fallback_ops={} if runs_on_cpu(job.target.backend) else manifest.fallback_ops,
+    )

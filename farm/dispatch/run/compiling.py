@@ -1,0 +1,153 @@
+"""Compiling overlaps running: the builder pool of one run, and where its replies go."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from farm.base.errors import BundleError, FarmError
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.dispatch.device_run.builds import builds_folder, leave_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.plan import RunPlan
+    from farm.dispatch.run.rebuild import Rebuild
+    from farm.store.store import Store
+
+# Whoever waits for a reply to be written looks again after so long.
+_ROOM_SECONDS = 0.5
+
+
+@contextmanager
+def builders(
+    config: Config,
+    plan: RunPlan,
+    tools: Toolchain,
+    supervisor: Supervisor,
+    listener: ProgressListener,
+    store: Store,
+    rebuild: Rebuild | None = None,
+) -> Iterator[int]:
+    """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
+
+    Every reply is left for the workers and recorded for all jobs that share the bundle. Canaries come first, as every
+    device waits for its own.
+    """
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.compile.pool import BuilderPool, MemoryLimits
+
+    builds = _Builds(plan, listener, store, BundleCache(config.cache_dir), rebuild)
+    anew = rebuild.keys if rebuild else frozenset()
+    requests: dict[str, BuildRequest] = {}
+    for planned in (*plan.canaries, *plan.jobs):
+        if not planned.cached and planned.key not in requests:
+            log = builds_folder(plan.folder) / f"{planned.key}.log"
+            versions, is_anew = dict(tools.versions), planned.key in anew
+            requests[planned.key] = BuildRequest(planned.job, planned.key, versions, str(log), anew=is_anew)
+    builds.record_cached(requests.keys())
+    pool = BuilderPool(
+        requests.values(),
+        width=config.builders,
+        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
+        cache_root=config.cache_dir,
+        compiler=tools.compiler,
+        supervisor=supervisor,
+        log_folder=plan.folder / "logs",
+        timeout_s=config.build_timeout_s,
+        on_start=builds.started,
+        on_done=builds.ended,
+    )
+    pool.start()
+    try:
+        yield len(requests.keys() & builds.jobs_of.keys())
+    finally:
+        builds.over.set()
+        pool.stop()
+
+
+class _Builds:
+    """What becomes of the replies."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        listener: ProgressListener,
+        store: Store,
+        cache: BundleCache,
+        rebuild: Rebuild | None = None,
+    ) -> None:
+        self._plan, self._listener, self._store, self._cache = plan, listener, store, cache
+        self._rebuild = rebuild
+        self.over = threading.Event()
+        """Nobody waits for replies any more."""
+        self.jobs_of: dict[str, list[str]] = {}
+        """Job ids by bundle key; canaries have none."""
+        for planned in plan.jobs:
+            self.jobs_of.setdefault(planned.key, []).append(planned.job.id)
+
+    def record_cached(self, lacking: Collection[str]) -> None:
+        """Record the bundles that are there."""
+        for key in self.jobs_of.keys() - lacking:
+            self._record(key, 0.0, cached=True)
+
+    def started(self, key: str) -> None:
+        """Report that a bundle is being compiled."""
+        if key in self.jobs_of:
+            self._listener.build_started(self.jobs_of[key][0])
+
+    def ended(self, reply: BuildReply) -> None:
+        """Record and report how it went, and let the workers know."""
+        jobs = self.jobs_of.get(reply.key)
+        try:
+            if jobs:
+                self._record(reply.key, reply.seconds, cached=False)
+            elif not reply.ok:
+                self._listener.note(f"devices are used without a canary, as it was not compiled: {reply.reason}")
+        except FarmError as error:
+            self._listener.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
+        finally:
+            # Whatever else goes wrong: a worker waits for this.
+            self._leave(reply)
+        if jobs:
+            self._listener.build_ended(jobs[0], reply)
+            if self._rebuild is not None:
+                self._rebuild.ended(reply)
+
+    def _leave(self, reply: BuildReply) -> None:
+        """Let the workers know, as soon as there is room on the disk."""
+        while True:
+            try:
+                leave_reply(self._plan.folder, reply)
+            except OSError:
+                if self.over.wait(_ROOM_SECONDS):
+                    return
+            else:
+                return
+
+    def _record(self, key: str, seconds: float, *, cached: bool) -> None:
+        from farm.builds.bundles.bundle import load_bundle
+
+        # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
+        try:
+            manifest = load_bundle(self._cache.folder(key)).manifest
+        except BundleError:
+            manifest = None
+        for job_id in self.jobs_of[key]:
+            self._store.record_build(
+                self._plan.run_id,
+                job_id,
+                seconds=seconds,
+                cached=cached,
+                bundle_key=key,
+                fallback_ops=manifest.fallback_ops if manifest else None,
+                operators=manifest.operators if manifest else None,
+                program=manifest.program if manifest else "",
+            )

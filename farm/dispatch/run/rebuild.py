@@ -1,0 +1,104 @@
+"""`farm run --rebuild`: bundles that are compiled anew although they are cached, and how they differ from those."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.base.errors import BundleError
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.key import bundle_key
+from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
+from farm.report.model.format import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.bundles.reuse import Tools
+    from farm.builds.compile.protocol import BuildReply
+    from farm.suites.suite import Job
+
+
+class _OldBundle(NamedTuple):
+    job_ids: list[str]
+    bundle: Bundle | None
+    """What was cached; its manifest is read, its files are gone later."""
+    program: str
+
+
+class Rebuild:
+    """What was cached when a run began, compared with what compiling it anew gives. Called from several threads."""
+
+    def __init__(self, cache: BundleCache, note: Callable[[str], None]) -> None:
+        self._cache, self._note = cache, note
+        self._before: dict[str, _OldBundle] = {}
+        self._open: set[str] = set()
+        self._same = self._other = 0
+        self._lock = threading.Lock()
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Return the keys of what is compiled anew."""
+        return frozenset(self._before)
+
+    def find(self, jobs: Iterable[Job], tools: Tools) -> dict[str, FoundBundle]:
+        """Return the bundle of each job as none was cached, under the key that it has today, and remember what is."""
+        jobs = list(jobs)
+        cached = find_bundles_for(jobs, tools, self._cache)
+        found = {}
+        for job in jobs:
+            key = bundle_key(job, tools.versions)
+            found[job.id] = FoundBundle(key, cached=False)
+            if key not in self._before:
+                self._before[key] = self._remembered(cached[job.id])
+            self._before[key].job_ids.append(job.id)
+        self._open = set(self._before)
+        return found
+
+    def ended(self, reply: BuildReply) -> str:
+        """Return how what was compiled differs from what was cached, "" where it does not, and note it."""
+        before = self._before.get(reply.key)
+        if before is None:
+            return ""
+        with self._lock:
+            text = self._difference(before, reply)
+            self._open.discard(reply.key)
+            was_last = not self._open
+        if text:
+            more = f" (and {len(before.job_ids) - 1} more with the same bundle)" if len(before.job_ids) > 1 else ""
+            self._note(f"{before.job_ids[0]}{more}: {text}")
+        if was_last:
+            self._note(self._summary())
+        return text
+
+    def _remembered(self, found: FoundBundle) -> _OldBundle:
+        from farm.builds.bundles.same import program_of
+
+        if not found.cached:
+            return _OldBundle([], None, "")
+        try:
+            bundle = load_bundle(self._cache.folder(found.key))
+            return _OldBundle([], bundle, program_of(bundle))
+        except (BundleError, OSError):
+            return _OldBundle([], None, "")
+
+    def _difference(self, before: _OldBundle, reply: BuildReply) -> str:
+        from farm.builds.bundles.same import differences
+
+        if before.bundle is None:
+            return ""
+        if not reply.ok:
+            return "did not compile anew; what was cached before stays in the cache"
+        found = differences(before.bundle.manifest, before.program, load_bundle(self._cache.folder(reply.key)))
+        if not found:
+            self._same += 1
+            return ""
+        self._other += 1
+        return f"compiled anew, it differs from what was cached: {'; '.join(found)}"
+
+    def _summary(self) -> str:
+        had = sum(before.bundle is not None for before in self._before.values())
+        done = f"compiled anew: {plural(len(self._before), 'bundle')}, {had} of them cached before"
+        return f"{done}: {self._same} the same, {self._other} different" if had else done

@@ -1,0 +1,288 @@
+"""One `farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
+
+What a run on a shared farm does as well is in `farm.dispatch.run.steps`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.errors import FarmError, InfraError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling
+from farm.base.socs import find_soc
+from farm.dispatch.local_run import replay_results
+from farm.dispatch.pool.announce import Announcer, hide_secrets
+from farm.dispatch.pool.waiting import Wait
+from farm.dispatch.request.budget import Budget
+from farm.dispatch.request.choose import device_kind_of, optrace_tools
+from farm.dispatch.request.ending import exit_code_of
+from farm.dispatch.run.compiling import builders
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.base.processes import Supervisor
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.dispatch.pool.fleet import Fleet
+    from farm.dispatch.pool.lease_keeper import LeaseTerms
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.store.store import Store
+    from farm.suites.suite import Job
+
+
+def run(
+    config: Config,
+    request: RunRequest,
+    listener: ProgressListener,
+    *,
+    interrupts: InterruptHandler | None = None,
+    begun: Callable[[str], None] = lambda _: None,
+    only: Collection[str] | None = None,
+) -> RunOutcome:
+    """Run what `request` asks for and return how it ended; everything started is ended again.
+
+    `interrupts` is that of a command of which this is a part; `begun` gets the id of the run as soon as it has one;
+    `only` are the ids of the jobs that are left, None for all.
+
+    Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
+    """
+    from farm.store.store import open_store
+
+    budget = Budget(request.budget_s)
+    config, jobs = choose(config, request, listener.note, only)
+    with handling(interrupts) as handler, open_store(config.store_url) as store:
+        kind = partial(device_kind_of, config, request, store)
+        jobs = narrowed(config, request, store, jobs, listener.note, kind)
+        return _Run(config, request, listener, store, handler, budget).execute(jobs, begun=begun)
+
+
+def resume(
+    config: Config,
+    ref: str,
+    listener: ProgressListener,
+    budget_s: float | None = None,
+    *,
+    interrupts: InterruptHandler | None = None,
+) -> RunOutcome:
+    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
+
+    The budget of the run begins anew, unless `budget_s` is another one.
+
+    Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
+    as what its numbers depend on has changed since.
+    """
+    from farm.dispatch.request.resume import in_progress
+    from farm.store.store import open_store
+
+    hide_secrets(config)
+    with handling(interrupts) as handler, open_store(config.store_url) as store:
+        run_id = store.runs.resolve(ref, unbegun=True)
+        replay_results(run_id, config.run_folder(run_id), store, listener.note)
+        config, request, view, missing = left_of(config, store, ref, listener.note)
+        budget = Budget(request.budget_s if budget_s is None else budget_s)
+        if missing:
+            return _Run(config, request, listener, store, handler, budget).execute(missing, view.id)
+        if view.exit_code is None:
+            with in_progress(config.run_folder(view.id)) as before:
+                _release_leases(store, before)
+                store.finish_run(view.id, exit_code_of(view))
+            view = store.runs.view(view.id)
+        return finished_outcome(config, store, request, view)
+
+
+def _release_leases(store: Store, pid: int) -> None:
+    """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
+    # One that lives is another with the same number.
+    if pid and not Path(f"/proc/{pid}").exists():
+        host, user = socket.gethostname(), store.user
+        store.leases.release(
+            lease for lease in store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
+        )
+
+
+class _Run(RunSteps):
+    """The part of a run on this machine that leaves traces: store, run folder, processes."""
+
+    def __init__(
+        self,
+        config: Config,
+        request: RunRequest,
+        listener: ProgressListener,
+        store: Store,
+        interrupts: InterruptHandler,
+        budget: Budget,
+    ) -> None:
+        super().__init__(config, request, listener, store, budget)
+        self._interrupts = interrupts
+        self._given_up: frozenset[str] = frozenset()
+        """SoCs of which no device came in time."""
+
+    def execute(
+        self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
+    ) -> RunOutcome:
+        """Run `jobs`, in a run whose id `begun` gets or, with `run_id`, in one that was not finished."""
+        from farm.base.processes import Supervisor
+        from farm.base.publish import own_folder
+        from farm.builds.toolchains.prepare import prepare
+        from farm.dispatch.request.resume import in_progress, require_same
+
+        then = self._store.runs.view(run_id).fingerprint if run_id else {}
+        with ThreadPoolExecutor(1) as aside:
+            known = then.get("device_kind", "hardware")
+            kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
+            tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
+            kind = kind_now.result()
+        fingerprint = self._fingerprint(tools, kind)
+        if run_id:
+            require_same(then, fingerprint, run_id)
+        else:
+            run_id = self._begin(jobs, tools, fingerprint)
+            begun(run_id)
+        # Also of a run that was killed before it had done so.
+        self._store.plan_jobs(run_id, jobs)
+        self._look_back(jobs, tools, kind)
+        folder = self._config.run_folder(run_id)
+        exit_code = InfraError.exit_code
+        with in_progress(folder) as before:
+            try:
+                _release_leases(self._store, before)
+                with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
+                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
+                was_interrupted = self._interrupts.was_interrupted
+                exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
+            except KeyboardInterrupt:
+                exit_code = INTERRUPTED
+            except FarmError as error:
+                exit_code = error.exit_code
+                raise
+            finally:
+                self._store.finish_run(run_id, exit_code)
+        self._judge_numbers(run_id)
+        return self._outcome(run_id, exit_code)
+
+    def _on_devices(
+        self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
+    ) -> None:
+        from farm.dispatch.fork_server import ForkServer
+        from farm.dispatch.local_run import LocalRun
+        from farm.dispatch.pool.device_pool import DevicePool
+
+        wait = Wait(self._request.wait_s, self._listener.note)
+        # Its imports take place meanwhile.
+        forks = ForkServer(supervisor)
+        with ThreadPoolExecutor(1) as aside:
+            allocation = aside.submit(self._fleet, jobs, storage, supervisor)
+            planned = self._order(jobs, tools, self._rebuild)
+            canaries = self._order_canaries(jobs, tools)
+            fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
+        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
+        pool.revive_with(fleet.revive)
+        pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))
+        if fleet.leased:
+            pool.announce_with(Announcer(self._config, self._store, self._listener.note))
+        try:
+            self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
+            planned = [one for one in planned if one.job.target.soc not in self._given_up]
+            per_soc = Counter(device.soc for device in pool.held())
+            planned = self._fit(run_id, planned, per_soc)
+            if not planned:
+                return
+            run_plan = self._plan(run_id, folder, planned, fleet, canaries)
+            run_plan.prepare_folder()
+            with builders(
+                self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
+            ) as to_build:
+                self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
+                most = self._request.most_failures or 0
+                local = LocalRun(run_plan, pool, self._store, self._listener, forks=forks, most_failures=most)
+                stop, say = local.finish_running, partial(self._say_finishing, run_id)
+                with self._interrupts.finishing(stop, say), self._budget.watched(stop, self._listener.note):
+                    end = local.run()
+                self._leave(run_id, end.abandoned)
+        finally:
+            pool.close()
+
+    def _say_finishing(self, run_id: str) -> None:
+        self._listener.note("finishing the running jobs; Ctrl-C again stops at once")
+        self._listener.note(f"'farm run --resume {run_id}' goes on then")
+
+    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
+        """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
+        from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
+
+        config, request = self._config, self._request
+        socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
+        # The options of one request have one mode.
+        backend, mode = request.backend, jobs[0].target.mode
+        if request.virtual:
+            return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode)
+        return attached_fleet(config, socs, backend, request.choice, supervisor, self._store, mode=mode, partly=partly)
+
+    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Mapping[str, int]) -> list[PlannedJob]:
+        """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
+        if not self._budget.is_limited:
+            return planned
+        planned, stale = self._cut(planned, devices, self._config.builders)
+        # What was stale when the run ended before is not any more.
+        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+        self._say_stale(len(stale), len(stale) + len(planned))
+        return planned
+
+    def _terms(self) -> LeaseTerms:
+        """Return how this run asks for devices that others may use as well."""
+        from farm.dispatch.pool.lease_keeper import LeaseTerms
+        from farm.policy.situation import Priority
+
+        return LeaseTerms(
+            times=self._config.leases,
+            priority=Priority.NIGHTLY if self._request.purpose == "nightly" else Priority.PERSON,
+            purpose=self._request.command,
+            most=self._request.most_devices,
+        )
+
+    def _plan(
+        self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, canaries: Sequence[PlannedJob]
+    ) -> RunPlan:
+        """Return the plan that workers read."""
+        from farm.dispatch.request.plan import RunPlan
+
+        config, request = self._config, self._request
+        return RunPlan(
+            run_id=run_id,
+            folder=folder,
+            cache_root=config.cache_dir,
+            jobs=tuple(jobs),
+            devices=tuple(fleet.devices),
+            runtimes=fleet.runtimes,
+            iterations=request.iterations,
+            warm_up=request.warm_up,
+            reducible=request.reducible,
+            timeout_s=request.timeout_s,
+            artifact_root=config.state_dir / "artifacts",
+            profile=request.profile,
+            heap=request.heap,
+            seconds=request.seconds,
+            optrace=optrace_tools(config, request),
+            canaries=tuple(canaries),
+            leased=fleet.leased,
+            health=config.health,
+            failures=config.failures,
+        )
+
+    def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
+        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
+        if not self._budget.is_over or self._interrupts.was_interrupted:
+            return
+        jobs = self._store.runs.view(run_id).jobs
+        due = [job for job in jobs if job.soc not in self._given_up]
+        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
+        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))

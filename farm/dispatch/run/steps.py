@@ -1,0 +1,222 @@
+"""The steps that a run has in common wherever its devices hang: on this machine, or on the hosts of a shared farm.
+
+`farm.dispatch.run.run` runs here; `farm.dispatch.cluster.client.submit` hands the same to agents.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from farm.base.errors import FarmError
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.reuse import find_bundles_for
+from farm.dispatch.pool.announce import hide_secrets
+from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, narrow, select
+from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunOutcome
+from farm.dispatch.run.rebuild import Rebuild
+from farm.suites.options import runtime_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.budget import Budget
+    from farm.dispatch.request.plan import PlannedJob
+    from farm.dispatch.request.request import RunRequest
+    from farm.store.records import ExpectedJob
+    from farm.store.store import Store
+    from farm.store.view import RunView, Stale
+    from farm.suites.suite import Job
+
+
+def choose(
+    config: Config, request: RunRequest, note: Callable[[str], None], only: Collection[str] | None = None
+) -> tuple[Config, tuple[Job, ...]]:
+    """Return the jobs that `request` selects, and `config` with its toolchain; `only` are ids of jobs, None for all.
+
+    Raises UsageError, NothingSelectedError, MissingToolError: nothing is changed yet.
+    """
+    from farm.builds.toolchains.select import use_toolchain
+
+    jobs = jobs_of(config, request)
+    config = use_toolchain(config, request.toolchain, note)
+    check_machine(config, request)
+    jobs = select(request, jobs)
+    if only is not None:
+        jobs = tuple(job for job in jobs if job.id in only)
+    check_ready(jobs, request)
+    hide_secrets(config)
+    return config, jobs
+
+
+def narrowed(
+    config: Config,
+    request: RunRequest,
+    store: Store,
+    jobs: tuple[Job, ...],
+    note: Callable[[str], None],
+    kind: Callable[[], str],
+) -> tuple[Job, ...]:
+    """Return those of `jobs` that are left by what the store knows; `kind` says of what kind the devices are.
+
+    Raises UsageError, NothingSelectedError.
+    """
+    from farm.builds.toolchains.prepare import line_of, prepare
+
+    if not request.asks_the_store:
+        return jobs
+    tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
+    line = line_of(config)
+    return narrow(request, jobs, store, tools, note, line, kind=kind(), cache_dir=config.cache_dir)
+
+
+def left_of(
+    config: Config, store: Store, ref: str, note: Callable[[str], None]
+) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
+    """Return what a run, `latest` or an id, was asked for and has so far, and the jobs that it lacks.
+
+    The configuration has the toolchain of the run. Raises UnknownNameError for a run that is not there, UsageError for
+    one that cannot be continued.
+    """
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.request.resume import missing_jobs, read_intent
+
+    run_id = store.runs.resolve(ref, unbegun=True)
+    request, jobs = read_intent(config.run_folder(run_id))
+    config = use_toolchain(config, request.toolchain, note)
+    check_machine(config, request)
+    view = store.runs.view(run_id)
+    missing = missing_jobs(view, jobs)
+    note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
+    return config, request, view, missing
+
+
+class RunSteps:
+    """What a run learns, records and leaves; where its jobs run is for those to say who derive from it."""
+
+    def __init__(
+        self,
+        config: Config,
+        request: RunRequest,
+        listener: ProgressListener,
+        store: Store,
+        budget: Budget,
+    ) -> None:
+        self._config, self._request, self._listener, self._store = config, request, listener, store
+        self._budget = budget
+        self._past: dict[str, ExpectedJob] = {}
+        """What is known of the jobs."""
+        self._first: set[str] = set()
+        """Jobs that are to be first."""
+        self._rebuild = Rebuild(BundleCache(config.cache_dir), listener.note) if request.rebuild else None
+
+    def _fingerprint(self, tools: Toolchain, kind: str) -> dict[str, str]:
+        """Return what the numbers depend on; more of it where more, or less, is looked at than usual."""
+        facts = tools.fingerprint(kind)
+        if self._request.heap:
+            return facts | {"heap": "measured"}
+        if self._request.seconds is not None:
+            facts = facts | {"seconds": str(self._request.seconds)}
+        profile = self._request.profile
+        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
+        return facts if usual else facts | {"profile": str(profile)}
+
+    def _begin(self, jobs: Sequence[Job], tools: Toolchain, fingerprint: dict[str, str]) -> str:
+        """Record a run that begins, and return its id."""
+        from farm.dispatch.request.recording import run_record
+        from farm.dispatch.request.resume import leave_intent
+
+        record = run_record(
+            self._config, self._store, tools, command=self._request.command, facts=fingerprint, say=self._listener.note,
+            purpose=self._request.purpose, name=self._request.name, night=self._request.night,
+        )  # fmt: skip
+        # A run that anybody can see can be resumed.
+        return self._store.begin_run(
+            record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
+        )
+
+    def _look_back(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
+        """Learn what is known of the jobs, and which are to be first."""
+        from farm.dispatch.request.recording import is_private_run
+
+        ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
+        mine = self._store.user if private else ""
+        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=mine)
+        if self._request.failed_first:
+            self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.line, private=private)
+
+    def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
+        """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
+        from farm.dispatch.request.plan import PlannedJob
+        from farm.policy.order import dispatch_order
+
+        cache = BundleCache(self._config.cache_dir)
+        found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)
+        by_id = {job.id: job for job in jobs}
+        order = dispatch_order(
+            list(by_id),
+            cached={job_id: bundle.cached for job_id, bundle in found.items()},
+            expected_seconds={job_id: one.run_seconds for job_id, one in self._past.items()},
+            sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
+            first=self._first,
+        )
+        red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
+        return [
+            PlannedJob(by_id[job_id], found[job_id].key, cached=found[job_id].cached, failed_before=job_id in red)
+            for job_id in order
+        ]
+
+    def _order_canaries(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+        """Return the programs that show whether a device is fit, and whether its heap can be measured."""
+        from farm.dispatch.device_run.canary import canary_jobs
+
+        return self._order(canary_jobs(tuple(jobs)), tools)
+
+    def _cut(
+        self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int
+    ) -> tuple[list[PlannedJob], dict[str, Stale]]:
+        """Return the jobs that there is time for, and why the others are left out; `devices` are counted by SoC."""
+        if not self._budget.is_limited:
+            return planned, {}
+        return self._budget.cut(planned, self._past, devices=devices, builders=builders, first=self._first)
+
+    def _say_stale(self, stale: int, of: int) -> None:
+        """Note how many jobs are left out."""
+        if stale:
+            self._listener.note(f"{stale} of {of} jobs do not fit into the budget: stale")
+
+    def _judge_numbers(self, run_id: str) -> None:
+        """Compare the numbers with those of comparable runs before, and note what became of them."""
+        from farm.dispatch.look_back import record_look_back
+
+        try:
+            looked = record_look_back(self._store, run_id)
+        except FarmError as error:
+            # Verdicts are in the store, and stay.
+            self._listener.note(f"the numbers were not compared with those before: {error}")
+            return
+        for line in looked.summary_lines(confirm=self._request.confirm):
+            self._listener.note(line)
+
+    def _outcome(self, run_id: str, exit_code: int) -> RunOutcome:
+        """Write the report of a run that is over, and return how it ended."""
+        view = self._store.runs.view(run_id)
+        report = report_of(self._config, self._store, view)
+        return RunOutcome(exit_code, view, report, self._request.confirm, self._request.toolchain)
+
+
+def report_of(config: Config, store: Store, view: RunView) -> Path:
+    """Write the report of a run into its folder here, and return the file."""
+    return write_report(view, config.run_folder(view.id) / "report.html", store, config)
+
+
+def finished_outcome(config: Config, store: Store, request: RunRequest, view: RunView) -> RunOutcome:
+    """Return how a run ended of which nothing is missing."""
+    report = report_of(config, store, view)
+    return RunOutcome(exit_code_of(view), view, report, request.confirm, request.toolchain)

@@ -1,0 +1,140 @@
+"""`farm run --watch`: after a save what it touches is compiled and run again, until Ctrl-C.
+
+Everything is run once. From then on a job runs again when the bundle that it would have is another one, or when the
+farm was to blame last time. An edit that concerns no bundle runs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.errors import FarmError
+from farm.base.hashes import tree_files
+from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.key import forget_sources
+from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.select import look_into, use_toolchain
+from farm.dispatch.request.choose import jobs_of, select
+from farm.results.attempt import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.suites.suite import Job
+
+_LOOK_EVERY_S = 0.5
+# An editor may save several files, and a checkout of another branch takes its time.
+_SETTLED_S = 0.2
+_MOST_NAMED = 3
+_Files = dict[Path, dict[str, str]]
+
+
+class Watch:
+    """Runs what a request asks for, and again what changes of it."""
+
+    def __init__(
+        self, config: Config, request: RunRequest, note: Callable[[str], None], run: Callable[..., RunOutcome]
+    ) -> None:
+        """`run` is that of `farm.dispatch.run.run`, or one that is called as it is."""
+        self._config, self._request, self._note, self._run = config, request, note, run
+        self._keys: dict[str, str] = {}
+        """Of the bundles that have a verdict, by job id."""
+        self._folders: tuple[Path, ...] = ()
+
+    def rounds(
+        self, front: Callable[[], AbstractContextManager[ProgressListener]], after: Callable[[RunOutcome], None]
+    ) -> None:
+        """Run, wait for a change, and so on, until KeyboardInterrupt; `after` gets what every run came to."""
+        while True:
+            before = self._look(self._folders)
+            try:
+                folders, keys, cached = self._now()
+                if folders != self._folders:
+                    self._folders = folders
+                    before = self._look(folders)
+                self._round(keys, cached, front, after)
+            except FarmError as error:
+                if not self._folders:
+                    raise
+                self._note(f"{error}")
+            self._wait(before)
+
+    def _now(self) -> tuple[tuple[Path, ...], dict[str, str], set[str]]:
+        """Return the folders that count, the key of every job's bundle by its id, and those keys that are cached."""
+        forget_sources()
+        config = use_toolchain(self._config, self._request.toolchain, self._note)
+        jobs = select(self._request, jobs_of(config, self._request))
+        tools = prepare(config, self._note, virtual=self._request.virtual > 0)
+        found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
+        developed = [Path(root.folder) for root in tools.compiler.developed]
+        package = look_into(config, config.toolchain).folder("executorch")
+        folders = [*developed, *([package] if package is not None else []), *_folders_of(jobs)]
+        keys = {job_id: one.key for job_id, one in found.items()}
+        return tuple(dict.fromkeys(folders)), keys, {one.key for one in found.values() if one.cached}
+
+    def _round(
+        self,
+        keys: Mapping[str, str],
+        cached: set[str],
+        front: Callable[[], AbstractContextManager[ProgressListener]],
+        after: Callable[[RunOutcome], None],
+    ) -> None:
+        wanted = [job_id for job_id, key in keys.items() if self._keys.get(job_id) != key]
+        if not wanted:
+            self._note(f"none of {len(keys)} jobs is concerned")
+            return
+        lacking = len({keys[job_id] for job_id in wanted} - cached)
+        if self._keys:
+            names = ", ".join(wanted[:_MOST_NAMED]) + (", ..." if len(wanted) > _MOST_NAMED else "")
+            self._note(f"{len(wanted)} of {len(keys)} jobs are concerned, {lacking} bundles to compile: {names}")
+        with front() as listener:
+            outcome = self._run(self._config, self._request, listener, only=wanted)
+        for view in outcome.view.jobs:
+            # What the farm is to blame for runs again with the next change.
+            if view.decisive is not None and view.decisive.verdict is not Verdict.INFRA and view.id in keys:
+                self._keys[view.id] = keys[view.id]
+        after(outcome)
+
+    def _look(self, folders: Iterable[Path]) -> _Files:
+        found = {}
+        for folder in folders:
+            try:
+                found[folder] = tree_files(self._config.cache_dir, folder)
+            except (OSError, FarmError):
+                # It is being replaced: whatever comes is another state.
+                found[folder] = {}
+        return found
+
+    def _wait(self, before: _Files) -> None:
+        """Return when something has changed since `before` was seen, and nothing more does."""
+        self._note("waiting for a change, until Ctrl-C")
+        now = self._look(before)
+        while now == before:
+            time.sleep(_LOOK_EVERY_S)
+            now = self._look(before)
+        while True:
+            time.sleep(_SETTLED_S)
+            settled = self._look(before)
+            if settled == now:
+                break
+            now = settled
+        names = [
+            name
+            for folder, files in now.items()
+            for name in sorted(files.keys() | before[folder].keys())
+            if files.get(name) != before[folder].get(name)
+        ]
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        self._note(f"changed: {', '.join(names[:_MOST_NAMED])}{more}")
+
+
+def _folders_of(jobs: Iterable[Job]) -> list[Path]:
+    """Return the folders of suites, of which those are no more than once."""
+    return sorted({Path(job.case.folder) for job in jobs if job.case.folder})

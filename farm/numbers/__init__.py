@@ -1,0 +1,1 @@
+"""Numbers compared: interleaved pairs of two programs, suspected regressions, bisect."""

@@ -1,0 +1,357 @@
+"""`farm compare` from names to a page: sides, jobs, bundles, what is the same, pairs of what differs, findings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import runs_on_cpu
+from farm.base.errors import NoDeviceError, NothingSelectedError, UsageError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.builds.bundles.key import QNN_PRODUCT, stub_of
+from farm.devices.device import common_kind
+from farm.numbers.compare.building import BuildingSide, BuiltJob, build_sides
+from farm.numbers.compare.measuring import JobToRun, MeasuringPool
+from farm.numbers.compare.pairing import JobOutcome, paired
+from farm.numbers.compare.request import SIDES, ComparisonRequest, config_of, jobs_of_side, own_options
+from farm.numbers.regressions.interleaved_ab import Side
+from farm.report.model.compare import (
+    ComparedJob,
+    CompareGroup,
+    CompareReport,
+    CompareSide,
+    SideResult,
+    compiled_facts,
+)
+from farm.report.model.compare_totals import turns_text
+from farm.suites.options import runtime_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.report.model.compare import CompiledFacts, PairedMetric
+    from farm.results.attempt import Attempt
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Target
+
+WORSE = 3
+"""Exit code: B is worse."""
+REPORT_FILE, PAGE_FILE = "compare.json", "compare.html"
+# What is known is written again so often, for the case that nothing else can be.
+_KEEP_EVERY_S = 20.0
+
+
+class CompareOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    report: CompareReport
+    folder: Path
+    """Where REPORT_FILE and PAGE_FILE are."""
+
+    @property
+    def exit_code(self) -> int:
+        """That of the command."""
+        report = self.report
+        if report.interrupted:
+            return INTERRUPTED
+        if report.is_worse:
+            return WORSE
+        return NoDeviceError.exit_code if report.having(CompareGroup.NOT_COMPARED) else 0
+
+
+def compare_sides(
+    config: Config, store: Store, request: ComparisonRequest, note: Callable[[str], None]
+) -> CompareOutcome:
+    """Compile both sides, run what differs in turns, and return what came of it, which is kept in the state folder.
+
+    `store` is asked for leases only: nothing is recorded there. After Ctrl-C what is known is reported. Raises
+    UsageError, NothingSelectedError, MissingToolError before anything is compiled, NoDeviceError where nothing at all
+    could be compared for want of a device.
+    """
+    from farm.base.processes import Supervisor
+    from farm.base.publish import make_folders, own_folder
+    from farm.dispatch.request.pruning import COMPARES
+    from farm.store.rows import new_run_id
+
+    started_ms = time.time_ns() // 1_000_000
+    stop = threading.Event()
+    with InterruptHandler() as interrupts, ExitStack() as stack:
+        sides = _sides(config, request, note)
+        known = _KnownJobs(request, sides, new_run_id(started_ms), started_ms, note)
+        folder = config.state_dir / COMPARES / known.id
+        make_folders(folder)
+        again = "finishing what runs; Ctrl-C again stops at once"
+        stack.enter_context(interrupts.finishing(stop.set, lambda: note(again)))
+        with Supervisor() as supervisor, own_folder(config.cache_dir / "compares", known.id) as logs:
+            known.built = build_sides(sides, supervisor, logs, note, stop)
+        differing = known.to_run()
+        if request.execute and differing and not stop.is_set():
+            configs = (sides[0].config, sides[1].config)
+            pool = known.pool = MeasuringPool(configs, store, request, note, stop)
+            note(known.what_differs(differing))
+            kept_s = time.monotonic()
+
+            def look() -> None:
+                nonlocal kept_s
+                if time.monotonic() > kept_s + _KEEP_EVERY_S:
+                    kept_s = time.monotonic()
+                    keep(known.report(interrupted=True), folder)
+                    note(f"ran {len(pool.outcomes)} of {len(differing)}")
+
+            pool.run(differing, look)
+        report = known.report(interrupted=stop.is_set())
+        keep(report, folder)
+    return CompareOutcome(report, folder)
+
+
+def keep(report: CompareReport, folder: Path) -> None:
+    """Write the comparison and its page into its folder."""
+    from farm.base.atomic import write_atomically
+    from farm.report.formats.compare import compare_json
+    from farm.report.html.compare import render_compare
+
+    write_atomically(folder / REPORT_FILE, compare_json(report))
+    write_atomically(folder / PAGE_FILE, render_compare(report))
+
+
+def _sides(
+    config: Config, request: ComparisonRequest, note: Callable[[str], None]
+) -> tuple[BuildingSide, BuildingSide]:
+    """Return both sides with their toolchains and jobs. Raises UsageError, NothingSelectedError, MissingToolError."""
+    from farm.base.socs import find_soc
+    from farm.builds.runtime.runtime import require_backend
+    from farm.builds.toolchains.prepare import prepare
+    from farm.dispatch.request.choose import check_ready
+
+    options = [own_options(request, side) for side in request.sides]
+    jobs = [jobs_of_side(config, request, request.sides[0])]
+    jobs.append(jobs_of_side(config, request, request.sides[1]) if any(options) else jobs[0])
+    both = [name for name in jobs[0] if name in jobs[1]]
+    if not both:
+        raise NothingSelectedError("no job is selected on both sides")
+    found = []
+    for number, side in enumerate(request.sides):
+        own = config_of(config, request, side, note)
+        if request.execute:
+            for soc in dict.fromkeys(request.socs):
+                require_backend(find_soc(soc), request.backend, own.sdk_root)
+        chosen = {name: jobs[number][name] for name in both}
+        check_ready(tuple(chosen.values()))
+        tools = prepare(own, note, virtual=request.virtual > 0)
+        found.append(BuildingSide(label=SIDES[number], config=own, tools=tools, jobs=chosen))
+    if request.execute and not runs_on_cpu(request.backend):
+        require_no_lone_stub([side.tools for side in found])
+    return found[0], found[1]
+
+
+def require_no_lone_stub(tools: Sequence[Toolchain]) -> None:
+    """Raise UsageError where one side has a stub of QNN, and the other Qualcomm's libraries."""
+    stubs = [stub_of(one.fingerprint("")) for one in tools]
+    if any(stubs) and not all(stubs):
+        label, product = next((SIDES[number], stub) for number, stub in enumerate(stubs) if stub)
+        raise UsageError(
+            f"side {label} has a stub of QNN ({product}), and the other side Qualcomm's libraries, whose numbers are "
+            "not compared: give both sides one QNN SDK, or compare programs with --programs-only"
+        )
+
+
+class _KnownJobs:
+    """What is known of all jobs so far."""
+
+    def __init__(
+        self,
+        request: ComparisonRequest,
+        sides: tuple[BuildingSide, BuildingSide],
+        compare_id: str,
+        started_ms: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._request, self._sides, self.id, self._started_ms = request, sides, compare_id, started_ms
+        self._began_s = time.monotonic()
+        self.names = list(sides[0].jobs)
+        self.built: Sequence[Mapping[str, BuiltJob]] = ({}, {})
+        self.pool: MeasuringPool | None = None
+        self._compiled: dict[str, CompiledFacts] = {}
+        self._swaps = _runtimes_differ(sides, request)
+        # A run has one mode.
+        self._modes_differ = len({job.target.mode for side in sides for job in side.jobs.values()}) > 1
+        # Direct mode changes the way to the DSP; the DSP computes the same.
+        self._modes_alone = self._modes_differ and all(
+            set(own_options(request, side)) <= {DIRECT_MODE}
+            and (side.toolchain, side.base, side.qnn)
+            == (request.sides[0].toolchain, request.sides[0].base, request.sides[0].qnn)
+            for side in request.sides
+        )
+        self._side_facts = (_side(sides, request, 0), _side(sides, request, 1))
+        for side in self._side_facts:
+            for warning in side.warnings:
+                note(f"{side.label}: {warning}")
+
+    def to_run(self) -> list[JobToRun]:
+        """Return the jobs that a device has to say something about."""
+        found = []
+        for name in self.names:
+            jobs = [side.jobs[name] for side in self._sides]
+            built = [one.get(name, BuiltJob()) for one in self.built]
+            # Nobody came to it.
+            if any(one.bundle is None and one.failure is None for one in built):
+                continue
+            a, b = (
+                Side(job, one.bundle) if one.bundle is not None else None for job, one in zip(jobs, built, strict=True)
+            )
+            same = not self._swaps and not run_differently(jobs[0].target, jobs[1].target) and self._job(name).same
+            if (a is not None or b is not None) and not same:
+                found.append(JobToRun(name=name, target=jobs[1].target, a=a, b=b))
+        return found
+
+    def what_differs(self, differing: Sequence[JobToRun]) -> str:
+        """Return why jobs are run in turns: their programs differ, or what runs them."""
+        what = "the runners or QNN libraries" if self._swaps or self._modes_differ else "the options of the runner"
+        return turns_text(len(differing), len(self.names), sum(self._job(one.name).same for one in differing), what)
+
+    def report(self, *, interrupted: bool) -> CompareReport:
+        """Return what there is to say."""
+        pool = self.pool
+        outcomes = dict(pool.outcomes) if pool else {}
+        metrics = paired(outcomes)
+        open_ = {one.name for one in self.to_run()} - outcomes.keys() if self._request.execute else set()
+        left_out = dict(pool.left_out) if pool else {}
+        why = "interrupted" if interrupted else "no device was left"
+        devices = list(pool.devices.values()) if pool else []
+        asked = "virtual" if self._request.virtual else "hardware"
+        return CompareReport(
+            id=self.id,
+            command=self._request.command,
+            started_ms=self._started_ms,
+            seconds=time.monotonic() - self._began_s,
+            kind=common_kind(device.kind for device in devices) or asked if self._request.execute else "",
+            devices=tuple(sorted(device.serial for device in devices)),
+            sides=self._side_facts,
+            jobs=tuple(
+                self._job(
+                    name,
+                    outcomes.get(name),
+                    metrics.get(name, ()),
+                    left_out.get(name, why) if name in open_ else "",
+                )
+                for name in self.names
+            ),
+            notes=tuple(self._notes()),
+            interrupted=interrupted,
+            pairs=self._request.pairs,
+        )
+
+    def _job(
+        self, name: str, outcome: JobOutcome | None = None, metrics: tuple[PairedMetric, ...] = (), left_out: str = ""
+    ) -> ComparedJob:
+        attempts = (outcome.a, outcome.b) if outcome else (None, None)
+        a, b = (
+            self._result(side.jobs[name], built.get(name, BuiltJob()), attempt)
+            for side, built, attempt in zip(self._sides, self.built, attempts, strict=True)
+        )
+        return ComparedJob(
+            name=name,
+            a=a,
+            b=b,
+            executed=outcome is not None and not outcome.problem,
+            metrics=metrics,
+            device=outcome.device if outcome else "",
+            outputs=outcome.outputs if outcome else None,
+            modes_alone=self._modes_alone,
+            left_out=outcome.problem if outcome else left_out,
+        )
+
+    def _result(self, job: Job, built: BuiltJob, attempt: Attempt | None) -> SideResult:
+        ending = attempt or built.failure
+        result = SideResult(job_id=job.id, compiled=self._facts(built))
+        if ending is None:
+            return result
+        return msgspec.structs.replace(
+            result,
+            verdict=str(ending.verdict),
+            stage=str(ending.stage),
+            reason=ending.reason,
+            known_issue=ending.known_issue,
+            log=ending.log if ending.verdict != "passed" else "",
+        )
+
+    def _facts(self, built: BuiltJob) -> CompiledFacts | None:
+        if built.bundle is None:
+            return None
+        # Once: a program is read for its hash where its manifest has none.
+        key = built.bundle.manifest.key
+        if key not in self._compiled:
+            self._compiled[key] = compiled_facts(built.bundle, cached=built.cached)
+        return self._compiled[key]
+
+    def _notes(self) -> list[str]:
+        bundles = [one for built in self.built for one in built.values() if one.bundle]
+        cached = sum(one.cached for one in bundles)
+        notes = []
+        if cached:
+            others = "" if cached == len(bundles) else ", the others now, both sides at the same time"
+            notes.append(f"{cached} of {len(bundles)} bundles were compiled before{others}")
+        if self._swaps:
+            notes.append("A and B run with different runners or QNN libraries: every job is run, in new processes")
+            sdks = [[side.facts.get(name) for name in ("qnn", "qnn_content")] for side in self._side_facts]
+            if self._request.virtual and sdks[0] != sdks[1]:
+                notes.append("their simulators are those of two SDKs, whose speeds differ: cycles decide nothing here")
+        elif self._request.execute and self._modes_differ:
+            notes.append("one side is in direct mode: A and B run with different runners, in new processes")
+        elif self._request.execute:
+            runner = self._side_facts[1].facts.get("native_runner", "")
+            notes.append(f"programs of both sides run with the same runner ({runner}) and the same QNN libraries")
+        facts = [_without_names(side.facts) for side in self._side_facts]
+        if facts[0] == facts[1] and not any(side.options for side in self._side_facts):
+            notes.append("A and B are the same by content: only chance can make a difference")
+        return notes
+
+
+def run_differently(a: Target, b: Target) -> bool:
+    """Return whether two targets run the same program with other options of the runner, or with another runner."""
+    return (a.mode, runtime_flags(a)) != (b.mode, runtime_flags(b))
+
+
+def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int) -> CompareSide:
+    side, asked = sides[number], request.sides[number]
+    tools: Toolchain = side.tools
+    facts = {key: value for key, value in tools.fingerprint("").items() if key != "device_kind"}
+    source = tools.source
+    named = {"branch": source.branch, "subject": source.subject, "changed": ", ".join(source.changed)}
+    facts |= {key: value for key, value in named.items() if value}
+    if runs_on_cpu(request.backend):
+        facts.pop(QNN_PRODUCT, None)
+    options = own_options(request, asked)
+    return CompareSide(label=side.label, name=asked.name, facts=facts, options=options, warnings=source.warnings)
+
+
+def _without_names(facts: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in facts.items() if name not in ("toolchain", "commit", "branch", "subject")}
+
+
+def _runtimes_differ(sides: Sequence[BuildingSide], request: ComparisonRequest) -> bool:
+    """Tell whether programs of A and B would run with other files: then even the same ones are another question."""
+    if not request.execute:
+        return False
+    a, b = (side.config for side in sides)
+    if request.virtual:
+        from farm.base.socs import find_soc
+        from farm.builds.runtime.runtime import virtual_runtime
+
+        socs = [find_soc(name) for name in dict.fromkeys(request.socs)]
+        return any(
+            virtual_runtime(a, soc, request.backend).digest != virtual_runtime(b, soc, request.backend).digest
+            for soc in socs
+        )
+    names = [
+        name for name in a.__struct_fields__ if name.startswith(("sdk_root", "android_", "executorch_", "hexagon_"))
+    ]
+    return any(getattr(a, name) != getattr(b, name) for name in names)

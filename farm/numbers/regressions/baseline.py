@@ -1,0 +1,181 @@
+"""What a number is compared with, and saying that its new level is right."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.base.errors import UsageError
+from farm.dispatch.look_back import compared_series, is_judged, known_alerts
+from farm.results.analysis.candidates import Finding
+from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
+from farm.store.toolchains import line_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from farm.results.analysis.history import SeriesEvent
+    from farm.store.queries.points import JobPast, SeriesPast
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+_UNDECIDED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
+
+
+class Level(msgspec.Struct, frozen=True):
+    """What the next run of one number is compared with."""
+
+    job_id: str
+    metric: str
+    unit: str
+    device_kind: str
+    runs: int
+    """Comparable ones, of the 21 that count."""
+    enough: bool
+    """Whether there are as many as a judgement needs."""
+    median: float
+    """On the level of the newest run; NaN without runs."""
+    since: str
+    """The first run of the level: of the class, or the newest step."""
+    events: tuple[SeriesEvent, ...]
+    """What parted or moved the series, oldest first."""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A number whose new level is right from now on."""
+
+    job_id: str
+    metric: str
+    alert: int
+    declared: bool
+    """There was no alert of it: the step is known because somebody says so."""
+
+
+def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
+    """Return what the numbers of jobs in a line are compared with. Raises UnknownNameError."""
+    from farm.results.analysis.candidates import BASELINE, LEAST_BASELINE
+    from farm.results.analysis.history import split
+
+    found = []
+    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
+    alerts = known_alerts(store, pasts, line)
+    for past in pasts:
+        events = split(past.runs).events
+        for compared in compared_series(past, alerts):
+            if metrics and compared.series.series.metric not in metrics:
+                continue
+            first = max([0, *compared.steps])
+            series = compared.series.series
+            if series.exact:
+                # It is compared with the run before alone.
+                first = len(compared.values) - len(
+                    list(takewhile(compared.values[-1].__eq__, reversed(compared.values)))
+                )
+            values = compared.values[first:][-BASELINE:]
+            enough = series.exact or len(compared.points) >= LEAST_BASELINE
+            found.append(
+                Level(
+                    past.job_id, series.metric, series.unit, past.runs[-1].device_kind, len(values),
+                    enough, statistics.median(values) if values else math.nan, compared.points[first].run_id, events,
+                )
+            )  # fmt: skip
+    return found
+
+
+def accept(
+    store: Store,
+    pattern: str,
+    soc: str | None,
+    metrics: Collection[str],
+    run_id: str | None,
+    *,
+    user: str,
+    note: str,
+    line: str = "",
+) -> list[Accepted]:
+    """Say that the level that numbers of a line have in a run of it, or in their newest, is right; return which.
+
+    Without `metrics` all of which an alert is open, or that are candidates in that run. A number that is named and
+    has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError, and UsageError for
+    a run that does not belong to the line.
+    """
+    if run_id is not None:
+        _require_in_line(store, run_id, line)
+    remark = Remark(RemarkState.ACCEPTED, user, "", note)
+    still_open = {alert.id for alert in store.alerts.open(line=line)}
+    done = []
+    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
+    known = known_alerts(store, pasts, line)
+    for past in pasts:
+        until = past.runs[-1].run_id if run_id is None else run_id
+        for one in past.series:
+            if (metrics and one.series.metric not in metrics) or not is_judged(past, one):
+                continue
+            alerts = [
+                alert
+                for alert in known.get((one.id, past.runs[-1].device_kind), ())
+                if (alert.id in still_open and alert.first_bad <= until)
+                or (alert.run_id == until and alert.state in _UNDECIDED and alert.finding != Finding.UNCHANGED)
+                or (metrics and alert.first_bad == until and alert.state in STEPS)
+            ]
+            for alert in alerts:
+                store.alerts.remark(f"alert:{alert.id}", remark)
+                done.append(Accepted(past.job_id, one.series.metric, alert.id, declared=False))
+            if not alerts and metrics and (step := _step(past, one, until, known)):
+                number = store.alerts.declare(until, step, remark)
+                done.append(Accepted(past.job_id, one.series.metric, number, declared=True))
+    return done
+
+
+def _require_in_line(store: Store, run_id: str, line: str) -> None:
+    of_run, private = store.runs.line(run_id)
+    if private:
+        raise UsageError(
+            f"run {run_id} was only compared with line {line_text(of_run)}: its numbers are in nobody's baseline"
+        )
+    if of_run != line:
+        raise UsageError(f"run {run_id} is of line {line_text(of_run)}: --line {line_text(of_run)} means that one")
+
+
+def _step(
+    past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
+) -> NewAlert | None:
+    """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
+    from farm.results.analysis.candidates import BASELINE, levelled, way
+    from farm.results.analysis.robust import difference, median
+    from farm.results.analysis.scale import scaled
+
+    runs = [run.run_id for run in past.runs]
+    if until not in runs:
+        return None
+    count = runs.index(until) + 1
+    then = msgspec.structs.replace(one, values=one.values[:count])
+    [*found] = compared_series(msgspec.structs.replace(past, runs=past.runs[:count], series=(then,)), known)
+    if not found:
+        return None
+    [compared] = found
+    scale, points = one.series.scale, compared.points
+    level = scaled(scale, levelled(scale, compared.values[:-1], compared.steps))
+    level = level[~np.isnan(level)][-BASELINE:]
+    now = float(scaled(scale, compared.values[-1:])[0])
+    if not len(level) or math.isnan(now):
+        return None
+    change = difference(now, median(level))
+    return NewAlert(
+        series_id=one.id,
+        device_kind=points[-1].device_kind,
+        finding=way(one.series.direction, change),
+        state=AlertState.ACCEPTED,
+        last_good=points[-2].run_id,
+        first_bad=until,
+        change=change,
+        low=math.nan,
+        high=math.nan,
+        p_value=math.nan,
+        reason="declared, not measured",
+    )

@@ -1,0 +1,231 @@
+"""Two results of one job, compared on one device: which two, where, and what the change is attributed to."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
+from farm.base.interrupts import InterruptHandler
+from farm.devices.adb.names import named_device
+from farm.dispatch.pool.fleet import Choice
+from farm.numbers.regressions.factor_swap import Attribution, plan_swaps, swap_factors
+from farm.numbers.regressions.interleaved_ab import InterleavedBench
+from farm.numbers.regressions.paired_test import Compared, compare, series_of, worse
+from farm.replay.repro import differences
+from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
+from farm.results.analysis.confirmation import INFERENCES, PAIRS, Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.numbers.regressions.interleaved_ab import Turn
+    from farm.store.store import Store
+
+# So many results are looked at for one of another bundle.
+_MOST_BACK = 50
+
+
+class PairsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how often two results are compared."""
+
+    virtual: bool = False
+    device: str = ""
+    """Name, serial or id of an attached device; empty is that of the new run, or any of the SoC and kind."""
+    pairs: int = PAIRS
+    inferences: int = INFERENCES
+    least_inferences: int = 0
+    """Those that somebody named; 0 where nobody did, and a runner that leaves files of each may make fewer."""
+    command: str = ""
+
+
+class ConfirmOutcome(msgspec.Struct, frozen=True):
+    """What pairs of two results' bundles note."""
+
+    good: StoredResult
+    new: StoredResult
+    device: str
+    """Serial."""
+    kind: str
+    """`virtual` or `hardware`."""
+    fence: tuple[str, int] | None
+    """Id of the device and the fence of the lease that it was measured under; None for a device of its own."""
+    compared: tuple[Compared, ...]
+    differences: dict[str, tuple[str, str]]
+    """Facts that are not the same in both runs, good and new."""
+    attribution: Attribution | None
+    """Of the first change that is there; None where there is none."""
+    turns: tuple[Turn, ...]
+    """All that was measured."""
+
+    @property
+    def same_bundle(self) -> bool:
+        """Whether the program is the same, so that only runtime, SDK, device or the night can be to blame."""
+        return self.good.attempt.bundle_key == self.new.attempt.bundle_key
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether anything got worse."""
+        whole = self.attribution is not None and self.attribution.whole.answer is Answer.CONFIRMED
+        return whole or any(one.confirmation.answer is Answer.CONFIRMED for one in self.compared)
+
+
+def choose_results(store: Store, pattern: str, good: str | None, bad: str | None) -> tuple[StoredResult, StoredResult]:
+    """Return the results to compare: of the runs that are named, else the newest and the last of another bundle.
+
+    Raises UnknownNameError, and UsageError where there are no two that can be compared, with the reason.
+    """
+    new = find_stored_result(store, pattern, bad)
+    if good is not None:
+        old = find_stored_result(store, new.view.id, good)
+        require_comparable(old, new)
+        return old, new
+    nearest: StoredResult | None = None
+    for number, one in enumerate(results_before(store, new)):
+        if number == _MOST_BACK or one.view.case_version != new.view.case_version:
+            break
+        if not one.attempt.measurements:
+            continue
+        nearest = nearest or one
+        if one.attempt.bundle_key != new.attempt.bundle_key:
+            return one, new
+    if nearest is None:
+        raise UsageError(
+            f"{new.view.id} has no result before run {new.run.id} that can be compared with it (same version of the "
+            f"case, {new.kind} device): name one with --good"
+        )
+    return nearest, new
+
+
+def require_comparable(good: StoredResult, new: StoredResult) -> None:
+    """Raise UsageError unless `good` is the older one and both are numbers of the same test on the same kind."""
+    if (good.run.started_ms, good.run.id) > (new.run.started_ms, new.run.id):
+        raise UsageError(f"run {good.run.id} is newer than run {new.run.id}: the good run is the older one, swap them")
+    if good.kind != new.kind:
+        raise UsageError(
+            f"run {good.run.id} was on a {good.kind} device and run {new.run.id} on a {new.kind} one: their numbers "
+            "are not compared, name two runs of one kind"
+        )
+    if good.view.case_version != new.view.case_version:
+        raise UsageError(
+            f"{new.view.id} is another test in run {new.run.id} than in run {good.run.id}: its case changed (version "
+            f"{good.view.case_version[:12]}, now {new.view.case_version[:12]}), name runs on one side of that"
+        )
+
+
+@contextmanager
+def bench_for(
+    config: Config,
+    store: Store,
+    past: StoredResult,
+    request: PairsRequest,
+    note: Callable[[str], None],
+    until_s: float = math.inf,
+) -> Iterator[InterleavedBench]:
+    """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `InterleavedBench`.
+
+    Raises NoDeviceError, UnknownNameError, and UsageError for a device of another kind.
+    """
+    virtual = request.virtual or (past.kind == "virtual" and not request.device)
+    if virtual and past.kind != "virtual":
+        raise UsageError(f"run {past.run.id} was on hardware: a simulator tells nothing about it, leave --virtual out")
+    job = find_job(config, past)
+    # The device of a past run is no name on the command line.
+    wishes = [request.device or ("" if named_device(os.environ) else past.attempt.device)]
+    if wishes[0] and not request.device and not virtual:
+        wishes.append("")
+    with ExitStack() as stack:
+        for wish in wishes:
+            choice = Choice((wish,)) if wish and not virtual else None
+            bench = InterleavedBench(
+                config, store, job.target, note,
+                virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
+                least_inferences=request.least_inferences,
+            )  # fmt: skip
+            try:
+                stack.enter_context(bench)
+                break
+            except (NoDeviceError, UnknownNameError):
+                if wish == wishes[-1]:
+                    raise
+                note(f"{wish}, where run {past.run.id} was, cannot be had: looking for another {job.target.soc}")
+        if bench.device.kind != past.kind:
+            raise UsageError(
+                f"{bench.device.serial} is {bench.device.kind} and run {past.run.id} was on a {past.kind} device: "
+                "their numbers are not compared, name another device"
+            )
+        yield bench
+
+
+def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts: Sequence[StoredResult]) -> None:
+    """Raise UsageError for a bundle that is gone and cannot be made again, with the nearest run that has one.
+
+    Also for more inferences than its runner can be asked for, where somebody named them.
+    """
+    for past in pasts:
+        try:
+            side = bench.side(past)
+        except UsageError as error:
+            newest = max(pasts, key=lambda one: (one.run.started_ms, one.run.id))
+            nearest = _nearest(config, store, newest, past)
+            hint = f"; the nearest run whose bundle is here is {nearest.run.id}" if nearest else ""
+            raise UsageError(f"{error}{hint}") from None
+        bench.require_inferences(side)
+
+
+def _nearest(config: Config, store: Store, newest: StoredResult, past: StoredResult) -> StoredResult | None:
+    found = [
+        one
+        for one in results_before(store, newest)
+        if one.view.case_version == past.view.case_version and cached_bundle(config, one) is not None
+    ]
+    return min(found, key=lambda one: abs(one.run.started_ms - past.run.started_ms), default=None)
+
+
+def confirm_job(
+    config: Config,
+    store: Store,
+    good: StoredResult,
+    new: StoredResult,
+    request: PairsRequest,
+    note: Callable[[str], None],
+    metrics: Sequence[str] = (),
+) -> ConfirmOutcome:
+    """Compare two results' bundles in turns on one device, and name the factor that causes what got worse.
+
+    Nothing is recorded. Raises NoDeviceError, InfraError, UsageError where a bundle is gone, UnknownNameError.
+    """
+    series = series_of(good, new, metrics)
+    with InterruptHandler(), bench_for(config, store, new, request, note) as bench:
+        require_bundles(config, store, bench, (good, new))
+        swaps = plan_swaps(bench, good, new)
+        if good.attempt.bundle_key == new.attempt.bundle_key:
+            note("both runs have the same program: only runtime, SDK, device or the night can be to blame")
+        note(f"measuring {request.pairs} pairs on {bench.device.serial} ({bench.device.kind})")
+        compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
+        worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
+        attribution = None
+        # What the bundles do not show, another runner or SDK may.
+        if worst is not None or swaps.alone.keys() - {"program"}:
+            one = worst or compared[0]
+            note("swapping what differs, one at a time")
+            attribution = swap_factors(
+                bench, one.series, good, new, worse(one.series).up, request.pairs, request.inferences,
+                swaps=swaps, program=one,
+            )  # fmt: skip
+        return ConfirmOutcome(
+            good,
+            new,
+            bench.device.serial,
+            bench.device.kind,
+            bench.fence,
+            tuple(compared),
+            differences(good.run.fingerprint, new.run.fingerprint),
+            attribution,
+            tuple(bench.turns),
+        )

@@ -1,0 +1,388 @@
+"""The candidates of a run, confirmed by interleaved A/B, with the first bad run and the likely cause of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.text import reason_line
+from farm.dispatch.look_back import changed_programs, found_alerts, look_back, record_look_back
+from farm.dispatch.request.ending import write_report
+from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
+from farm.numbers.regressions.confirm_job import PairsRequest
+from farm.numbers.regressions.paired_test import worse
+from farm.numbers.regressions.remeasure import RemeasuredSeries, Remeasurement, unknown
+from farm.results.analysis.candidates import Finding
+from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed, unsure
+from farm.results.analysis.families import P_MEMBER, common_step, families, member
+from farm.results.analysis.nights import REPRESENTATIVES, programs_are_cause
+from farm.results.analysis.scale import Scale
+from farm.results.analysis.sequential import LEAST_PAIRS
+from farm.store.records import STEPS, AlertState, NewAlert
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.look_back import ComparedSeries, LookBack
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+_STATES = {
+    Answer.CONFIRMED: AlertState.CONFIRMED,
+    Answer.REFUTED: AlertState.REFUTED,
+    Answer.UNKNOWN: AlertState.UNKNOWN,
+}
+
+CHANGED_S = 600.0
+"""Time for programs that changed and are no candidates, where no budget is given."""
+
+# So long a free device may take to be leased.
+_TAKEN_S = 5.0
+
+
+class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the numbers of a run."""
+
+    run_id: str
+    alerts: tuple[AlertRecord, ...]
+    """Its candidates and exact changes, whatever became of them."""
+    shifts: tuple[str, ...]
+    """What is off as a whole, one line each."""
+    not_measured: int = msgspec.field(name="not_asked")
+    """Candidates that there was no time or no device for."""
+    problems: tuple[str, ...]
+    """Why, one line each."""
+    changed: int
+    """Programs that changed, are no candidates, and were measured."""
+    changed_not_measured: int = msgspec.field(name="changed_not_asked")
+    """Others of these, that there was no time or no device for."""
+    insufficient: int
+    """Numbers that have too few runs before them."""
+
+    @property
+    def not_all_changed(self) -> str:
+        """Say that programs are left that changed; empty where none are."""
+        if not (left := self.changed_not_measured):
+            return ""
+        what = "program that changed was" if left == 1 else "programs that changed were"
+        more = f"'farm confirm --run {self.run_id}' goes on with what is left"
+        return f"{left} {what} not measured, for want of time or of a device: {more}"
+
+    @property
+    def left_out(self) -> list[str]:
+        """Say what was not measured, a line each."""
+        lines = [f"not all candidates were measured: {problem}" for problem in self.problems]
+        return lines + [self.not_all_changed] * bool(self.changed_not_measured)
+
+    @property
+    def regressions(self) -> tuple[AlertRecord, ...]:
+        """Return what got worse for sure."""
+        certain = (AlertState.CONFIRMED, AlertState.EXACT)
+        return tuple(one for one in self.alerts if one.finding == "regression" and one.state in certain)
+
+
+def confirm_run(
+    config: Config,
+    store: Store,
+    run_id: str,
+    request: PairsRequest,
+    note: Callable[[str], None],
+    *,
+    budget_s: float | None = None,
+    factory: BenchFactory | None = None,
+) -> RunFindings:
+    """Judge the numbers of a run, measure its candidates again, the least probable first, and record what came of it.
+
+    What there is no time or no device for stays a candidate; what could not be measured is unknown, with the reason.
+    Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
+    chance taken out of it.
+    """
+    factory = factory or BenchFactory(config, store, request, note)
+    end_s = math.inf if budget_s is None else time.monotonic() + budget_s
+    with ExitStack() as stack:
+        benches = BenchPool(factory, stack, end_s)
+        remeasurement = Remeasurement(store, request, factory, benches, note)
+        return _ConfirmRun(config, store, run_id, request, note, end_s, benches, remeasurement).findings()
+
+
+@dataclass
+class _ConfirmRun:
+    _config: Config
+    _store: Store
+    _run_id: str
+    _request: PairsRequest
+    _note: Callable[[str], None]
+    _end_s: float
+    _benches: BenchPool
+    _remeasurement: Remeasurement
+    _results: list[RemeasuredSeries] = field(default_factory=list)
+
+    def findings(self) -> RunFindings:
+        """Judge the run, measure, record, and return what came of it."""
+        looked = record_look_back(self._store, self._run_id)
+        shifts = [shift.reason for shift in looked.night.shifts]
+        programs = self._programs(looked)
+        if programs:
+            looked = look_back(self._store, self._run_id, programs=programs)
+            self._store.alerts.record(self._run_id, found_alerts(looked))
+        try:
+            not_measured = self._candidates(looked)
+            problems = tuple(dict.fromkeys(self._benches.broken.values()))
+            changed_not_measured = self._changed(looked)
+        finally:
+            self._control()
+        if self._results:
+            self._report()
+        return RunFindings(
+            run_id=self._run_id,
+            alerts=tuple(self._store.alerts.of_run(self._run_id)),
+            shifts=tuple(shifts),
+            not_measured=not_measured,
+            problems=problems,
+            changed=sum(not result.is_candidate for result in self._results),
+            changed_not_measured=changed_not_measured,
+            insufficient=looked.insufficient,
+        )
+
+    def _report(self) -> None:
+        """Write the report of the run anew, where there is one."""
+        path = self._config.run_folder(self._run_id) / "report.html"
+        if path.is_file():
+            write_report(self._store.runs.view(self._run_id), path, self._store, self._config)
+
+    def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
+        """Return the devices and metrics that are off as a whole because of the programs."""
+        found, pairs, measure = set(), self._request.pairs, self._remeasurement.measure
+        for shift in looked.night.shifts:
+            answers = [
+                result.confirmation
+                for index in shift.representatives
+                if time.monotonic() < self._end_s
+                and (result := measure(looked.compared[index], pairs, up=shift.change > 0, attribute=False))
+            ]
+            if answers and programs_are_cause(answers):
+                found.add((shift.device, shift.metric))
+        return found
+
+    def _candidates(self, looked: LookBack) -> int:
+        """Measure candidates in their order; return how many there was no time or device for."""
+        alerts = {
+            (one.series_id, one.device_kind): one
+            for one in self._store.alerts.of_run(self._run_id)
+            if one.state == AlertState.CANDIDATE
+        }
+        left = []
+        for index in looked.night.candidates:
+            compared = looked.compared[index]
+            # What was measured before is not measured again.
+            if alert := alerts.get(compared.key):
+                left.append((compared, looked.night.judgements[index], alert))
+        # Numbers of one program are measured by the same pairs.
+        jobs: dict[str, int] = {}
+        for compared, _, _ in left:
+            jobs.setdefault(compared.past.job_id, len(jobs))
+        left.sort(key=lambda item: jobs[item[0].past.job_id])
+        measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
+        pairs = self._pairs(measured, is_candidate=True)
+        family = measured + len(self._family_before(is_candidate=True))
+        not_measured = 0
+        groups = families([_family_key(compared) for compared, _, _ in left], [one for _, one, _ in left])
+        results: dict[int, RemeasuredSeries] = {}
+        for number, (place, group) in enumerate(_representatives_first(len(left), groups)):
+            if time.monotonic() >= self._end_s:
+                return not_measured + len(left) - number
+            compared, judgement, alert = left[place]
+            self._note(f"{compared.past.job_id}: {compared.series.series.metric} {judgement.reason}")
+            up, measure = judgement.change > 0, self._remeasurement.measure
+            of = [results[one] for one in group if one in results]
+            result = self._member(compared, of, up=up) or measure(compared, pairs, up=up, family=family)
+            if result is None:
+                not_measured += 1
+                continue
+            results[place] = result
+            self._keep(compared, result, alert)
+        return not_measured
+
+    def _member(
+        self, compared: ComparedSeries, representatives: Sequence[RemeasuredSeries], *, up: bool
+    ) -> RemeasuredSeries | None:
+        """Return what a few pairs show of a series that others stepped with; None where it has to be measured as any.
+
+        Only that it stepped as well is taken from so few, never that it did not.
+        """
+        step = common_step([one.confirmation for one in representatives])
+        if step is None:
+            return None
+        result = self._remeasurement.measure(compared, LEAST_PAIRS, up=up, level=P_MEMBER, step=step)
+        if result is None or result.confirmation.answer is not Answer.CONFIRMED:
+            return None
+        result.of = tuple(one for one in representatives if one.confirmation.answer is Answer.CONFIRMED)
+        names = ", ".join(one.alert.job_id for one in result.of if one.alert)
+        result.confirmation = member(compared.series.series.scale, step, result.confirmation, names)
+        self._remeasurement.attribute_as(compared, result, result.of)
+        return result
+
+    def _changed(self, looked: LookBack) -> int:
+        """Measure programs that changed and are no candidates; return how many there was no time or device for."""
+        changed = changed_programs(looked, self._measured_before(looked))
+        found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
+        if not found:
+            return 0
+        self._note(f"programs that changed and are no candidates: {len(found)}, measured in the time that is left")
+        pairs = self._pairs(len(found), is_candidate=False)
+        family = len(found) + len(self._family_before(is_candidate=False))
+        end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
+        # Without a candidate nobody's device is waited for.
+        self._benches.wait_s = _TAKEN_S
+        not_measured = 0
+        impossible: list[str] = []
+        for number, compared in enumerate(found):
+            if time.monotonic() >= end_s:
+                not_measured += len(found) - number
+                break
+            up = worse(compared.series.series).up
+            result = self._remeasurement.measure(compared, pairs, up=up, level=P_UNSUSPECTED, family=family)
+            if result is None:
+                not_measured += 1
+            elif not result.device:
+                impossible.append(result.confirmation.reason)
+            else:
+                result.is_candidate = False
+                self._keep(compared, result, self._store.alerts.add(self._run_id, _changed_alert(compared, result)))
+        if impossible:
+            self._note(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
+        return not_measured
+
+    def _measured_before(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
+        """Return by series and device kind the runs of which pairs were measured, or somebody decided."""
+        found: dict[tuple[int, str], set[str]] = {}
+        own = self._store.alerts.of_run(self._run_id, unchanged=True)
+        for one in (*itertools.chain(*looked.alerts.values()), *own):
+            if one.device or one.state in STEPS:
+                found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
+        return found
+
+    def _keep(self, compared: ComparedSeries, result: RemeasuredSeries, alert: AlertRecord) -> None:
+        """Record an answer at once, so that nothing is lost when the night ends here."""
+        result.alert = alert
+        self._note(f"{compared.past.job_id}: {result.confirmation.answer}: {result.confirmation.reason}")
+        self._results.append(result)
+        self._record(result)
+
+    def _pairs(self, measured: int, *, is_candidate: bool) -> int:
+        """Return how many pairs each of so many numbers takes, together with those of earlier calls."""
+        return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_candidate=is_candidate))))
+
+    def _family_before(self, *, is_candidate: bool) -> list[Confirmation]:
+        """Return what an earlier call measured of this run: it is of the same night."""
+        now = {result.alert.id for result in self._results if result.alert}
+        return [
+            msgspec.structs.replace(unknown(""), p_value=one.p_value)
+            for one in self._store.alerts.of_run(self._run_id, unchanged=True)
+            if (one.finding != Finding.UNCHANGED) is is_candidate
+            and one.device
+            and one.id not in now
+            and not math.isnan(one.p_value)
+        ]
+
+    def _control(self) -> None:
+        """Take back what is confirmed by chance, among all candidates that were measured, and among all others."""
+        for is_candidate in (True, False):
+            # What could not be measured had no chance to be confirmed.
+            measured = [
+                one
+                for one in self._results
+                if one.is_candidate is is_candidate and one.confirmation.pairs and not one.of
+            ]
+            family = [*(result.confirmation for result in measured), *self._family_before(is_candidate=is_candidate)]
+            for result, controlled in zip(measured, control(family)[: len(measured)], strict=True):
+                if controlled != result.confirmation:
+                    result.confirmation = controlled
+                    self._record(result)
+        for result in self._results:
+            if any(one.confirmation.answer is not Answer.CONFIRMED for one in result.of):
+                result.confirmation = unsure(result.confirmation)
+                self._record(result)
+
+    def _record(self, result: RemeasuredSeries) -> None:
+        alert, confirmation = result.alert, result.confirmation
+        if alert is None:
+            return
+        finding = alert.finding
+        if not result.is_candidate:
+            # The claim was that it is worse.
+            finding = Finding.REGRESSION if confirmation.answer is Answer.CONFIRMED else Finding.UNCHANGED
+        recorded = self._store.alerts.answer(
+            alert.id,
+            NewAlert(
+                series_id=alert.series_id,
+                device_kind=alert.device_kind,
+                finding=finding,
+                state=_STATES[confirmation.answer],
+                last_good=result.points[result.good].run_id,
+                first_bad=result.points[result.bad].run_id,
+                # What could not be measured stays as great as it looked.
+                change=alert.change if math.isnan(confirmation.change) else confirmation.change,
+                low=confirmation.low,
+                high=confirmation.high,
+                p_value=confirmation.p_value,
+                reason=confirmation.reason,
+                likely_cause=reason_line(result.cause),
+            ),
+            device=result.device,
+            pairs=[(_median(good), _median(new)) for good, new in result.pairs],
+            was=result.state,
+        )
+        result.state = _STATES[confirmation.answer]
+        if not recorded:
+            result.alert = None
+            self._note(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
+
+
+def _family_key(compared: ComparedSeries) -> tuple[str, ...]:
+    """Return what series have in common that may have stepped together: times of one device."""
+    series = compared.series.series
+    alone = () if series.scale is Scale.RATIO else (series.id,)
+    return compared.past.device, compared.points[-1].device_kind, series.metric, *alone
+
+
+def _representatives_first(count: int, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the places of candidates in their order, members of families after their representatives, and these."""
+    members = {place: group for group in groups for place in group[REPRESENTATIVES:]}
+    done: set[int] = set()
+    for place in range(count):
+        if place in members:
+            continue
+        yield place, ()
+        done.add(place)
+        for group in groups:
+            if place in group and done.issuperset(group[:REPRESENTATIVES]):
+                yield from ((one, group[:REPRESENTATIVES]) for one in group[REPRESENTATIVES:])
+
+
+def _changed_alert(compared: ComparedSeries, result: RemeasuredSeries) -> NewAlert:
+    return NewAlert(
+        series_id=compared.series.id,
+        device_kind=compared.points[-1].device_kind,
+        finding=Finding.UNCHANGED,
+        state=AlertState.CANDIDATE,
+        last_good=compared.points[result.good].run_id,
+        first_bad=compared.points[-1].run_id,
+        change=math.nan,
+        low=math.nan,
+        high=math.nan,
+        p_value=math.nan,
+        reason="its program changed",
+    )
+
+
+def _median(samples: Sequence[float]) -> float:
+    return statistics.median(samples) if samples else math.nan

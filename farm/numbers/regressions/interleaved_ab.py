@@ -1,0 +1,400 @@
+"""Programs in turns on one warm device: the pairs of docs/explanation/statistics.md. Nothing of it is recorded."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
+from farm.base.hashes import sha256_of
+from farm.devices.adb.names import SERIAL_VARIABLE, named_device
+from farm.devices.execution.one_shot import reduced, too_many
+from farm.devices.execution.raw import RESULT_FILE, RunnerOptions
+from farm.devices.text import clean_text
+from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
+from farm.dispatch.pool.acquire import DeviceAcquirer
+from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Profile
+from farm.replay.stored_result import find_bundle, find_job
+from farm.results.analysis.confirmation import INFERENCES, PAIRS
+from farm.results.analysis.sequential import add_pairs
+from farm.results.attempt import Ending, Verdict
+from farm.results.generation import report_problem
+from farm.results.generation_rates import rate_measurements
+from farm.results.heap import heap_measurements, read_heaps
+from farm.results.measurements import time_measurements
+from farm.results.outcome import outcome
+from farm.results.profile.cycles import read_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Bundle
+    from farm.builds.runtime.runtime import Runtime
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.devices.device import Device
+    from farm.devices.execution.raw import RawResult
+    from farm.dispatch.pool.acquire import AcquiredDevice
+    from farm.replay.stored_result import StoredResult
+    from farm.results.analysis.confirmation import Pair
+    from farm.results.attempt import Attempt, Measurement
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Target
+
+# A side that ended so often the wrong way is not asked again.
+_MOST_FAILURES = 3
+# Executions before those that count, in every turn.
+_WARM_UP = 1
+_TURN_SECONDS = 300.0
+
+
+class Role(StrEnum):
+    """Which side of a pair."""
+
+    GOOD = "good"
+    NEW = "new"
+
+
+class Side(msgspec.Struct, frozen=True):
+    """What one side of pairs runs."""
+
+    job: Job
+    bundle: Bundle
+    profile: Profile = Profile.AUTO
+    """As in the run that it is of: `htp_cycles` are there only where there is one."""
+    heap: bool = False
+    """It is measured for the DSP's heap alone, as in the run that it is of: every turn has a process of its own."""
+    seconds: int | None = None
+    """It generates for so long in every turn, as in the run that it is of."""
+    runtime: Runtime | None = None
+    """None is that of the bench."""
+    device: str = ""
+    """Serial of one of the bench's devices; empty is the first."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What it runs on: sides that have the same share a process."""
+        return self.runtime.digest if self.runtime else "", self.device
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What distinguishes it from other sides."""
+        return self.job.id, self.bundle.manifest.key, *self.place
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What one side gave in one pair."""
+
+    role: Role
+    pair: int
+    """From 0; -1 is warming up, which is in no pair."""
+    bundle_key: str
+    runtime: str
+    """Digest."""
+    device: str
+    """Serial."""
+    started_ms: int
+    """Epoch, milliseconds."""
+    measurements: tuple[Measurement, ...] = ()
+    """All samples of this turn; none where it failed."""
+    failure: str = ""
+    """Why it is in no pair: it crashed, or its numbers are wrong."""
+
+
+class InterleavedBench:
+    """One device of an SoC and kind, and what is compared on it. Use it as a context manager, in one thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        target: Target,
+        say: Callable[[str], None],
+        *,
+        virtual: bool,
+        choice: Choice | None = None,
+        purpose: str,
+        until_s: float = math.inf,
+        least_inferences: int = 0,
+    ) -> None:
+        """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
+
+        `store` is asked for leases only. A device that somebody else has is waited for until `until_s` on the clock of
+        `time.monotonic`. `least_inferences` are those of a turn that somebody named: a runner that cannot be asked for
+        as many makes no fewer, and the side is refused.
+        """
+        self.config, self.virtual = config, virtual
+        self._store, self._say, self._choice = store, say, choice or Choice()
+        self._least_inferences = least_inferences
+        self._stack = ExitStack()
+        self._acquirer = DeviceAcquirer(
+            config, store, target, say, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
+        )
+        self._acquired: dict[str, AcquiredDevice] = {}
+        self._gates: dict[str, HeatGate] = {}
+        self._runs: dict[tuple[str, str], DeviceRun] = {}
+        self._proven: dict[tuple[str, ...], str] = {}
+        self.judged: dict[tuple[str, ...], Attempt] = {}
+        """By the key of a side: its newest turn of which outputs were compared, whatever it says."""
+        self.outputs: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """SHA-256 of each output file of the same turn, by sample and number; none for a turn without all of them."""
+        self._said: set[tuple[str, ...]] = set()
+        self._count = 0
+        self.turns: list[Turn] = []
+        """All that was measured so far, with every sample."""
+
+    def __enter__(self) -> Self:
+        """Acquire the first device, its runtime and fence. Raises NoDeviceError, UnknownNameError, MissingToolError."""
+        from farm.builds.toolchains.prepare import prepare
+
+        self.tools: Toolchain = prepare(self.config, self._say, virtual=self.virtual)
+        with self._stack:
+            self._stack.enter_context(self._acquirer)
+            # Before leases are given back nothing of ours is on the devices any more.
+            self._open = self._stack.enter_context(ExitStack())
+            acquired = self._acquirer.acquire(None if self.virtual else self._choice)
+            self.device, self.runtime, self.fence = acquired
+            self._acquired[self.device.serial] = acquired
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def side(self, stored: StoredResult) -> Side:
+        """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
+        job = find_job(self.config, stored)
+        bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
+        return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds)
+
+    def add_device(self, serial: str) -> None:
+        """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
+        if serial in self._acquired:
+            return
+        if name := named_device(os.environ):
+            raise NoDeviceError(f"{SERIAL_VARIABLE} names {clean_text(name)}, and {serial} is another device")
+        now_ms = self._store.leases.now_ms()
+        for lease in self._store.leases.all():
+            # Whoever holds one device and waits for another may wait for somebody who does the same.
+            if serial in (lease.device, lease.device.partition("@")[0]) and lease.token and lease.expires_ms > now_ms:
+                raise NoDeviceError(f"{serial} is with {lease.user}")
+        self._acquired[serial] = self._acquirer.acquire(Choice((serial,)))
+
+    def build_of(self, serial: str) -> str:
+        """Return the fingerprint of the system of one of the devices."""
+        return self._acquired[serial].device.build
+
+    def measure(
+        self,
+        good: StoredResult | Side,
+        new: StoredResult | Side,
+        pairs: int = PAIRS,
+        inferences: int = INFERENCES,
+        *,
+        numerics: bool = False,
+        begin: int = 0,
+        renew: bool = False,
+        fresh: bool = False,
+    ) -> dict[str, list[Pair]]:
+        """Run both in turns and return the samples of each pair by metric; who begins changes from pair to pair.
+
+        `numerics`: bring and compare outputs in every turn, not only in the first. `begin` is the number of the first
+        pair: the good one begins even ones. `renew`: in new processes; `fresh`: in new ones in every turn. A side that
+        fails has no samples, nor has the other one in that pair, and `turns` says why. A side that is new to the bench
+        is warmed up first, and judged as by its run; when that fails nothing is measured. Raises InfraError for the
+        farm's and the device's trouble.
+        """
+        was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
+        # A profile costs time, and a device that goes on gets warm: both have those of the new one.
+        same = {"profile": now.profile, "heap": now.heap, "seconds": now.seconds}
+        sides = {Role.GOOD: msgspec.structs.replace(was, **same), Role.NEW: now}
+        found: dict[str, list[Pair]] = {}
+        # Both, so that both problems are reported.
+        problems = [self._prove(role, side) for role, side in sides.items()]
+        if any(problems):
+            return found
+        # A process may have its own luck, as with where its memory lies: what runs in two gets new ones in every pair.
+        fresh = fresh or was.place != now.place
+        if renew:
+            for run in self._runs.values():
+                run.end_process()
+        failures = 0
+        for number in range(begin, begin + pairs):
+            order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+            turns: dict[Role, Turn] = {}
+            for role in order:
+                turns[role] = self._turn(role, sides[role], number, inferences, full=numerics, fresh=fresh)
+                if turns[role].failure:
+                    failures += 1
+                    break
+            else:
+                _add(found, number - begin, turns[Role.GOOD], turns[Role.NEW])
+            if failures >= _MOST_FAILURES:
+                break
+        self._require_lease()
+        for measured in found.values():
+            add_pairs(measured, pairs, ())
+        return found
+
+    def problems(self, good: Side, new: Side, *, since: int = 0) -> tuple[str, ...]:
+        """Return why pairs of these sides are missing: of their first turns, and of those from number `since` on."""
+        found = [
+            f"{role}: {self._proven[side.key]}"
+            for role, side in zip(Role, (good, new), strict=True)
+            if self._proven.get(side.key)
+        ]
+        found += [f"{turn.role}: {turn.failure}" for turn in self.turns[since:] if turn.failure and turn.pair >= 0]
+        return tuple(dict.fromkeys(found))
+
+    def _prove(self, role: Role, side: Side) -> str:
+        """Return why a side cannot be measured, empty when it can; it is run and judged once, and warm after that."""
+        if side.key not in self._proven:
+            failure = self._turn(role, side, -1, 1, full=True).failure
+            # As in a run, whatever ends the runner is tried once more before it is blamed.
+            self._proven[side.key] = failure and self._turn(role, side, -1, 1, full=True).failure
+        return self._proven[side.key]
+
+    def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
+        acquired = self._acquired[side.device or self.device.serial]
+        runtime = side.runtime or acquired.runtime
+        try:
+            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
+        except InfraError as error:
+            self._recover(acquired.device, runtime, error)
+            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
+        key, serial = side.bundle.manifest.key, acquired.device.serial
+        turn = Turn(role, pair, key, runtime.digest, serial, started_ms, measured, failure)
+        self.turns.append(turn)
+        return turn
+
+    def _recover(self, device: Device, runtime: Runtime, error: InfraError) -> None:
+        """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
+        from farm.devices.recovery import Step, recover
+
+        if (run := self._runs.pop((device.serial, runtime.digest), None)) is not None:
+            run.close()
+        # A reboot would leave it cold.
+        if not recover(device, max_step=Step.RESTART).ok:
+            raise error
+        self._say(f"once more: {error}")
+
+    def _run(
+        self, side: Side, acquired: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
+    ) -> tuple[int, tuple[Measurement, ...], str]:
+        """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
+        self._count += 1
+        folder = self._acquirer.folder / "raw" / str(self._count)
+        run = self._device_run(acquired, runtime)
+        options = RunnerOptions(
+            iterations=1 if side.heap else inferences,
+            warm_up=0 if side.heap else _WARM_UP,
+            timeout_s=_TURN_SECONDS,
+            flags=run.flags(side.job.target, None if side.heap else side.profile),
+            outputs=full,
+            repeats=side.job.case.deterministic is True,
+            heap=side.heap,
+            seconds=side.seconds,
+        )
+        if runtime.one_shot:
+            options = self._reduced(options, side, runtime)
+        raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh or side.heap)
+        if full:
+            # A runtime of its own may be that of an older farm.
+            attempt = run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
+            self.judged[side.key] = attempt
+            self.outputs[side.key] = _output_hashes(raw, side.bundle)
+            measured = _judged(attempt)
+        else:
+            measured = _timed(side, raw)
+        shutil.rmtree(folder, ignore_errors=True)
+        return (raw.started_ms, *measured)
+
+    def require_inferences(self, side: Side) -> None:
+        """Raise UsageError where somebody named more inferences in a turn than a side's runner can be asked for."""
+        manifest, runtime = side.bundle.manifest, side.runtime or self.runtime
+        times, named = self._least_inferences + _WARM_UP, f"--inferences and {_WARM_UP} to warm up"
+        problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times, named)
+        if problem and self._least_inferences and runtime.one_shot and not side.heap:
+            raise UsageError(f"{side.job.id}: {problem}")
+
+    def _reduced(self, options: RunnerOptions, side: Side, runtime: Runtime) -> RunnerOptions:
+        """Return options with no more inferences than `runtime` can be asked for, which is said once."""
+        made = reduced(options, side.bundle.manifest)
+        if made.iterations < options.iterations:
+            self.require_inferences(side)
+        if made != options and side.key not in self._said:
+            self._said.add(side.key)
+            why = f"{runtime.runner} writes the outputs of each"
+            self._say(f"{side.job.id}: {made.iterations} inferences a turn, not {options.iterations}: {why}")
+        return made
+
+    def _device_run(self, acquired: AcquiredDevice, runtime: Runtime) -> DeviceRun:
+        """Return what runs programs with `runtime`, which stays up: a runner each."""
+        serial = acquired.device.serial
+        key = serial, runtime.digest
+        if key not in self._runs:
+            gate = self._gates.setdefault(serial, HeatGate(self.config.health, say=self._say))
+            first = not any(other == serial for other, _ in self._runs)
+            name = f"{self._acquirer.folder.name}.{self._count}"
+            takeover = first and acquired.fence is not None
+            run = DeviceRun(acquired.device, runtime, name, takeover=takeover, gate=gate)
+            self._runs[key] = self._open.enter_context(run)
+        return self._runs[key]
+
+    def _require_lease(self) -> None:
+        """Raise LeaseLostError when somebody else may have used a device meanwhile."""
+        fences = {lease.device: lease.fence for lease in self._store.leases.all() if lease.token}
+        for one in self._acquired.values():
+            if one.fence is not None and fences.get(one.fence[0]) != one.fence[1]:
+                raise LeaseLostError(f"the lease of {one.device.serial} was lost meanwhile: measure again")
+
+
+def _output_hashes(raw: RawResult, bundle: Bundle) -> tuple[str, ...]:
+    """Return the SHA-256 of each output file of an execution; none where one is missing."""
+    manifest = bundle.manifest
+    paths = [raw.output(sample, index) for sample in range(manifest.samples) for index in range(len(manifest.outputs))]
+    return tuple(map(sha256_of, paths)) if all(path.is_file() for path in paths) else ()
+
+
+def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
+    """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
+    # Skipped is a heap that cannot be measured.
+    if attempt.verdict in {Verdict.INFRA, Verdict.SKIPPED}:
+        raise InfraError(attempt.reason)
+    if attempt.verdict is Verdict.FAILED and not attempt.known_issue:
+        return (), f"{attempt.stage}: {attempt.reason}"
+    return tuple(one for one in attempt.measurements if not one.exact), ""
+
+
+def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
+    """Return the times, or the heap, of a turn without outputs, or why it failed. Raises InfraError."""
+    report = outcome(raw)
+    if isinstance(report, Ending):
+        if report.verdict is Verdict.INFRA:
+            raise InfraError(report.reason)
+        return (), f"{report.stage}: {report.reason}"
+    if side.heap:
+        return heap_measurements(read_heaps(raw)), ""
+    generation = side.bundle.manifest.generation
+    if generation is not None:
+        if problem := report_problem(generation, report):
+            raise InfraError(f"{RESULT_FILE} is refused: {problem}")
+        return (*time_measurements(report), *rate_measurements(generation, report)), ""
+    profile = read_profile(raw.folder, report, side.bundle.manifest.delegates)
+    return (*time_measurements(report), *profile.measurements), ""
+
+
+def _add(found: dict[str, list[Pair]], place: int, good: Turn, new: Turn) -> None:
+    """Add a pair, at its place, to every metric that both sides have."""
+    samples = {one.metric: one.samples for one in new.measurements}
+    for one in good.measurements:
+        if one.metric in samples:
+            add_pairs(found.setdefault(one.metric, []), place, [(one.samples, samples[one.metric])])

@@ -1,0 +1,300 @@
+"""Pairs of old bundles and new ones, measured until a claim is decided: docs/explanation/statistics.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.base.errors import FarmError, UnknownNameError, UsageError
+from farm.base.text import reason_line
+from farm.dispatch.look_back import TEXT_RATES, TIMES
+from farm.replay.stored_result import StoredResult
+from farm.results.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
+from farm.results.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
+from farm.results.analysis.scale import GATES, Series
+from farm.results.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
+from farm.results.attempt import Direction
+from farm.suites.figures import PEAK_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.results.analysis.confirmation import Pair
+    from farm.results.analysis.first_bad import Bracket
+    from farm.results.analysis.sequential import Look
+
+
+MeasuredPairs = dict[tuple[object, ...], dict[str, list["Pair"]]]
+"""Pairs by metric of sides in shared processes or new ones: what one claim had measured, others need not again."""
+
+
+class Claim(NamedTuple):
+    """A series, and the direction that it is claimed to have moved."""
+
+    series: Series
+    up: bool
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What pairs note about one claim."""
+
+    series: Series
+    confirmation: Confirmation
+    pairs: tuple[Pair, ...]
+    """Samples of good and new."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """An old run, compared with the good one."""
+
+    number: int
+    """Index of the run."""
+    confirmation: Confirmation | None
+    """None where its bundle is gone, or is one that was compared already."""
+    answer: Answer
+    reason: str
+    """One line."""
+
+
+def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()) -> list[Series]:
+    """Return series that both results have: those named, or the time that says most.
+
+    Raises UnknownNameError, UsageError for what is not measured in pairs.
+    """
+    known = {one.metric: one for one in new.attempt.measurements}
+    both = {one.metric for one in good.attempt.measurements} & known.keys()
+    for past in (good, new):
+        if not past.attempt.measurements:
+            raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
+    wanted = list(dict.fromkeys(metrics)) or [
+        *[one for one in TIMES if one in both][:1],
+        *[one for one in TEXT_RATES if one in both],
+    ]
+    if not wanted:
+        raise UsageError(f"the results of {new.view.id} have no time in common: name what to compare with --metric")
+    found = []
+    for metric in wanted:
+        if metric not in both:
+            raise UnknownNameError("metric", metric, both, f"of both results of {new.view.id}")
+        one = known[metric]
+        if one.exact:
+            raise UsageError(
+                f"{metric} is deterministic, so that any change is one: 'farm diff {good.run.id} {new.run.id}' "
+                "shows it, without pairs"
+            )
+        found.append(Series(new.view.id, metric, one.unit, one.direction))
+    return found
+
+
+def worse(series: Series) -> Claim:
+    """Return the claim that a series got worse."""
+    return Claim(series, up=series.direction is not Direction.HIGHER)
+
+
+def confirm_change(
+    bench: InterleavedBench,
+    series: Series,
+    good: StoredResult | Side,
+    new: StoredResult | Side,
+    up: bool,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    gate: float | None = None,
+    fresh: bool = False,
+) -> Confirmation:
+    """Tell whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, as `compare` does."""
+    return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
+
+
+def compare(
+    bench: InterleavedBench,
+    claims: Sequence[Claim],
+    good: StoredResult | Side,
+    new: StoredResult | Side,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    gate: float | None = None,
+    level: float = P_CONFIRMED,
+    first_level: float = 1.0,
+    early: bool = False,
+    fresh: bool = False,
+    measured: MeasuredPairs | None = None,
+) -> list[Compared]:
+    """Measure pairs, as many again once while a claim is unknown, and return what all of them note of each claim.
+
+    What they confirm of times is confirmed once more, in new processes for every turn, and has the size that it has in
+    these; with `fresh` all pairs are such, once. `gate` is on the scale of the series, `level` what a p-value has to be
+    below, and `first_level` as well where as many pairs are left. `early`: end as soon as it is clear that nothing is
+    so. `measured` has pairs of these sides that were measured just before, and gets those that are measured now. A side
+    that crashes or whose numbers are wrong is the reason of an unknown. Raises InfraError for the farm's and the
+    device's trouble, UsageError for a bundle that is gone.
+    """
+    was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
+    numerics = any(_is_of_outputs(series) for series, _ in claims)
+    since = len(bench.turns)
+    found: dict[str, list[Pair]] = {}
+    compared: list[Compared] = []
+    measured = {} if measured is None else measured
+    # The greatest memory of a process is that of both sides, where it runs both.
+    of_process = any(claim.series.metric == PEAK_MEMORY for claim in claims)
+    fresh = fresh or was.place != now.place or now.heap or of_process
+
+    def enough() -> int:
+        known = (found.get(one.series.metric, []) for one in claims if not _is_of_outputs(one.series))
+        took = [one for good, _ in known_pairs(fresh=fresh).get("latency", ()) for one in good]
+        latency_ns = statistics.median(took) if took else 0.0
+        return max((steady_inferences(one, inferences, latency_ns) for one in known), default=inferences)
+
+    def known_pairs(*, fresh: bool) -> dict[str, list[Pair]]:
+        return measured.setdefault((was.key, now.key, fresh), {})
+
+    def pairs_of(begin: int, count: int, *, renew: bool, fresh: bool) -> dict[str, list[Pair]]:
+        """Return pairs by metric, of which those that all claims have are not measured again."""
+        known, there = known_pairs(fresh=fresh), slice(begin, begin + count)
+        if not all(_whole(known.get(one.series.metric, [])[there])[count - 1 :] for one in claims):
+            more = bench.measure(was, now, count, enough(), numerics=numerics, begin=begin, renew=renew, fresh=fresh)
+            for metric, some in more.items():
+                of_metric = known.setdefault(metric, [])
+                add_pairs(of_metric, begin, ())
+                of_metric[there] = some
+            return more
+        return {metric: some[there] for metric, some in known.items()}
+
+    def measure(look: Look) -> bool:
+        for metric, more in pairs_of(look.begin, look.pairs, renew=look.renews, fresh=fresh).items():
+            add_pairs(found.setdefault(metric, []), look.begin, more)
+        return bool(found)
+
+    def is_open(looks: int) -> bool:
+        needed = min(level, first_level) if looks == 1 else level
+        compared[:] = [_compared(claim, found, gate, needed, looks) for claim in claims]
+        return any(one.confirmation.answer is Answer.UNKNOWN for one in compared)
+
+    until_clear(pairs, measure, is_open, early=early)
+    compared = compared or [_compared(claim, found, gate, level, 1) for claim in claims]
+    if not fresh and any(_needs_again(one) for one in compared):
+        again = pairs_of(0, PAIRS, renew=False, fresh=True)
+        compared = [
+            _compared_again(claim, one, again, gate) if _needs_again(one) else one
+            for claim, one in zip(claims, compared, strict=True)
+        ]
+    problems = bench.problems(was, now, since=since)
+    return [_with_problem(one, problems) for one in compared]
+
+
+def first_bad(
+    bench: InterleavedBench,
+    series: Series,
+    runs: Sequence[StoredResult | None],
+    values: Sequence[float],
+    bracket: Bracket,
+    change: float,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    on_probe: Callable[[Probe], None] = lambda _: None,
+    measured: MeasuredPairs | None = None,
+) -> Bracket:
+    """Narrow the runs among which the first bad one is, by running old bundles in pairs with the good one's.
+
+    `runs` and `values` are of the comparable runs, oldest first; None is one whose bundle is gone. `change` is the
+    confirmed step: what is nearer to its far side is bad. At most MOST_PROBES bundles are run; a run of a bundle whose
+    answer is known costs none. `on_probe` hears of each. Raises as `compare`.
+    """
+    good = runs[bracket.good]
+    if good is None:
+        raise UsageError("the good run's bundle is gone: nothing can be compared with it")
+    claim = Claim(series, change > 0)
+    answers = {good.attempt.bundle_key: Answer.REFUTED}
+    bad = runs[bracket.bad]
+    if bad is not None:
+        answers.setdefault(bad.attempt.bundle_key, Answer.CONFIRMED)
+    # Equal outputs that are not any more: no history tells where, and any difference is one.
+    finite = math.isfinite(change)
+    weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
+    gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
+    probes = 0
+    while (number := next_probe(bracket, weights)) is not None:
+        probe = _known(number, runs[number], answers)
+        if probe is None:
+            if probes == MOST_PROBES:
+                break
+            probes += 1
+            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences, measured)
+            if (past := runs[number]) is not None:
+                answers[past.attempt.bundle_key] = probe.answer
+        on_probe(probe)
+        bracket = narrowed(bracket, number, probe.answer)
+    return bracket
+
+
+def _known(number: int, past: StoredResult | None, answers: dict[str, Answer]) -> Probe | None:
+    """Return what is known of a run without measuring."""
+    if past is None:
+        return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
+    answer = answers.get(past.attempt.bundle_key)
+    return None if answer is None else Probe(number, None, answer, "the same bundle as one that is known")
+
+
+def _probe(
+    bench: InterleavedBench,
+    claim: Claim,
+    good: StoredResult,
+    number: int,
+    past: StoredResult | None,
+    gate: float,
+    pairs: int,
+    inferences: int,
+    measured: MeasuredPairs | None,
+) -> Probe:
+    assert past is not None  # noqa: S101 - for the type
+    try:
+        side = bench.side(past)
+    except FarmError as error:
+        return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
+    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate, early=True, fresh=True, measured=measured)
+    return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
+
+
+def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float, looks: int) -> Compared:
+    pairs = found.get(claim.series.metric, [])
+    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level, looks=looks)
+    return Compared(claim.series, confirmation, _whole(pairs))
+
+
+def _needs_again(one: Compared) -> bool:
+    """Return whether a process may have had its luck: outputs are the same in all of them."""
+    return one.confirmation.answer is Answer.CONFIRMED and not _is_of_outputs(one.series)
+
+
+def _compared_again(claim: Claim, one: Compared, found: dict[str, list[Pair]], gate: float | None) -> Compared:
+    scale, pairs = claim.series.scale, found.get(claim.series.metric, [])
+    gate = GATES[scale].confirmed if gate is None else gate
+    confirmation = confirmed_again(scale, one.confirmation, pairs, up=claim.up, gate=gate)
+    return Compared(claim.series, confirmation, (*one.pairs, *_whole(pairs)))
+
+
+def _whole(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return pairs without those that are missing."""
+    return tuple(pair for pair in pairs if all(pair))
+
+
+def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:
+    if not problems:
+        return one
+    reason = "; ".join(problems)
+    if one.confirmation.pairs:
+        reason += f": {one.confirmation.reason}"
+    return msgspec.structs.replace(one, confirmation=msgspec.structs.replace(one.confirmation, reason=reason))
+
+
+def _is_of_outputs(series: Series) -> bool:
+    """Tell whether a metric is made of outputs, which are not brought otherwise."""
+    return series.unit in ("dB", "1")

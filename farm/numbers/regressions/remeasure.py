@@ -1,0 +1,211 @@
+"""One number of a run, measured again: is it worse, since which run, and for which cause?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
+from farm.base.text import reason_line
+from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
+from farm.numbers.regressions.paired_test import Claim, compare, first_bad
+from farm.replay.repro import differences
+from farm.replay.stored_result import Results
+from farm.results.analysis.candidates import levelled
+from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level
+from farm.results.analysis.factors import Factor
+from farm.results.analysis.first_bad import Bracket
+from farm.results.analysis.sequential import inferences_for
+from farm.store.records import AlertState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.dispatch.look_back import ComparedSeries
+    from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
+    from farm.numbers.regressions.confirm_job import PairsRequest
+    from farm.numbers.regressions.interleaved_ab import InterleavedBench
+    from farm.numbers.regressions.paired_test import MeasuredPairs, Probe
+    from farm.replay.stored_result import StoredResult
+    from farm.results.analysis.confirmation import Pair
+    from farm.results.analysis.history import Point
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+
+@dataclass
+class RemeasuredSeries:
+    """One number that was measured again."""
+
+    points: Sequence[Point]
+    confirmation: Confirmation
+    good: int
+    """Index of the last run that is known to be good, and of the first that is known to be bad."""
+    bad: int
+    pairs: tuple[Pair, ...] = ()
+    device: str = ""
+    cause: str = ""
+    is_candidate: bool = True
+    """Otherwise it was measured because its program changed."""
+    of: tuple[RemeasuredSeries, ...] = ()
+    """What stepped with it and was measured in full, where it was only looked at itself."""
+    alert: AlertRecord | None = None
+    """As it was before."""
+    state: AlertState = AlertState.CANDIDATE
+    """As it is recorded."""
+
+
+def of_one_bundle(was: StoredResult, now: StoredResult) -> Confirmation:
+    """Return the answer where both runs had the bundle of one key: refuted, unless the programs differ."""
+    programs = {was.view.program, now.view.program}
+    if len(programs) > 1 and all(programs):
+        return unknown(f"the bundle of {was.run.id} was compiled anew since, to another program")
+    return Confirmation(Answer.REFUTED, f"the program is that of {was.run.id}: it was the night", 0, 0.0, 0.0, 0.0, 1.0)
+
+
+class Remeasurement:
+    """Measures numbers of a run again by interleaved A/B, on the devices of `benches`."""
+
+    def __init__(
+        self,
+        store: Store,
+        request: PairsRequest,
+        factory: BenchFactory,
+        benches: BenchPool,
+        note: Callable[[str], None],
+    ) -> None:
+        self._request, self._factory, self._benches, self._note = request, factory, benches, note
+        self._results = Results(store)
+        self._measured: MeasuredPairs = {}
+        self._job = ""
+
+    def measure(
+        self,
+        number: ComparedSeries,
+        pairs: int,
+        *,
+        up: bool,
+        attribute: bool = True,
+        level: float = P_CONFIRMED,
+        family: int = 1,
+        step: Confirmation | None = None,
+    ) -> RemeasuredSeries | None:
+        """Return what that many pairs show of a number, and where its step is; None where no device can be had.
+
+        `family`: how many are measured; what would not stand among them has twice as many pairs. `step` is
+        the change of series that stepped with it: it is only asked whether it has more than half of that.
+        """
+        if number.past.job_id != self._job:
+            # Numbers of one program are measured by the same pairs.
+            self._job, self._measured = number.past.job_id, {}
+        points, first, new = number.points, number.first, len(number.points) - 1
+        good = self.good(number)
+        result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
+        if points[first].bundle and points[first].bundle == points[new].bundle:
+            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (first, new))
+            result.confirmation = of_one_bundle(was, now)
+            return result
+        if good is None:
+            return result
+        try:
+            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (good, new))
+            bench = self._benches.of(now)
+            claim = Claim(number.series.series, up)
+            [compared] = compare(
+                bench, [claim], was, now, pairs, self._inferences(number),
+                level=level, first_level=alone_level(family), early=True,
+                gate=None if step is None else abs(step.change) / 2.0, fresh=step is not None, measured=self._measured,
+            )  # fmt: skip
+        except UsageError as error:
+            result.confirmation = unknown(reason_line(str(error)))
+            return result
+        except NoDeviceError:
+            return None
+        except InfraError as error:
+            # The device, not the program: others of this kind would only fail as well.
+            self._benches.give_up(now, reason_line(str(error)))
+            return None
+        result.confirmation, result.pairs, result.device = compared.confirmation, compared.pairs, bench.device.serial
+        if attribute and step is None and result.confirmation.answer is Answer.CONFIRMED:
+            self._try_to_attribute(number, result)
+        return result
+
+    def attribute_as(self, number: ComparedSeries, result: RemeasuredSeries, of: Sequence[RemeasuredSeries]) -> None:
+        """Add the first bad run of series that stepped together, where they have one, else look for it."""
+        ranges = {(one.points[one.good].run_id, one.points[one.bad].run_id) for one in of}
+        places = {point.run_id: place for place, point in enumerate(result.points)}
+        if len(ranges) == 1:
+            [(good, bad)] = ranges
+            if result.good <= places.get(good, -1) < places.get(bad, -1):
+                result.good, result.bad, result.cause = places[good], places[bad], of[0].cause
+                return
+        self._try_to_attribute(number, result)
+
+    def _try_to_attribute(self, number: ComparedSeries, result: RemeasuredSeries) -> None:
+        now = self._results.of(number.past.job_id, number.points[-1].run_id)
+        try:
+            self._attribute(number, self._benches.of(now), result)
+        except FarmError as error:
+            # The change is confirmed, whatever causes it.
+            self._note(f"{number.past.job_id}: since when, and for which cause, is not known: {error}")
+            if isinstance(error, InfraError):
+                self._benches.give_up(now, reason_line(str(error)))
+
+    def good(self, number: ComparedSeries) -> int | None:
+        """Return the oldest run of the level with another program whose bundle is there; None where none is."""
+        *before, new = number.points
+        if before[number.first].bundle == new.bundle:
+            return None
+        for index in range(number.first, len(before)):
+            bundle = before[index].bundle
+            if bundle and bundle != new.bundle and self._factory.has_bundle(bundle):
+                return index
+        return None
+
+    def _inferences(self, number: ComparedSeries) -> int:
+        """Return how many inferences a side has in a pair."""
+        latencies = [one.values[-1] for one in number.past.series if one.series.metric == "latency"]
+        return inferences_for(latencies[0] if latencies else 0.0, self._request.inferences)
+
+    def _attribute(self, number: ComparedSeries, bench: InterleavedBench, result: RemeasuredSeries) -> None:
+        """Add the first bad run and the likely cause to `result`."""
+        series, change = number.series.series, result.confirmation.change
+        bracket = Bracket(result.good, result.bad)
+        runs: list[StoredResult | None] = [None] * len(number.points)
+        for index in range(result.good, result.bad + 1):
+            if index in (result.good, result.bad) or self._factory.has_bundle(number.points[index].bundle):
+                runs[index] = self._results.of(number.past.job_id, number.points[index].run_id)
+        values = levelled(series.scale, number.values, number.steps)
+        effort = self._request.pairs, self._inferences(number)
+        probes: list[Probe] = []
+        bracket = first_bad(
+            bench, series, runs, values, bracket, change, *effort, on_probe=probes.append, measured=self._measured
+        )
+        result.good, result.bad = bracket.good, bracket.bad
+        # What came after the first bad run is no part of its step.
+        bundle = number.points[bracket.bad].bundle
+        for probe in probes:
+            of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].bundle == bundle
+            if of_bad and (there := probe.confirmation):
+                reason = f"{result.confirmation.reason}; {there.reason} in the first bad run"
+                result.confirmation = msgspec.structs.replace(
+                    result.confirmation, change=there.change, low=there.low, high=there.high, reason=reason
+                )
+        good, bad = runs[bracket.good], runs[bracket.bad]
+        if good is None or bad is None:
+            return
+        swaps = plan_swaps(bench, good, bad)
+        changed = differences(good.run.fingerprint, bad.run.fingerprint)
+        facts = ", ".join(f"{name} {was or 'none'} -> {now or 'none'}" for name, (was, now) in changed.items())
+        result.cause = f"the program{f' ({facts})' if facts else ''}"
+        if swaps.alone.keys() - {Factor.PROGRAM}:
+            attribution = swap_factors(bench, series, good, bad, change > 0, *effort, swaps=swaps)
+            result.cause = attribution.explanation.reason
+
+
+def unknown(reason: str) -> Confirmation:
+    """Return the answer where nothing could be measured."""
+    return Confirmation(Answer.UNKNOWN, reason, 0, math.nan, math.nan, math.nan, 1.0)

@@ -1,0 +1,256 @@
+"""Step 1: is a run's number a candidate against the runs before it? Pure: docs/explanation/statistics.md."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.results.analysis.robust import NORMAL, difference, level_sigma, median_and_mad, p_of_next, sigma_of_next
+from farm.results.analysis.robust import median as middle
+from farm.results.analysis.scale import GATES, LEAST_SIGMA, Gates, Scale, Series, change_text, scaled, unscaled
+from farm.results.attempt import Direction
+from farm.suites.figures import TIME_UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+BASELINE = 21
+"""Most runs that a run is compared with."""
+LEAST_BASELINE = 8
+"""Fewest runs that a run is compared with."""
+
+SETTLED = 4
+"""Newest runs that a run is compared with where the level got better before them."""
+
+# So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
+_SETTLED_ERRORS = 1.5
+_LEAST_OLD = 3
+# Fewest values of a device that tell how it differs from others, and by how many standard errors it has to.
+_LEAST_OF_DEVICE = 3
+_DEVICE_ERRORS = 2.0
+# A run is that many sigmas too good by chance once in forty times.
+_LUCK_SIGMAS = 2.0
+
+
+class Finding(StrEnum):
+    """A run's number compared with those before it."""
+
+    INSUFFICIENT_DATA = "insufficient_data"
+    UNCHANGED = "unchanged"
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    CHANGED = "changed"
+    """Of a metric of which neither way is better."""
+    UNDEFINED = "undefined"
+    """The number cannot be compared."""
+
+
+CANDIDATES = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
+"""Findings to confirm by an interleaved A/B comparison; those of exact metrics need none."""
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A run's number compared with those before it."""
+
+    finding: Finding
+    reason: str
+    """One line."""
+    count: int
+    """Runs that it was compared with."""
+    baseline: float = math.nan
+    """Their median, in the metric's unit; of an exact metric the value before. NaN where there is none."""
+    change: float = math.nan
+    """From the baseline, on the scale of the series; NaN where there is none."""
+    sigmas: float = math.nan
+    """The change in what the history varies by; inf where it repeats to the bit."""
+    sigma: float = math.nan
+    """What the history varies by, on the scale of the series; NaN where too little is known."""
+    p_value: float = 1.0
+    """Of the change by chance alone, either way."""
+    flips: int = 0
+    """Of an exact metric that is another than before, as it was once already: how often it was that."""
+
+
+def judge(
+    series: Series, history: Sequence[float], value: float, *, shift: float = 0.0, gates: Gates | None = None
+) -> Judgement:
+    """Compare `value` with the values of comparable runs before it, oldest first.
+
+    `shift`, on the scale of the series, is subtracted from the change: what the whole night was off by
+    (`farm.results.analysis.nights`).
+    """
+    if series.exact:
+        return _judge_exact(series, history, value)
+    scale, gates = series.scale, gates or GATES[series.scale]
+    before = scaled(scale, history)
+    now = float(scaled(scale, [value])[0]) - shift
+    before = before[~np.isnan(before)][-BASELINE:]
+    count = len(before)
+    if math.isnan(now):
+        return Judgement(Finding.UNDEFINED, f"{value} cannot be compared", count)
+    if count < LEAST_BASELINE:
+        return Judgement(Finding.INSUFFICIENT_DATA, f"{count} comparable runs, {LEAST_BASELINE} are needed", count)
+    median, mad = median_and_mad(before)
+    if not math.isfinite(mad):
+        return Judgement(Finding.UNDEFINED, "the runs before vary between finite and infinite values", count)
+    sigma = sigma_of_next(mad, count)
+    if start := settled(series, before):
+        count -= start
+        median, sigma = middle(before[start:]), sigma_of_next(level_sigma(before, 0.0) / NORMAL, count)
+    change = difference(now, median)
+    sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
+    finding = way(series.direction, change)
+    many, always = gates.sigmas, gates.always
+    if finding is Finding.IMPROVEMENT:
+        many, always = gates.better_sigmas, gates.better_always
+    if abs(change) <= gates.change or (abs(sigmas) <= many and abs(change) <= always):
+        finding = Finding.UNCHANGED
+    return Judgement(
+        finding,
+        _reason(scale, change, sigmas, count),
+        count,
+        unscaled(scale, median),
+        change,
+        sigmas,
+        sigma,
+        p_of_next(sigmas, count) if change else 1.0,
+    )
+
+
+def may_hide_regression(series: Series, judgement: Judgement) -> bool:
+    """Return whether a number that is no candidate may be a regression hidden by noise, two sigmas too good by chance.
+
+    With too few runs every number may be. Worth a confirmation where the program is known to have changed.
+    """
+    if series.direction is Direction.NONE or judgement.finding not in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA):
+        return False
+    if judgement.finding is Finding.INSUFFICIENT_DATA:
+        return True
+    if judgement.sigma == 0.0 and series.unit in TIME_UNITS:
+        # Times repeat to the bit where the clock is coarser than they are noisy: what is below a tick is not seen.
+        return True
+    worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
+    return worse + _LUCK_SIGMAS * judgement.sigma > GATES[series.scale].change
+
+
+def way(direction: Direction, change: float) -> Finding:
+    """Return what a change, positive where the value rose, is for a metric whose better values lie in `direction`."""
+    if direction is Direction.LOWER:
+        return Finding.REGRESSION if change > 0 else Finding.IMPROVEMENT
+    if direction is Direction.HIGHER:
+        return Finding.IMPROVEMENT if change > 0 else Finding.REGRESSION
+    return Finding.CHANGED
+
+
+def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) -> list[float]:
+    """Return `values`, oldest first, with known steps taken out, so that all are on the level of the last one.
+
+    `steps` has the confirmed change, on `scale`, by the index of the first value of the new level. What is before a
+    step that is not finite (outputs that were equal, and are not any more) is NaN.
+    """
+    if not steps:
+        return list(values)
+    off = np.zeros(len(values))
+    for index, change in steps.items():
+        off[:index] += change if math.isfinite(change) else math.nan
+    numbers = scaled(scale, values) + off
+    # What is on the level stays what it is, to the last digit.
+    return [
+        unscaled(scale, float(number)) if by else value for value, number, by in zip(values, numbers, off, strict=True)
+    ]
+
+
+def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], device: str) -> list[float]:
+    """Return `values`, oldest first, as they would have been on `device`, as far as it can be seen how others differ.
+
+    `devices` has that of each value. Another one has its median moved to that of `device` where both have enough values
+    and differ by more than chance.
+    """
+    found = list(values)
+    recent = slice(-2 * BASELINE, None)
+    by_device: dict[str, list[float]] = {}
+    for number, name in zip(scaled(scale, values[recent]).tolist(), devices[recent], strict=True):
+        if math.isfinite(number):
+            by_device.setdefault(name, []).append(number)
+    known = {name: np.array(numbers) for name, numbers in by_device.items() if len(numbers) >= _LEAST_OF_DEVICE}
+    here = known.get(device)
+    if here is None or len(known) == 1:
+        return found
+    _, mad = median_and_mad(np.concatenate([numbers - middle(numbers) for numbers in known.values()]))
+    for name, there in known.items():
+        offset = middle(here) - middle(there)
+        error = NORMAL * mad * math.sqrt(math.pi / 2.0 * (1.0 / len(here) + 1.0 / len(there)))
+        if abs(offset) > _DEVICE_ERRORS * error:
+            moved = (unscaled(scale, number + offset) for number in scaled(scale, values).tolist())
+            found = [new if of == name else old for new, old, of in zip(moved, found, devices, strict=True)]
+    return found
+
+
+def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:
+    """Return the index of the run to confirm a candidate against, among those before the new one, oldest first.
+
+    It is the oldest of the baseline on its level: newer ones may have the step already. `steps` as in `levelled`.
+    """
+    oldest = max(0, len(values) - BASELINE, *steps)
+    return oldest + settled(series, scaled(series.scale, levelled(series.scale, values, steps)[oldest:]))
+
+
+def settled(series: Series, before: NDArray[np.float64]) -> int:
+    """Return the index in `before`, on the scale, where their newest level begins, if it is a better one; else 0.
+
+    Improvements, each too small to be a candidate, would else be credit for what gets worse after them.
+    """
+    if series.direction is None or not np.isfinite(before).all():
+        return 0
+    count = len(before)
+    sigma = level_sigma(before, LEAST_SIGMA * GATES[series.scale].change)
+    for new in (SETTLED, 2 * SETTLED):
+        old = count - new
+        if old >= _LEAST_OLD:
+            gain = middle(before[:old]) - middle(before[old:])
+            error = sigma * math.sqrt(math.pi / 2.0 * (1.0 / new + 1.0 / old))
+            sign = -1.0 if series.direction is Direction.HIGHER else 1.0
+            if sign * gain > _SETTLED_ERRORS * error:
+                return count - SETTLED
+    return 0
+
+
+def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judgement:
+    before = [one for one in history if not math.isnan(one)]
+    count = len(before)
+    if math.isnan(value):
+        return Judgement(Finding.UNDEFINED, f"{value} cannot be compared", count)
+    if not before:
+        return Judgement(Finding.INSUFFICIENT_DATA, "no comparable run", 0)
+    last = before[-1]
+    if value == last:
+        return Judgement(Finding.UNCHANGED, f"{value:.15g}, as before", count, last, 0.0, 0.0, 0.0)
+    reason = f"{last:.15g} -> {value:.15g}{'' if series.unit == '1' else f' {series.unit}'}"
+    was, now = scaled(series.scale, [last, value])
+    change = difference(float(now), float(was))
+    if (last, value) in pairwise(before):
+        often = f"as in {before.count(value)} of {count} runs before: not deterministic"
+        flips = _repeated_changes([*before, value])
+        return Judgement(Finding.UNCHANGED, f"{reason}, {often}", count, last, change, sigma=0.0, flips=flips)
+    sigmas = math.copysign(math.inf, value - last)
+    return Judgement(way(series.direction, value - last), reason, count, last, change, sigmas, 0.0, 0.0)
+
+
+def _repeated_changes(values: Sequence[float]) -> int:
+    """Return how many changes, from one value to another, were there before."""
+    changes = [change for change in pairwise(values) if change[0] != change[1]]
+    return len(changes) - len(set(changes))
+
+
+def _reason(scale: Scale, change: float, sigmas: float, count: int) -> str:
+    against = f"against the median of {count} runs"
+    if math.isinf(sigmas):
+        return f"{change_text(scale, change)} {against}, which repeat exactly"
+    return f"{change_text(scale, change)} {against}, {abs(sigmas):.1f} times what they vary by"

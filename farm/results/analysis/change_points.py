@@ -1,0 +1,116 @@
+"""Step 3: where in a history does a level begin? Pure: docs/explanation/statistics.md."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.results.analysis.robust import level_sigma
+from farm.results.analysis.scale import GATES, LEAST_SIGMA, Scale, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+LEAST_LEVEL = 3
+"""Fewest runs of a level: fewer are outliers."""
+CREDIBLE = 0.95
+
+# A change point has to explain that many times log(n) in squared standard deviations.
+_PENALTY = 5.0
+# A value further from its neighbours than that many standard deviations counts as if it were that far off.
+_OUTLIER = 3.0
+_NEIGHBOURS = 2
+# The squares of greater values would be infinite.
+_GREATEST = 1e12
+
+
+class ChangePoint(msgspec.Struct, frozen=True):
+    """Where one level ends and another begins."""
+
+    index: int
+    """Of the first value of the new level, where it most likely is."""
+    earliest: int
+    latest: int
+    """First and last possible index, with 95 % credibility."""
+    change: float
+    """From the median of the level before to that of the level after, on the scale."""
+
+
+def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, ...]:
+    """Return where the level of `values`, oldest first, changes; what is not finite, or beyond 1e12, is passed over.
+
+    The sum of squared distances from the level's mean, in robust standard deviations and with outliers pulled in,
+    plus a penalty for each level, is least for these levels: all ways to cut are compared (O(n^2)).
+    """
+    numbers = scaled(scale, values)
+    where = np.flatnonzero(np.abs(numbers) < _GREATEST)
+    numbers = numbers[where]
+    if len(numbers) < 2 * LEAST_LEVEL:
+        return ()
+    costs = _Costs(_winsorized(numbers, scale))
+    ends = [0, *_best_cuts(costs), len(numbers)]
+    found = []
+    for begin, _, end in zip(ends, ends[1:], ends[2:], strict=False):
+        # A level that is younger than the least one may have begun after where it could be cut.
+        most, earliest, latest = _interval(costs, begin, end)
+        change = float(np.median(numbers[most:end]) - np.median(numbers[begin:most]))
+        found.append(ChangePoint(int(where[most]), int(where[earliest]), int(where[latest]), change))
+    return tuple(found)
+
+
+class _Costs:
+    """Sums of squared distances from the mean, of any stretch."""
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        self.count = len(values)
+        self._sums = np.concatenate(([0.0], np.cumsum(values)))
+        self._squares = np.concatenate(([0.0], np.cumsum(values * values)))
+
+    def of(self, begin: NDArray[np.int64] | int, end: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Return that of the values from `begin` to before `end`, each an index or an array of them."""
+        total = self._sums[end] - self._sums[begin]
+        return np.asarray(self._squares[end] - self._squares[begin] - total * total / (np.asarray(end) - begin))
+
+
+def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
+    """Return them in standard deviations, with outliers no further than three from the median of five neighbours."""
+    sigma = level_sigma(numbers, LEAST_SIGMA * GATES[scale].change)
+    padded = np.pad(numbers, _NEIGHBOURS, mode="edge")
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+    calm = np.clip(numbers, middle - _OUTLIER * sigma, middle + _OUTLIER * sigma)
+    # Around zero, so that sums of squares lose no digits.
+    return np.asarray((calm - np.median(calm)) / sigma)
+
+
+def _best_cuts(costs: _Costs) -> list[int]:
+    penalty = _PENALTY * math.log(costs.count)
+    best = np.full(costs.count + 1, np.inf)
+    best[0] = -penalty
+    came_from = np.zeros(costs.count + 1, np.int64)
+    for end in range(LEAST_LEVEL, costs.count + 1):
+        begins = np.arange(end - LEAST_LEVEL + 1)
+        totals = best[begins] + costs.of(begins, end) + penalty
+        came_from[end] = np.argmin(totals)
+        best[end] = totals[came_from[end]]
+    cuts: list[int] = []
+    end = int(came_from[costs.count])
+    while end:
+        cuts.insert(0, end)
+        end = int(came_from[end])
+    return cuts
+
+
+def _interval(costs: _Costs, begin: int, end: int) -> tuple[int, int, int]:
+    """Return the most credible position of the one change between `begin` and `end`, and the first and last of them."""
+    positions = np.arange(begin + 1, end)
+    cost = costs.of(begin, positions) + costs.of(positions, end)
+    weights = np.exp((cost.min() - cost) / 2.0)
+    order = np.argsort(-weights, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(weights[order] / weights.sum()), CREDIBLE)) + 1
+    chosen = positions[order[:enough]]
+    return int(positions[order[0]]), int(chosen.min()), int(chosen.max())

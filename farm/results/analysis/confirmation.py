@@ -1,0 +1,218 @@
+"""Step 2: is the new bundle itself different? From interleaved pairs on one warm device.
+
+Pure. Reasons: docs/explanation/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from farm.results.analysis.robust import (
+    NORMAL,
+    discoveries,
+    median,
+    median_and_mad,
+    medians,
+    middle_of_pairs,
+    signed_rank_p,
+)
+from farm.results.analysis.scale import GATES, Scale, change_text, scaled
+
+PAIRS = 10
+"""Pairs of a confirmation; as many again when they leave it unknown."""
+INFERENCES = 5
+"""Of each bundle in a pair."""
+P_CONFIRMED = 0.01
+P_REFUTED = 0.07
+"""Of a change that is as great as the gate by chance alone."""
+P_UNSUSPECTED = 0.001
+"""For a number that is no candidate: ten pairs that all point one way are enough."""
+CONFIDENCE = 0.95
+FALSE_ALERTS = 0.05
+"""Share of a night's alerts that may be chance, in the mean."""
+
+
+class Answer(StrEnum):
+    """What pairs say about a claimed change."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    UNKNOWN = "unknown"
+    """More pairs may decide."""
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """The new bundle against the good one, on one device."""
+
+    answer: Answer
+    reason: str
+    """One line."""
+    pairs: int
+    """Those that could be compared."""
+    change: float
+    """Hodges-Lehmann estimate from good to new, on the scale of the series; NaN without pairs."""
+    low: float
+    high: float
+    """The change's interval, with 95 % confidence."""
+    p_value: float
+    """One-sided: of a change this way by chance alone."""
+
+
+Pair = tuple[Sequence[float], Sequence[float]]
+"""Samples of the good bundle and of the new one, measured one after the other; each side counts by its median.
+
+Of a list of pairs the good one began those with an even index; a pair that is missing has sides without samples.
+"""
+
+# A sample is no outlier so many ticks of a coarse clock from the others. A clock is coarse where each time that it
+# shows is shown so often.
+_NEAR_TICKS = 1.5
+_COARSE = 3
+# Fewest differences from which on it is seen that whoever runs second is at a disadvantage, and how many standard
+# errors that has to be: below, taking it out would cost more than it gives.
+_LEAST_ORDERED = 6
+_ORDER_SIGMAS = 2.5
+
+
+def confirm(
+    scale: Scale,
+    pairs: Sequence[Pair],
+    *,
+    up: bool,
+    gate: float | None = None,
+    level: float = P_CONFIRMED,
+    looks: int = 1,
+) -> Confirmation:
+    """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
+
+    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
+    the estimate is beyond the gate. Refuted: the same test of what the differences are short of the gate by has
+    p < P_REFUTED. Everything else is unknown. `looks`: how often the pairs were looked at to confirm, this time
+    included: p is that of any of them, and with 0 they may only refute.
+    """
+    gate = GATES[scale].confirmed if gate is None else gate
+    tick = _tick(scale, pairs)
+    differences = _without_order(_differences(scale, pairs, tick))
+    differences = differences[~np.isnan(differences)]
+    count = len(differences)
+    if not count:
+        return Confirmation(Answer.UNKNOWN, "no pair could be compared", 0, math.nan, -math.inf, math.inf, 1.0)
+    sign = 1.0 if up else -1.0
+    claimed = sign * differences
+    # Signed towards the claim, so that both directions are judged alike to the last digit.
+    change, low, high = middle_of_pairs(claimed, CONFIDENCE)
+    p_value = min(1.0, max(1, looks) * signed_rank_p(claimed))
+    answer = Answer.UNKNOWN
+    if looks and p_value < level and change > gate:
+        answer = Answer.CONFIRMED
+    elif signed_rank_p(gate - claimed) < P_REFUTED:
+        answer = Answer.REFUTED
+    if not up:
+        change, low, high = -change, -high, -low
+    # A few pairs have no interval.
+    interval = f" ({change_text(scale, low)} to {change_text(scale, high)})" if high - low < math.inf else ""
+    reason = f"{change_text(scale, change)}{interval} in {count} pairs, p = {p_value:.2g}"
+    if answer is Answer.UNKNOWN and (share := _share_of_tick(pairs, tick)) > gate:
+        reason += f"; the clock ticks in steps of {100.0 * share:.0f} %: more inferences a turn tell more"
+    return Confirmation(answer, reason, count, change, low, high, p_value)
+
+
+def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
+    """Return the confirmations of a family, all that were measured of one night, with false discoveries controlled.
+
+    By Benjamini and Hochberg at most `rate` of those that stay confirmed are chance, in the mean; the others become
+    unknown. The pairs are independent of what made the candidates, so this holds however those were chosen.
+    """
+    kept = discoveries([one.p_value for one in confirmations], rate)
+    why = f"not enough among {len(confirmations)} that were measured"
+    return tuple(
+        one if keep or one.answer is not Answer.CONFIRMED else unsure(one, why)
+        for one, keep in zip(confirmations, kept, strict=True)
+    )
+
+
+def unsure(one: Confirmation, why: str = "not so of those that it was measured with") -> Confirmation:
+    """Return a confirmation as an unknown one."""
+    return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
+
+
+def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:
+    """Return the p-value with which a change passes `control` as the only one of so many."""
+    return rate / max(1, family)
+
+
+def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
+    """Return how many pairs let even a single true change among so many candidates pass `control`.
+
+    n pairs have no p-value below 2^-n, and 2^(1-n) where the smallest points the other way.
+    """
+    return max(PAIRS, math.ceil(math.log2(max(1, candidates) / rate)) + 1)
+
+
+def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:
+    """Return the tick of the clock that samples are times of, where it is so coarse that most are equal; else 0."""
+    if scale is not Scale.RATIO:
+        return 0.0
+    samples = [one for pair in pairs for side in pair for one in side if 0.0 < one < math.inf]
+    different = set(samples)
+    if len(different) < 2 or len(samples) < _COARSE * len(different):
+        return 0.0
+    shown = sorted(different)
+    return min(after - before for before, after in pairwise(shown))
+
+
+def _share_of_tick(pairs: Sequence[Pair], tick: float) -> float:
+    """Return the tick as a share of what the good bundle takes."""
+    return tick / median(np.concatenate([np.asarray(good) for good, _ in pairs if len(good)])) if tick else 0.0
+
+
+def _differences(scale: Scale, pairs: Sequence[Pair], tick: float) -> NDArray[np.float64]:
+    """Return what each pair differs by; NaN where it cannot be compared."""
+    was, now = (_middles(scale, [pair[side] for pair in pairs], tick) for side in (0, 1))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(now == was, 0.0, now - was)
+
+
+def _middles(scale: Scale, sides: Sequence[Sequence[float]], tick: float) -> NDArray[np.float64]:
+    """Return the middle of each side on the scale: its median, or its mean where a clock shows only whole ticks.
+
+    A duration between two ticks is sometimes shown as the one and sometimes as the other, as often as it is near to it.
+    """
+    samples = [np.asarray(side, np.float64) for side in sides]
+    found = medians([scaled(scale, one) for one in samples])
+    if not tick:
+        return found
+    means = [
+        float(np.mean(np.clip(one, (middle := median(one)) - _NEAR_TICKS * tick, middle + _NEAR_TICKS * tick)))
+        if known
+        else math.nan
+        for one, known in zip(samples, ~np.isnan(found), strict=True)
+    ]
+    return scaled(scale, means)
+
+
+def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the differences of pairs without what it costs to run after the other program, where that is seen.
+
+    In turns good new, new good the second of a pair is the one that the device is switched to: it is late in every
+    pair, the new one in even pairs and the good one in odd ones.
+    """
+    even, odd = (side[~np.isnan(side)] for side in (differences[::2], differences[1::2]))
+    if len(even) + len(odd) < _LEAST_ORDERED or min(len(even), len(odd)) < 2:
+        return differences
+    if not (np.isfinite(even).all() and np.isfinite(odd).all()):
+        return differences
+    with np.errstate(over="ignore"):
+        cost = median(np.subtract.outer(even, odd).ravel()) / 2.0
+        without = differences - np.where(np.arange(len(differences)) % 2 == 0, cost, -cost)
+        rest = without[~np.isnan(without)]
+        _, mad = median_and_mad(rest)
+    error = NORMAL * mad / math.sqrt(len(rest))
+    return without if math.isfinite(cost) and abs(cost) > _ORDER_SIGMAS * error else differences

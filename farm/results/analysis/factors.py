@@ -1,0 +1,118 @@
+"""Step 3: what is a change attributed to? From comparisons that swap one factor each.
+
+Pure. Reasons: docs/explanation/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.results.analysis.confirmation import Answer, Confirmation
+from farm.results.analysis.scale import GATES, Scale, change_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+class Factor(StrEnum):
+    """What can be swapped by itself between the last good run and the first bad one."""
+
+    PROGRAM = "program"
+    """The bundle's `.pte`."""
+    RUNTIME = "runtime"
+    """The runner."""
+    SDK = "sdk"
+    """QNN's libraries and skel."""
+    DEVICE = "device"
+    """Another device of the SoC, or the same with another system."""
+
+
+class AttributionKind(StrEnum):
+    """What the swaps say together."""
+
+    FACTOR = "axis"
+    """One factor explains the change."""
+    SEVERAL = "several"
+    """More than one do, each a part of it."""
+    INTERACTION = "interaction"
+    """Only together: the factors by themselves leave over more than chance, and all that differ were swapped."""
+    UNEXPLAINED = "unexplained"
+    """What was measured does not tell."""
+    NOTHING = "nothing"
+    """There is no change to explain."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The factors that a change is attributed to, and what they leave over. Changes are on the scale of the series."""
+
+    kind: AttributionKind
+    causes: tuple[Factor, ...]
+    """The greatest effect first."""
+    rest: float
+    """What the factors by themselves leave over of the whole change, and its interval; NaN where none was swapped."""
+    rest_low: float
+    rest_high: float
+    reason: str
+    """One line."""
+
+
+def explain(
+    scale: Scale,
+    whole: Confirmation,
+    alone: Mapping[Factor, Confirmation],
+    differing: Collection[Factor],
+    *,
+    gate: float | None = None,
+) -> Explanation:
+    """Return the factors that explain a change.
+
+    `whole` compares all old with all new; `alone` compares all old with all old but for one factor; `differing` are the
+    factors that are not the same. All from one device, with `confirm`. An effect up to `gate`, on `scale`, is none.
+
+    A change is attributed to a factor whose interval leaves out 0 and whose effect is beyond the gate, either way. What
+    is left over counts when its interval, from those of all that were measured, leaves out 0 and it is beyond the gate.
+    """
+    gate = GATES[scale].confirmed if gate is None else gate
+    if whole.answer is Answer.REFUTED or max(abs(whole.low), abs(whole.high)) < gate:
+        return _without(AttributionKind.NOTHING, "the whole change is none")
+    if not _is_there(whole.change, whole.low, whole.high, gate):
+        return _without(AttributionKind.UNEXPLAINED, "the whole change is not certain: measure more pairs")
+    effects = {factor: one for factor, one in alone.items() if one.pairs}
+    if not effects:
+        return _without(AttributionKind.UNEXPLAINED, "no factor was swapped by itself")
+    by_effect = sorted(effects.items(), key=lambda item: -abs(item[1].change))
+    causes = tuple(factor for factor, one in by_effect if _is_there(one.change, one.low, one.high, gate))
+    rest = whole.change - sum(one.change for one in effects.values())
+    # Independent measurements: their half widths add as squares do.
+    half = math.hypot(*((one.high - one.low) / 2.0 for one in (whole, *effects.values())))
+    missing = sorted(set(differing) - effects.keys())
+    kind, reason = _kind(causes, missing, is_left=_is_there(rest, rest - half, rest + half, gate))
+    shown = "; ".join(
+        f"{factor} {change_text(scale, one.change)} ({change_text(scale, one.low)} to {change_text(scale, one.high)})"
+        for factor, one in by_effect
+    )
+    reason = f"{reason}: {shown}; of {change_text(scale, whole.change)} in all {change_text(scale, rest)} left over"
+    return Explanation(kind, causes, rest, rest - half, rest + half, reason)
+
+
+def _kind(causes: tuple[Factor, ...], missing: list[Factor], *, is_left: bool) -> tuple[AttributionKind, str]:
+    if is_left and missing:
+        return AttributionKind.UNEXPLAINED, f"{' and '.join(missing)} not swapped by itself"
+    if is_left:
+        return AttributionKind.INTERACTION, "only together, or something that is no factor"
+    if not causes:
+        return AttributionKind.UNEXPLAINED, "no factor has an effect, and nothing is certain to be left over"
+    return (AttributionKind.FACTOR if len(causes) == 1 else AttributionKind.SEVERAL), " and ".join(causes)
+
+
+def _is_there(change: float, low: float, high: float, gate: float) -> bool:
+    """Return whether a change is beyond the gate, and its interval (low, high) leaves out 0."""
+    return abs(change) > gate and (low > 0.0 or high < 0.0)
+
+
+def _without(kind: AttributionKind, reason: str) -> Explanation:
+    return Explanation(kind, (), math.nan, -math.inf, math.inf, reason)

@@ -1,0 +1,144 @@
+"""All series of one night: candidates, and devices that are off as a whole. Pure: docs/explanation/statistics.md."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.results.analysis.candidates import CANDIDATES, Judgement, judge, on_device
+from farm.results.analysis.confirmation import Answer, Confirmation
+from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
+from farm.results.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+LEAST_SERIES = 8
+"""Fewest series of a device and metric from which a shift of the device is told."""
+REPRESENTATIVES = 3
+"""Series of a shifted device that are confirmed, to tell the night from the programs."""
+
+# The median of a device's series has to be off by that many times what chance moves it by.
+_SHIFT_SIGMAS = 4.0
+# A shift is news where that share of it came since the nights just before: devices drift for weeks.
+_NEW_SHARE = 0.7
+_RECENT = 5
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """One series in one night."""
+
+    series: Series
+    device: str
+    history: Sequence[float]
+    """Values of the comparable runs before, oldest first, with known steps taken out (`levelled`)."""
+    value: float
+    devices: Sequence[str] = ()
+    """That ran each of the history; none where it was always `device`."""
+
+    @property
+    def past(self) -> Sequence[float]:
+        """Return the history as it would have been on `device`."""
+        if self.series.exact or set(self.devices) <= {self.device}:
+            return self.history
+        return on_device(self.series.scale, self.history, self.devices, self.device)
+
+
+class DeviceShift(msgspec.Struct, frozen=True):
+    """A device on which one metric of all series is off in one night."""
+
+    device: str
+    metric: str
+    change: float
+    """Median over its series, a logarithm of the ratio."""
+    count: int
+    """Series that it was found in."""
+    representatives: tuple[int, ...]
+    """Observations with the most usual change: what to confirm for `programs_are_cause`."""
+    reason: str
+    """One line."""
+
+
+class NightJudgement(msgspec.Struct, frozen=True):
+    """What is to be done after a night. Numbers are indices of observations."""
+
+    judgements: tuple[Judgement, ...]
+    """One for each observation; where its device is shifted, without the shift."""
+    shifts: tuple[DeviceShift, ...]
+    """Those that came with this night; what was there in the nights before is taken out of changes, and is no news."""
+    candidates: tuple[int, ...]
+    """To be confirmed, the least probable first."""
+    exact: tuple[int, ...]
+    """Exact metrics that changed: they need no confirmation."""
+    flipping: tuple[int, ...] = ()
+    """Exact metrics that turn out not to be deterministic tonight: for the first time one changed as it did before."""
+
+
+def judge_night(
+    observations: Sequence[Observation],
+    *,
+    programs: Collection[tuple[str, str]] = (),
+    gates: Mapping[Scale, Gates] = GATES,
+) -> NightJudgement:
+    """Judge all series of a night.
+
+    What the series of a device share is one shift, and each is judged by its change beyond that. `programs` are devices
+    and metrics whose shift was confirmed to be the programs': their series are judged as they are.
+    """
+
+    pasts = {id(one): one.past for one in observations}
+
+    def judged(one: Observation, shift: float = 0.0) -> Judgement:
+        return judge(one.series, pasts[id(one)], one.value, shift=shift, gates=gates[one.series.scale])
+
+    judgements = [judged(one) for one in observations]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, one in enumerate(observations):
+        if not one.series.exact and one.series.scale is Scale.RATIO and math.isfinite(judgements[index].change):
+            groups.setdefault((one.device, one.series.metric), []).append(index)
+    shifts = []
+    for key, members in groups.items():
+        if key not in programs and (shift := _shift(key, members, judgements)):
+            recent = [_recent_change(observations[index], pasts[id(observations[index])]) for index in members]
+            least = max(GATES[Scale.RATIO].confirmed, _NEW_SHARE * abs(shift.change))
+            if abs(median(np.array(recent))) > least:
+                shifts.append(shift)
+            for index in members:
+                judgements[index] = judged(observations[index], shift.change)
+    found = [index for index, judgement in enumerate(judgements) if judgement.finding in CANDIDATES]
+    exact = tuple(index for index in found if observations[index].series.exact)
+    noisy = [index for index in found if not observations[index].series.exact]
+    noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))
+    flipping = tuple(index for index, judgement in enumerate(judgements) if judgement.flips == 1)
+    return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
+
+
+def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
+    """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
+    answers = [one.answer for one in confirmations]
+    return 2 * answers.count(Answer.CONFIRMED) > len(answers)
+
+
+def _recent_change(one: Observation, past: Sequence[float]) -> float:
+    """Return the change from the last few values; 0 where it cannot be told."""
+    *before, now = scaled(one.series.scale, [*past[-_RECENT:], one.value])
+    change = difference(float(now), median(np.array(before)))
+    return change if math.isfinite(change) else 0.0
+
+
+def _shift(key: tuple[str, str], members: Sequence[int], judgements: Sequence[Judgement]) -> DeviceShift | None:
+    if len(members) < LEAST_SERIES:
+        return None
+    middle, mad = median_and_mad(np.array([judgements[index].change for index in members]))
+    # A few changes are close to each other by luck; what their histories vary by is known better.
+    own = median(np.array([judgements[index].sigma for index in members]))
+    by_chance = max(NORMAL * mad, own) * math.sqrt(math.pi / 2.0 / len(members))
+    if abs(middle) <= max(GATES[Scale.RATIO].confirmed, _SHIFT_SIGMAS * by_chance):
+        return None
+    usual = sorted(members, key=lambda index: abs(judgements[index].change - middle))
+    device, metric = key
+    reason = f"{metric} of all {len(members)} series of {device} is off by {change_text(Scale.RATIO, middle)}"
+    return DeviceShift(device, metric, middle, len(members), tuple(usual[:REPRESENTATIVES]), reason)

@@ -1,1 +1,0 @@
-"""Processes, files, names and text of this machine."""
