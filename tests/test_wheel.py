@@ -39,6 +39,7 @@ def test_the_data_folders_travel_in_it(installed: Path) -> None:
         "farm/_data/native_runner/bridge/qnn_bridge.cpp",
         "farm/_data/reports/base.html.j2",
         "farm/_data/reports/notify/slack.j2",
+        "farm/py.typed",
         "farm/store/migrations/env.py",
     ):
         assert name in names
