@@ -1,1 +1,1 @@
-"""`farm serve`: the store as pages over HTTP, read only, and who may look at them."""
+"""`farm serve`: the store as read-only pages over HTTP, and access control."""

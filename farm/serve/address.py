@@ -1,4 +1,4 @@
-"""What the address of a page says: filters, limits, pages; and addresses that say something else."""
+"""Path and parameters of a page: filters, limits and page numbers, and links with changed parameters."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MOST_TEXT = 512
 
 
 class Address:
-    """A path and its parameters."""
+    """Path of a page and its parameters."""
 
     def __init__(self, path: str, parameters: Mapping[str, str]) -> None:
         self.path = path
         self._parameters = {name: value.strip() for name, value in parameters.items() if value.strip()}
 
     def text(self, name: str, default: str = "") -> str:
-        """Return what a parameter says. Raises UsageError for what is too long to be meant."""
+        """Return the text of a parameter. Raises UsageError for a text longer than 512 characters."""
         value = self._parameters.get(name, default)
         if len(value) > _MOST_TEXT:
             raise UsageError(f"{name}: is longer than {_MOST_TEXT} characters")
         return value
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
-        """Return a number; one that is beyond the bounds is the bound. Raises UsageError for what is none."""
+        """Return a number, clamped to the bounds. Raises UsageError for a text that is not an integer."""
         value = self._parameters.get(name, str(default))
         digits = value.removeprefix("-")
         if not (digits.isascii() and digits.isdigit()):
@@ -36,14 +36,14 @@ class Address:
         return least if value.startswith("-") else max(least, min(most, int(digits[:18])))
 
     def one_of(self, name: str, known: Collection[str]) -> str:
-        """Return one of `known`, or nothing. Raises UsageError for anything else."""
+        """Return a parameter that is in `known`, or "" without it. Raises UsageError for any other value."""
         value = self.text(name)
         if value and value not in known:
             raise UsageError(f"{name}: {value[:40]!r}: expected {', '.join(known)}")
         return value
 
     def but(self, **changes: str | int) -> str:
-        """Return the address with parameters changed; an empty one is left out."""
+        """Return the address with parameters changed; a parameter with an empty value is left out."""
         found = self._parameters | {name: str(value) for name, value in changes.items()}
         parameters = urlencode([(name, value) for name, value in found.items() if value])
         return f"{quote(self.path)}?{parameters}" if parameters else quote(self.path)
@@ -53,7 +53,7 @@ class Address:
 
 
 def link(*parts: str, **parameters: str | int) -> str:
-    """Return the address of a page: `link("runs", run_id)`; names may have any character."""
+    """Return the address of a page: `link("runs", run_id)`. Names may contain any character."""
     asked = urlencode([(name, str(value)) for name, value in parameters.items() if value != ""], errors="replace")
     path = "/" + "/".join(quote(part, safe="@:", errors="replace") for part in parts)
     return f"{path}?{asked}" if asked else path

@@ -1,4 +1,4 @@
-"""The routes of the server. None of them changes anything."""
+"""Routes of the server; all of them are read-only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TITLES = {404: "Not found", 400: "This cannot be asked", 405: "Not here", 503: 
 
 
 def create_app(config: Config, host: str, token: str) -> Gate:
-    """Return the server as an ASGI application; `host` is what it will listen on."""
+    """Return the server as an ASGI application that listens on `host`."""
     return _App(config, host, token).gate
 
 
@@ -116,12 +116,12 @@ class _App:
 
     def _run_id(self, ref: str) -> str:
         with self._store.opened() as store:
-            # Whoever looks is not the user that serves.
+            # The viewer of a page is another user than the owner of the server process.
             return store.runs.resolve(ref, own=False)
 
     def _version(self) -> object:
         with self._store.opened() as store:
-            # Another store object is another store.
+            # A new store object may hold another database, so the object is part of the version.
             return store, store.browse.version()
 
     def _run_json(self, run_id: str) -> Content:
@@ -133,7 +133,7 @@ class _App:
         with self._store.opened() as store:
             view = store.runs.view(run_id)
             context = report_context(store, view, self._artifacts, lambda known: self._links(_hashes(known)))
-        # What is remembered of a page does not keep all that is in it.
+        # The closures keep hashes and links alone, so that a kept page does not hold its whole context in memory.
         hashes, links = _hashes(context.background), context.links
         return Content(
             hashed(msgspec.msgpack.encode(view), msgspec.msgpack.encode(context)),
@@ -225,7 +225,7 @@ class _App:
         return answer
 
     def _broken(self, request: Request, error: Exception) -> Response:
-        # The server tells the operator all of it.
+        # The traceback goes to the server's output, which only the operator reads.
         return self._error(
             request, 500, f"{type(error).__name__}: this is a bug in farm, the server's output says more"
         )
@@ -240,7 +240,7 @@ class _App:
 
 
 class _StoreHolder:
-    """The store, opened when it is first needed and again after it refused: it may not be there yet, or be replaced."""
+    """Store that is opened on first use and again after an error, since a database may appear or be replaced."""
 
     def __init__(self, url: str) -> None:
         self._url, self._lock = url, threading.Lock()
@@ -267,7 +267,7 @@ def _hashes(known: Background) -> frozenset[str]:
 
 
 def _read_assets() -> dict[str, bytes]:
-    """Return style sheets and scripts by a name that has their hash: `report.0123456789abcdef.css`."""
+    """Return style sheets and scripts by a name with their hash: `report.0123456789abcdef.css`."""
     found = {}
     for name in (*PAGE_STYLES, EARLY_SCRIPT, *PAGE_SCRIPTS):
         content = (data_folder("reports") / name).read_bytes()

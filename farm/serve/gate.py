@@ -1,4 +1,4 @@
-"""The door of the server: who may in, what every answer has in its head, and a line for each that was given."""
+"""Entry of the server: access control, headers of every response, and a log line for each response."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _OPEN = (LOGIN, "/assets/")
 _QUIET = "/api/progress"
 _BEARER = "bearer "
 AT_ONCE = 8
-"""Requests of one peer that are worked on; the others wait, and the threads of the server are left for other peers."""
+"""Requests of one peer that are processed at once; further ones wait, which leaves server threads to other peers."""
 _UNAUTHORIZED, _MISDIRECTED, _TOO_MANY, _ENDING = 401, 421, 429, 503
 
 
 class Gate:
-    """ASGI: what is behind it is only reached by those who may."""
+    """ASGI middleware that passes only permitted requests to the application."""
 
     def __init__(self, app: ASGIApp, host: str, sessions: Sessions | None, *, loopback: bool) -> None:
         self._app, self._host, self._loopback = app, host, loopback
         self._sessions, self.attempts = sessions, Attempts()
-        # As long as somebody is being answered.
+        # An entry lives as long as a request of the peer is in progress.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +51,7 @@ class Gate:
             nonlocal status, working
             if message["type"] == "http.response.start":
                 if working:
-                    # What is left is to be taken, which may be slow.
+                    # The response has started: free the slot, since a slow client may take long to read the rest.
                     turn.release()
                     working = False
                 status = message["status"]
@@ -67,7 +67,7 @@ class Gate:
                 answer, working = self._app, True
             await answer(scope, receive, start)
         except asyncio.CancelledError:
-            # Whoever stopped the server did not want to wait for this answer.
+            # The server is stopping and cancelled this request: answer 503 if no response has started.
             if not status:
                 await PlainTextResponse("the server is ending\n", _ENDING)(scope, receive, start)
         finally:
@@ -106,7 +106,7 @@ class Gate:
 
 
 def address_of(scope: Scope) -> str:
-    """Return the address that a request came from; of IPv6 the network, as a machine has many addresses in one."""
+    """Return the client address of a request; for IPv6 the network, since a machine has many addresses in one."""
     return network_of(str((scope.get("client") or ("", 0))[0]))
 
 
@@ -128,9 +128,9 @@ def _json(error: str, status: int, headers: dict[str, str]) -> Response:
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:
-    # Without the query, in which somebody may have put what nobody else should read.
+    # Without the query, which may contain secrets of a user.
     path = one_line(scope.get("raw_path", b"").decode("latin-1"), 120)
     line = f"{address_of(scope)} {scope['method']} {path} {status or 'aborted'} {1000 * seconds:.0f} ms\n"
-    # Whoever reads the log may have gone away.
+    # The reader of the log may have closed the pipe.
     with suppress(OSError):
         sys.stderr.write(line)

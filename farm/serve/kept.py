@@ -1,7 +1,7 @@
-"""Pages that take long to make, made once for all who ask: files without a name, that nobody else can open.
+"""Cache of pages that take long to render, in unnamed temporary files that no other user can open.
 
-A page is handed out again only while nothing that went into it may have changed. Nothing of it outlives the process, so
-that neither another version of farm nor another user ever finds one.
+A page is served again only while all its inputs are unchanged. The files end with the process, so that another version
+of farm or another user never finds a page.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 MOST_PAGES = 64
 MOST_BYTES = 256 << 20
-# Two at a time: each takes a hundred MB while it is made, and the interpreter makes one at a time anyway.
+# Two at a time: each takes about 100 MB while it is rendered, and the interpreter lock allows one at a time anyway.
 _AT_ONCE = 2
 _CHUNK = 256 << 10
 
 
 class Content(NamedTuple):
-    """What a page will show, before it is made."""
+    """Inputs of a page, read before the page is rendered."""
 
     key: bytes
-    """Hash of everything that goes into the page, which is a function of it alone."""
+    """Hash of all inputs; the page is a function of them alone."""
     make: Callable[[], bytes]
     is_current: Callable[[], bool]
-    """Whether what the store does not know of it, such as files, is as it was."""
+    """Return True while inputs outside the store, such as files, are unchanged."""
 
 
 class KeptPage:
-    """A page in a file without a name."""
+    """Rendered page in an unnamed temporary file."""
 
     def __init__(self, content: bytes, key: bytes, folder: Path) -> None:
         self.key, self.size = key, len(content)
@@ -52,26 +52,26 @@ class KeptPage:
         self._file.flush()
 
     def read(self, offset: int) -> bytes:
-        """Return a part of it."""
+        """Return up to 256 KiB of the page from `offset`."""
         return os.pread(self._file.fileno(), _CHUNK, offset)
 
 
 class _Kept(NamedTuple):
     page: KeptPage
     version: Any
-    """Of the store, before the content was read."""
+    """Version of the store before the content was read."""
     current_at: float
-    """A moment at which it showed everything as it was."""
+    """Monotonic time at which the page was known to be current."""
     is_current: Callable[[], bool]
 
 
 class KeptPages:
-    """Pages by name; of one name, one is made at a time."""
+    """Cache of pages by name; at most one page of a name is rendered at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: OrderedDict[str, _Kept] = OrderedDict()
-        # As long as somebody waits for a page of this name.
+        # A lock lives as long as a request waits for a page of this name.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._making = asyncio.Semaphore(_AT_ONCE)
 
@@ -83,9 +83,9 @@ class KeptPages:
         read: Callable[[], Content],
         headers: Mapping[str, str],
     ) -> Response:
-        """Return the page of a name, as everything that it shows is now.
+        """Return the page of a name in its current state.
 
-        `version` is equal to an earlier one only when the store is as it was then.
+        `version` returns an equal value only while the store is unchanged.
         """
         asked_at = time.monotonic()
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -102,7 +102,7 @@ class KeptPages:
         self, name: str, asked_at: float, version: Callable[[], Any], read: Callable[[], Content]
     ) -> KeptPage | bytes:
         known = self._known.get(name)
-        # For whoever asked before that moment it is new enough, as for all who waited while it was made.
+        # The page is current for requests from before `current_at`, as for all that waited while it was rendered.
         if known is not None and known.current_at < asked_at:
             looked_at = time.monotonic()
             is_same = await run_in_threadpool(_is_same, known, version)
@@ -126,7 +126,7 @@ class KeptPages:
             try:
                 page = KeptPage(made, content.key, self._folder)
             except OSError:
-                # A full disk, a folder that cannot be written: the page is as good, and made again next time.
+                # A full disk or a read-only folder: return the page without keeping it, and render it again next time.
                 return made
         return _Kept(page, now, read_at, content.is_current)
 
@@ -140,7 +140,7 @@ class KeptPages:
 
 
 def hashed(*parts: bytes) -> bytes:
-    """Return what tells contents apart."""
+    """Return a hash that differs for different parts, also where their concatenation is equal."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)

@@ -1,7 +1,7 @@
-"""What one connection and one peer may take of the server, below everything that looks at what they ask for.
+"""Limits of connections and time for each peer, below HTTP.
 
-uvicorn has a limit for all connections together, which one peer can use up, and none for the time in which a request
-has to come: this is its protocol with both.
+uvicorn limits all connections together, which one peer can use up, and has no time limit for a request. This protocol
+class adds both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 256
 OF_ONE_PEER = 64
-"""A browser opens six at most."""
+"""Connections of one peer; a browser opens six at most."""
 REQUEST_S = 15.0
-"""For all of a request, from the connection or the answer before it."""
+"""Seconds for a whole request, counted from the connection or from the previous response."""
 TAKING_S = 60.0
-"""For 48 kB of an answer, which is what drains of uvicorn's buffer before more is written."""
+"""Seconds for 48 kB of a response, the amount that drains from uvicorn's buffer before more is written."""
 _LOOK_S = 1.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 _REFUSAL = (
@@ -37,12 +37,13 @@ _REFUSAL = (
 
 
 def network_of(host: str) -> str:
-    """Return what an address counts as: itself, or of IPv6 the network, as a machine has many addresses in one."""
+    """Return the key of an address for limits: itself; for IPv6 the network, since a machine has many addresses in one.
+    """
     return ":".join(host.split(":")[:4]) if ":" in host and "." not in host else host
 
 
 def peer_of(connection: socket.socket, host: str) -> str:
-    """Return who is at the other end: a network, and on this machine the user, as all of them have one address."""
+    """Return the peer of a connection: a network, or on this machine the user, since all users share one address."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -52,7 +53,7 @@ def peer_of(connection: socket.socket, host: str) -> str:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, for a peer that may be slow, silent or many."""
+    """uvicorn's HTTP/1.1 protocol with limits for slow, silent and numerous peers."""
 
     peer = ""
     flow: FlowControl
@@ -62,7 +63,7 @@ class LimitedProtocol(H11Protocol):
     _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or say that there are too many."""
+        """Accept the connection, or refuse it with 503 when the peer or all peers together have too many."""
         host = (transport.get_extra_info("peername") or ("",))[0]
         self.peer = peer_of(transport.get_extra_info("socket"), host)
         if not self._make_room():
@@ -76,40 +77,40 @@ class LimitedProtocol(H11Protocol):
         self._timer = self.loop.call_later(_LOOK_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop the timer of the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._refused:
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Read a part of a request."""
         if not self._refused:
             super().data_received(data)
 
     def on_response_complete(self) -> None:
-        """Expect the next request."""
+        """Start the time limit of the next request."""
         self._asking_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Remember since when the peer takes nothing."""
+        """Record when the peer stopped reading."""
         self._paused_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Go on: the peer takes something."""
+        """Clear the pause: the peer reads again."""
         self._paused_since = None
         super().resume_writing()
 
     @property
     def is_asking(self) -> bool:
-        """Whether nothing is being answered: its request is not there, or not all of it."""
+        """True while no response is in progress: the request is missing or incomplete."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _look(self) -> None:
         now = self.loop.time()
-        # The end of an answer may still be on its way.
+        # The end of a response may still be in the write buffer.
         limit = TAKING_S if self.transport.get_write_buffer_size() else REQUEST_S
         late = self.is_asking and now - self._asking_since > limit
         stuck = self._paused_since is not None and now - self._paused_since > TAKING_S
@@ -119,7 +120,7 @@ class LimitedProtocol(H11Protocol):
         self._timer = self.loop.call_later(_LOOK_S, self._look)
 
     def _make_room(self) -> bool:
-        """Return whether there is room for this connection; one that waits longest for its request makes some."""
+        """Return True when a connection is free; otherwise close the connection that waits longest for its request."""
         everybody = [one for one in cast("set[Any]", self.connections) if not one.transport.is_closing()]
         own = [one for one in everybody if one.peer == self.peer]
         if len(own) >= OF_ONE_PEER:
@@ -134,7 +135,7 @@ class LimitedProtocol(H11Protocol):
         return bool(waiting)
 
     def _hang_up(self) -> None:
-        # With a reset: the system would keep what the peer does not take, and try to deliver it, for many minutes.
+        # Close with a reset: otherwise the kernel keeps unread data and retries delivery for many minutes.
         with suppress(OSError):
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()

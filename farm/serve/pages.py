@@ -1,4 +1,4 @@
-"""Store and address -> what a page shows, and the same as the JSON that the command of its name prints."""
+"""Values of each page from the store and an address, and the JSON that the command of the same name prints."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MOST_PAGE = 100_000
 
 
 class PageAnswer(msgspec.Struct, frozen=True):
-    """What is shown."""
+    """Template, values and JSON document of a page."""
 
     template: str
     values: dict[str, Any]
     answer: Callable[[], dict[str, Any]]
-    """As JSON."""
+    """Make the JSON document."""
 
 
 def status_page(store: Store, address: Address) -> PageAnswer:
-    """How things stand, as `farm status`."""
+    """Return the state of the farm and its results, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
     run = address.text("run")
     status = read_status(store, store.runs.resolve(run, own=False) if run else None, address.text("line") or None)
@@ -85,7 +85,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
 
 
 def runs_page(store: Store, address: Address) -> PageAnswer:
-    """All runs, newest first."""
+    """Return all runs, newest first."""
     wanted = RunFilter(
         user=address.text("user"),
         purpose=address.one_of("purpose", [str(one) for one in Purpose]),
@@ -113,7 +113,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
 
 
 def files_page(store: Store, address: Address, run: str) -> PageAnswer:
-    """The artifacts of a run."""
+    """Return the artifacts of a run."""
     del address
     run_id = store.runs.resolve(run, own=False)
     files = store.browse.files(run_id, _MOST_FILES)
@@ -121,7 +121,7 @@ def files_page(store: Store, address: Address, run: str) -> PageAnswer:
 
 
 def diff_page(store: Store, address: Address) -> PageAnswer:
-    """Two runs, as `farm diff`."""
+    """Return the comparison of two runs, as `farm diff`."""
     names = address.text("a", "latest~1"), address.text("b", "latest")
     limit = address.number("limit", 50, 1, 1000)
     diff, virtual = read_diff(store, *(store.runs.resolve(name, own=False) for name in names))
@@ -138,7 +138,7 @@ def diff_page(store: Store, address: Address) -> PageAnswer:
 
 
 def devices_page(store: Store, address: Address) -> PageAnswer:
-    """Every device that the store knows, without asking it."""
+    """Return every device in the store, without contacting it."""
     found = device_rows(store)
     socs, states = sorted({row.soc for row in found}), sorted({row.state for row in found})
     soc, state, health = address.text("soc"), address.text("state"), address.text("health")
@@ -158,7 +158,7 @@ def devices_page(store: Store, address: Address) -> PageAnswer:
 
 
 def device_page(store: Store, address: Address, device: str) -> PageAnswer:
-    """One device, as `farm device show`, what ran on it of late, and how it drifts."""
+    """Return one device, as `farm device show`, with its recent attempts and its drift."""
     known = resolve_device(store, device, forgotten=True)
     events = store.devices.health_events(known.id, _EVENTS)
     lease = next((lease for lease in store.leases.all() if lease.device == known.id), None)
@@ -183,7 +183,7 @@ def device_page(store: Store, address: Address, device: str) -> PageAnswer:
 
 
 def history_page(store: Store, address: Address) -> PageAnswer:
-    """Numbers run by run, as `farm history`."""
+    """Return numbers run by run, as `farm history`."""
     pattern, soc = address.text("job"), address.text("soc")
     metrics = tuple(one.strip() for one in address.text("metric").split(",") if one.strip())
     limit = address.number("limit", 20, 1, 200)
@@ -228,12 +228,12 @@ def history_page(store: Store, address: Address) -> PageAnswer:
 
 
 def _points(store: Store, pattern: str, metric: str | None, soc: str, limit: int, line: str) -> list[HistoryPoint]:
-    """Return points of a line, and of trials of whoever serves: one's own, on one's own machine."""
+    """Return points of a branch and the local runs of the user of this server process."""
     return store.history.points(pattern, metric, soc or None, limit, line, trials_of=store.user)
 
 
 def progress_answer(store: Store) -> dict[str, Any]:
-    """Return how far runs are and who has which device: what a page asks for again and again."""
+    """Return the progress of runs and the leases of devices, which a page polls."""
     return {
         "runs": [
             {
@@ -251,14 +251,14 @@ def progress_answer(store: Store) -> dict[str, Any]:
 
 
 def device_rows(store: Store) -> list[DeviceRow]:
-    """Return every device that the store knows, by name."""
+    """Return every device in the store, sorted by name."""
     leases: dict[str, Lease] = {lease.device: lease for lease in store.leases.all()}
     rows = [remembered(one, leases.get(one.id)) for one in store.devices.all()]
     return sorted(rows, key=lambda row: (row.name or row.serial or row.id, row.id))
 
 
 def progress_text(progress: Progress) -> str:
-    """Return how far a run is, in words: `12 of 40 jobs: 11 passed, 1 failed`."""
+    """Return the progress of a run in words: `12 of 40 jobs: 11 passed, 1 failed`."""
     words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
     parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
     parts += [f"{progress.stale} stale"] if progress.stale else []
@@ -267,7 +267,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def held(row: DeviceRow) -> str:
-    """Return holder, end of the reservation and purpose of a device; empty for a free one."""
+    """Return holder, end of the reservation and purpose of a device; empty for a free device."""
     if not row.holder:
         return ""
     until = f" until {fmt.clock(row.until_ms)}" if row.until_ms else ""

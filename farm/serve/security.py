@@ -1,4 +1,4 @@
-"""Who may look: host names, the token, its cookie, and the headers of every answer."""
+"""Access control: host names, the token, its session cookie, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-"""Of every answer that does not say otherwise."""
+"""Headers of every response that does not set them itself."""
 
 
 def read_token(file: Path | None, environment: Mapping[str, str]) -> str:
-    """Return the token of `file`, or else of the environment; empty where there is none.
+    """Return the token of `file`, or else of the environment; "" without either.
 
-    Raises UsageError for one that is short or that others can read.
+    Raises UsageError for a token that is too short or too long, or a file that other users can read.
     """
     if file is None:
         token, where = environment.get(TOKEN_VARIABLE, "").strip(), f"${TOKEN_VARIABLE}"
@@ -67,7 +67,7 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str:
 
 
 def require_token(host: str, token: str) -> None:
-    """Raise UsageError where somebody beyond this machine could look without a token."""
+    """Raise UsageError when `host` is reachable from other machines and no token is set."""
     if not token and not is_loopback(host):
         raise UsageError(
             f"{host} can be reached from other machines, and no token is set: put one into ${TOKEN_VARIABLE}, or into "
@@ -76,7 +76,7 @@ def require_token(host: str, token: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches `host`. Raises UsageError for a name that means nothing."""
+    """Return True when only this machine reaches `host`. Raises UsageError for a name that does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
@@ -84,29 +84,29 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
-# Not Starlette's TrustedHostMiddleware: its releases before 1.0, which will do here, refuse [::1], and its refusal does
-# not say which address to open instead.
+# Starlette's TrustedHostMiddleware is unfit: releases before 1.0, which are allowed here, refuse [::1], and its
+# refusal does not name the address to open instead.
 def names_this_machine(header: str, host: str) -> bool:
-    """Tell whether a Host header is of somebody who meant this machine, whatever the port.
+    """Return True when a Host header names this machine on any port.
 
-    A page of elsewhere whose name suddenly means 127.0.0.1 says another.
+    The check stops DNS rebinding: a foreign page whose name resolves to 127.0.0.1 sends another Host header.
     """
     name = header.strip()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     return name.casefold().rstrip(".") in {"127.0.0.1", "::1", "localhost", host.casefold()}
 
 
-# Not Starlette's SessionMiddleware: it needs another package, and would prolong a session with every answer, so that a
-# page which asks every second for progress stayed logged in for ever.
+# Starlette's SessionMiddleware needs another package and prolongs a session with every response, so that a page that
+# polls for progress every second would stay logged in for ever.
 class Sessions:
-    """What a browser keeps instead of the token: a time, and a proof that whoever made it knew the token."""
+    """Session cookies: the time of login and an HMAC of it, keyed by the token."""
 
     def __init__(self, token: str, clock: Callable[[], float] = time.time) -> None:
         self._token, self._clock = token.encode(), clock
         self._key = hmac.digest(self._token, b"farm serve: session", hashlib.sha256)
 
     def is_token(self, token: str) -> bool:
-        """Tell whether it is the token, in a time that says nothing of how nearly it is."""
+        """Return True for the token, in a time that does not depend on how many characters agree."""
         return hmac.compare_digest(_digest(token.encode("utf-8", "replace")), _digest(self._token))
 
     def new(self) -> str:
@@ -115,7 +115,7 @@ class Sessions:
         return f"{began}.{self._proof(began)}"
 
     def is_live(self, cookie: str) -> bool:
-        """Tell whether a cookie is ours and not too old."""
+        """Return True for a cookie that this token signed less than 7 days ago."""
         began, _, proof = cookie.partition(".")
         if not (began.isascii() and began.isdigit() and len(began) < 16 and proof.isascii()):
             return False
@@ -127,7 +127,7 @@ class Sessions:
 
 
 class Attempts:
-    """Wrong tokens of late: five a minute from one address, thirty from all; then nobody is asked any more."""
+    """Wrong tokens of the last 60 s: at most five of one address and thirty of all, then attempts are refused."""
 
     WINDOW_S = 60.0
     OF_ONE = 5
@@ -138,7 +138,7 @@ class Attempts:
         self._wrong: deque[tuple[float, str]] = deque(maxlen=self.OF_ALL)
 
     def wait_s(self, address: str) -> int:
-        """Return how long this address has to wait before it may try a token, 0 for now."""
+        """Return the seconds until this address may try a token; 0 when it may try now."""
         now = self._clock()
         while self._wrong and self._wrong[0][0] <= now - self.WINDOW_S:
             self._wrong.popleft()
@@ -150,12 +150,12 @@ class Attempts:
         return max(1, round(own[0] + self.WINDOW_S - now))
 
     def wrong(self, address: str) -> None:
-        """Remember a wrong token."""
+        """Record a wrong token."""
         self._wrong.append((self._clock(), address))
 
 
 def local_path(path: str) -> str:
-    r"""Return a path of this server to go on to; `/` for anything else: `//elsewhere`, `/\elsewhere`, a URL."""
+    r"""Return a path of this server for a redirect; `/` for anything else: `//elsewhere`, `/\elsewhere`, a URL."""
     plain = path.isascii() and path.isprintable() and "\\" not in path
     return path if plain and path.startswith("/") and not path.startswith("//") and len(path) < 2000 else "/"
 

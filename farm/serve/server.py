@@ -1,4 +1,4 @@
-"""A socket and uvicorn on it."""
+"""Listening socket and uvicorn server of `farm serve`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
 
-# For answers that are being written when somebody presses Ctrl-C.
+# Time for responses in progress after Ctrl-C.
 _LAST_ANSWERS_S = 2
 _INTERRUPTED = 130
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `host`. Raises UsageError where it cannot."""
+    """Return a socket that listens on `host`. Raises UsageError with the reason when it cannot."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -47,28 +47,29 @@ def url_of(bound: socket.socket) -> str:
 
 
 def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
-    """Answer until a signal ends it."""
+    """Serve until a signal ends the process."""
     import uvicorn
 
     try:
         uvicorn.Server(settings(config, host, token)).run(sockets=[bound])
     except KeyboardInterrupt:
         if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
-            # Python would wait for a query that nobody waits for any more; reading, it leaves nothing half done.
+            # Python would wait for the threads of queries whose clients have left; queries only read, so an exit is
+            # safe.
             sys.stderr.flush()
             os._exit(_INTERRUPTED)
         raise
 
 
 def settings(config: Config, host: str, token: str) -> uvicorn.Config:
-    """Return how uvicorn serves: what is not limited here is limited by `farm.serve.limits`."""
+    """Return the uvicorn settings; `farm.serve.limits` sets the limits that are absent here."""
     import uvicorn
 
     from farm.base.structs import prepare_decoders
     from farm.serve.app import create_app
     from farm.serve.limits import LimitedProtocol
 
-    # Pages are made by several threads.
+    # Several threads render pages, so the decoders are prepared before the first request.
     app = create_app(config, host, token)
     prepare_decoders()
     return uvicorn.Config(
