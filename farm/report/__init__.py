@@ -1,1 +1,1 @@
-"""What a run says (`model`), as pages, as lines of a terminal, and for other programs (`formats`)."""
+"""Reports: data of a run or comparison (`model`), and its renderers: pages, terminal lines, exports (`formats`)."""

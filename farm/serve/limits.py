@@ -37,8 +37,7 @@ _REFUSAL = (
 
 
 def network_of(host: str) -> str:
-    """Return the key of an address for limits: itself; for IPv6 the network, since a machine has many addresses in one.
-    """
+    """Return the key of an address for limits: itself, or the IPv6 network, as a machine has many addresses in one."""
     return ":".join(host.split(":")[:4]) if ":" in host and "." not in host else host
 
 

@@ -1,4 +1,4 @@
-"""Formats of `farm export` and `farm nightly`: one is registered by a module here (`docs/reference/exports.md`)."""
+"""Formats of `farm export` and `farm nightly`: each module here registers one (`docs/reference/exports.md`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ DEFAULT = "jsonl"
 
 
 class ExportFormat(msgspec.Struct, frozen=True):
-    """One value of `farm export --format`."""
+    """Value of `farm export --format`."""
 
     name: str
     suffix: str
-    """What the name of a file in this format ends with."""
+    """End of the name of a file in this format."""
     about: str
-    """What `farm export --help` and docs/reference/exports.md say it is."""
+    """Description for `farm export --help` and docs/reference/exports.md."""
     render: Callable[..., Any]
     several_runs: bool
-    """`render` takes the store and ids of runs and yields bytes; otherwise it takes a RunView and returns text."""
+    """True when `render` takes the store and run ids and yields bytes; otherwise it takes a RunView and returns
+    text."""
 
     def write(self, store: Store, run_ids: Sequence[str], view: RunView | None = None) -> Iterable[bytes]:
-        """Return the runs in this format; `view` is that of the only run, where the caller has it already."""
+        """Return the runs in this format; `view` is the view of a single run, if the caller has read it already."""
         if self.several_runs:
             found: Iterable[bytes] = self.render(store, run_ids)
             return found

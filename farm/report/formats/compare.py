@@ -1,4 +1,4 @@
-"""CompareReport -> JSON for programs, and Markdown for the summary of a step on GitHub. Texts are taken as hostile."""
+"""CompareReport -> JSON for programs, and Markdown for the summary of a GitHub step. Texts are treated as hostile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from farm.report.model.compare import ComparedJob, CompareReport
 
-# Of a group; the page has all.
+# Jobs per group; the page lists all of them.
 _SHOWN = 50
 
 
 def compare_data(report: CompareReport) -> dict[str, Any]:
-    """Return the comparison with what follows from it, as values that JSON has."""
+    """Return the comparison and the values derived from it, as JSON types."""
     cost = compile_cost(report.jobs)
     return {
         **msgspec.to_builtins(report),
@@ -43,7 +43,7 @@ def compare_json(report: CompareReport) -> bytes:
 
 
 def compare_markdown(report: CompareReport) -> str:
-    """Return the summary of a comparison."""
+    """Return the Markdown summary of a comparison."""
     verdict = "B is worse" if report.is_worse else "interrupted" if report.interrupted else "B is not worse"
     parts = [f"### farm compare: {verdict}\n\n{escaped(sentence(report))}\n"]
     parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
@@ -61,7 +61,7 @@ def compare_markdown(report: CompareReport) -> str:
 
 
 def compare_commands(report: CompareReport) -> list[str]:
-    """Return an annotation for each job that is worse, where this runs on GitHub."""
+    """Return a workflow command for each job that is worse; an empty list outside GitHub."""
     groups = (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE)
     return workflow_commands("error", [(job.name, job.text) for group in groups for job in report.having(group)])
 

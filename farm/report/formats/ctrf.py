@@ -1,4 +1,4 @@
-"""RunView -> CTRF, the Common Test Report Format: JSON that many dashboards and chat bots read. Pure."""
+"""RunView -> CTRF, the Common Test Report Format: JSON for dashboards and chat bots. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 LOG_LIMIT = 20_000
-"""Characters of a log that a test carries."""
+"""Most characters of a log in a test."""
 
-# Version of the format; the names of ids that are the same whenever the same is written.
+# Version of the format, and the namespace of ids: equal names give equal ids.
 _VERSION = "0.0.0"
 _IDS = uuid.UUID("6f0f7c52-6a63-5b0c-9d52-6661726d0001")
 
@@ -33,9 +33,9 @@ _STATUS = {
     Outcome.FAILED: "failed",
     Outcome.SKIPPED: "skipped",
     Outcome.STALE: "skipped",
-    # It may yet be: the run goes on, or is resumed.
+    # The job may still run: the run continues, or is resumed.
     Outcome.NOT_RUN: "pending",
-    # Neither says that the code is at fault.
+    # Known issues and infrastructure trouble do not blame the code under test.
     Outcome.KNOWN: "other",
     Outcome.INFRA: "other",
 }
@@ -86,7 +86,7 @@ def _summary(summary: RunSummary, tests: list[dict[str, Any]]) -> dict[str, Any]
 
 def _test(job: JobSummary) -> dict[str, Any]:
     view, attempt = job.job, job.attempt
-    # What was skipped, as on a virtual device, tried nothing.
+    # A skipped attempt, as on a virtual device, executed nothing.
     others = [
         (number, one)
         for number, one in enumerate(view.attempts, start=1)
@@ -102,7 +102,7 @@ def _test(job: JobSummary) -> dict[str, Any]:
         "tags": [tag for tag in (view.soc, view.backend, view.precision, job.kind) if tag],
         "parameters": {"soc": view.soc, "backend": view.backend, "precision": view.precision, **view.options},
         "retries": len(others),
-        # What the farm or a device did wrong makes no test flaky.
+        # Trouble of the farm or a device makes no test flaky.
         "flaky": job.outcome is Outcome.PASSED and any(one.verdict is Verdict.FAILED for _, one in others),
     }
     begun = [one for one in view.attempts if one.started_ms]
@@ -168,7 +168,7 @@ def _stop(attempt: Attempt) -> int:
 
 
 def _clean(document: Mapping[str, Any]) -> Any:
-    """Return a document with its texts made visible, and numbers that JSON lacks spelled."""
+    """Return a document with invisible characters spelled out, and non-finite numbers as text."""
 
     def shown(value: Any) -> Any:
         if isinstance(value, str):

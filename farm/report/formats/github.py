@@ -1,4 +1,4 @@
-"""What GitHub shows of a job that runs there: a summary in Markdown, and annotations. Texts are taken as hostile."""
+"""Output for GitHub Actions: a summary in Markdown, and annotations. Texts are treated as hostile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.report.model.summary import JobSummary
     from farm.store.view import RunView
 
-# docs.github.com, "Workflow commands": a step's summary has 1 MiB at most, and of annotations 10 of a kind are shown.
+# docs.github.com, "Workflow commands": at most 1 MiB for a step's summary, and 10 annotations of a kind.
 _MOST_BYTES = 1024 * 1024
 _MOST_ANNOTATIONS = 10
 _CUT = "\n\n*The summary was cut here: the report has all of it.*\n"
@@ -26,22 +26,22 @@ _SHOWN = 100
 
 
 def escaped(text: str, limit: int = 300) -> str:
-    """Return text as Markdown that means nothing but itself: no link, no mention, no cell of a table, no HTML."""
+    """Return text as literal Markdown: no link, mention, table cell or HTML takes effect."""
     return _SPECIAL.sub(lambda match: f"&#{ord(match.group())};", one_line(text, limit))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; the cells of `rows` are escaped."""
+    """Return a Markdown table; the cells of `rows` are escaped."""
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def add_summary(make: Callable[[], str]) -> None:
-    """Append what `make` returns to the summary of the step that this runs in, if there is one.
+    """Append the result of `make` to the summary of the current GitHub step, if there is one.
 
-    What does not fit is cut at a line.
-    A file that cannot be written is no failure of the run: it is passed over.
+    Text beyond the size limit is cut at a line.
+    A file that cannot be written is ignored: the summary must not fail the run.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
@@ -60,7 +60,7 @@ def add_summary(make: Callable[[], str]) -> None:
 
 
 def workflow_commands(level: str, items: Iterable[tuple[str, str]]) -> list[str]:
-    """Return workflow commands, `error` or `warning`, for titles and messages, at most ten; none outside of GitHub."""
+    """Return workflow commands, `error` or `warning`, for titles and messages, at most ten; none outside GitHub."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
     return [
@@ -69,7 +69,7 @@ def workflow_commands(level: str, items: Iterable[tuple[str, str]]) -> list[str]
 
 
 def run_markdown(view: RunView) -> str:
-    """Return the summary of one run."""
+    """Return the Markdown summary of one run."""
     summary = summarize(view)
     parts = [f"### farm run: {escaped(summary.tone)}\n\n{escaped(summary.verdict_line)}\n"]
     if summary.stub:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _TEXT_LIMIT = 1000
 _FAILURE = "FAILURE_REPORT"
-# Names that the dashboard knows; other metrics are called after farm's own, with the unit.
+# Metric names that the dashboard knows; other metrics keep farm's name, with the unit.
 _NAMES = {"latency": "avg_inference_latency"}
 _FAILED = frozenset({Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA})
 _REPOSITORIES = {"executorch": "pytorch/executorch", "torch": "pytorch/pytorch"}
@@ -30,10 +30,10 @@ _DEPENDENCIES = ("executorch", "torch", "torchao", "qnn")
 
 @export_format("hud", suffix="hud.json", about="records of PyTorch's benchmark database, for ExecuTorch's dashboard")
 def render_hud(view: RunView) -> str:
-    """Return a JSON list: a record for each metric of each job that passed, one for each job that failed.
+    """Return a JSON list: a record for each metric of each job that passed, and one for each job that failed.
 
-    A value is the mean over the samples of the final attempt, of a figure of outputs what decides. One that is not
-    finite has no record, as neither JSON nor the database's column holds it.
+    A value is the mean over the samples of the final attempt; for a figure of outputs it is the deciding value. Values
+    that are not finite have no record, since neither JSON nor the database's column holds them.
     """
     summary = summarize(view)
     devices = {device.serial: device for device in view.devices}
@@ -73,7 +73,7 @@ def _metric(row: Measurement) -> dict[str, Any] | None:
         "greatest": max(samples),
     }
     if row.exact and all(float(sample).is_integer() for sample in row.samples):
-        # The database has Float32, which holds no integer beyond 2^24.
+        # The database has Float32, which represents integers exactly only up to 2^24.
         facts["exact"] = int(statistics.median_low(row.samples))
     return {
         "name": name if unit == "1" else f"{_text(name)}({_text(unit)})",
@@ -126,10 +126,10 @@ def _runner(job: JobSummary, device: DeviceView | None) -> dict[str, Any]:
         facts |= {"build": device.build, "times_are": job.host_time or "those of the device"}
     return {
         "name": _text(job.device),
-        # Whoever looks at a chart sees no more than this: a simulator must not pass for a phone.
+        # A chart shows only this text, so it marks a simulator: times of a simulator must not pass for a phone's.
         "type": _text(f"{job.kind} {soc}" if job.kind else "no device"),
         "cpu_info": _text(soc),
-        # Not known here, for which the database has no other word.
+        # The memory is unknown here; the database has no value for unknown.
         "avail_mem_in_gb": 0,
         "total_mem_in_gb": 0,
         "extra_info": _strings(facts),
@@ -151,7 +151,7 @@ def _dependencies(view: RunView) -> dict[str, Any]:
 
 
 def _strings(facts: Mapping[str, object]) -> dict[str, str]:
-    """Return facts as the database has them: text and nothing else."""
+    """Return facts as the database stores them: all values are text."""
     return {_text(name): _text(str(value)) for name, value in facts.items()}
 
 

@@ -1,4 +1,4 @@
-"""Everything that the store has of runs, line by line: written and read by `farm.store.transfer`."""
+"""Complete record of runs as lines of JSON, written and read by `farm.store.transfer`."""
 
 from __future__ import annotations
 

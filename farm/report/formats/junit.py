@@ -1,4 +1,4 @@
-"""RunView -> JUnit XML, as CI systems read it."""
+"""RunView -> JUnit XML for CI systems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.store.view import RunView
 
 LOG_LIMIT = 20_000
-"""Characters of a log that a test case carries."""
+"""Most characters of a log in a test case."""
 
-# What XML 1.0 does not allow, section 2.2.
+# Characters that XML 1.0 does not allow, section 2.2.
 _NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
@@ -24,8 +24,8 @@ _NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def render_junit(view: RunView) -> str:
     """Return JUnit XML: one test suite per suite, one test case per job, in the order of the run.
 
-    A failure is `failure`, trouble with the farm or a device is `error`; a known issue, a stale or skipped job
-    and one that was not run are `skipped` with the reason. Times are wall time on the device, in s.
+    A failure is `failure`, and trouble with the farm or a device is `error`. Known issues and jobs that were skipped or
+    not run are `skipped` with the reason. Times are wall time on the device, in s.
     """
     summary = summarize(view)
     root = ET.Element("testsuites", {"name": _attribute(f"farm run {view.id}"), **_totals(summary.jobs)})

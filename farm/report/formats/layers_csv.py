@@ -1,4 +1,4 @@
-"""The layers of a `farm debug` as rows: plain values for JSON, and the same as CSV."""
+"""Layers of a `farm debug` as rows: plain values for JSON, and CSV."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
 
 CSV_KIND = "layers.csv"
-"""What an artifact is that holds them."""
+"""Kind of artifact with these rows."""
 
 _TENSOR = ("handle", "output", "partition", "shape", "dtype", "scale", "zero_point")
 _FIGURES = ("mse", "sqnr_db", "cosine", "steps", "problem")
-# Ten thousand layers.
+# Room for ten thousand layers.
 _SHOWN_BYTES = 8 << 20
-# As ExecuTorch's Inspector compares it.
+# Columns of the comparison by ExecuTorch's Inspector.
 _INSPECTOR = "inspector"
 
 
 def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Return the layers in the order of execution: what each is, and its figures by step; None where there are none."""
+    """Return the layers in the order of execution: facts of each layer, and its figures by step or None."""
     rows = []
     for row in layers:
         tensor = {name: getattr(row.tensor, name) for name in _TENSOR}
@@ -44,7 +44,7 @@ def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, 
 
 
 def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
-    """Return the same as CSV: a column for each figure of each step, and two for each comparator of the user's."""
+    """Return the rows as CSV: a column for each figure of each step, and two for each comparator of the user."""
     groups = (*(step.value for step in LayerStep), _INSPECTOR)
     gaps = [gap for row in layers for gap in (*row.gaps.values(), row.inspector) if gap is not None]
     own = [part for name in dict.fromkeys(name for gap in gaps for name in gap.scores) for part in _own(name)]
@@ -81,7 +81,7 @@ class LayerPlace(NamedTuple):
 
 
 def read_places(text: str) -> dict[str, LayerPlace]:
-    """Return the places of layers by name, of what `layers_csv` wrote; none of a file without these columns."""
+    """Return the places of layers by name from the text of `layers_csv`; empty for a file without these columns."""
     try:
         rows = list(csv.DictReader(io.StringIO(text)))
     except csv.Error:
@@ -97,7 +97,7 @@ def read_places(text: str) -> dict[str, LayerPlace]:
 def shown_places(
     artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore
 ) -> dict[str, dict[str, LayerPlace]]:
-    """Return the places of layers by job id, of the files of layers that are here and not too large for a page."""
+    """Return the places of layers by job id, from layer files on this machine of up to 8 MiB."""
     found = {}
     for job_id, records in artifacts.items():
         for record in records:
@@ -108,7 +108,7 @@ def shown_places(
 
 
 def _own(name: str) -> tuple[str, str]:
-    """Return the columns of a comparator of the user's, which may be called as a figure of farm's is."""
+    """Return the columns of a user's comparator, prefixed since its name may equal a figure of farm."""
     return f"metric_{name}", f"valid_{name}"
 
 
@@ -122,5 +122,5 @@ def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | N
 
 
 def _plain(value: float | str | None) -> float | str | None:
-    """Return a figure as JSON can have it."""
+    """Return a figure as a JSON value: non-finite numbers become text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

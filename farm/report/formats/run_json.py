@@ -1,4 +1,4 @@
-"""RunView <-> JSON, with the counts beside it, for programs that read a run."""
+"""RunView <-> JSON, with the counts beside it, for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from farm.store.view import RunView
 def render_json(view: RunView) -> str:
     """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
 
-    `worth` has the targets where the case of a failed job fails and passes, as far as they are known. `stub` is the
-    product of a stub in place of QNN's libraries, and only there over one.
+    `worth` maps failed jobs to the targets on which their case is known to fail and pass. `stub` is the product name of
+    a stub in place of QNN's libraries, and absent for a run without a stub.
 
-    JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
-    which means "does not apply".
+    JSON has no infinity: non-finite numbers are the strings `inf`, `-inf` and `nan`, never null, which means "does not
+    apply".
     """
     summary = summarize(view)
     document = jsonable(msgspec.to_builtins(view))
@@ -40,5 +40,5 @@ def render_json(view: RunView) -> str:
 
 
 def parse_json(text: str | bytes) -> RunView:
-    """Return the run that `render_json` wrote. Raises msgspec.ValidationError for anything else."""
+    """Return the run that `render_json` wrote. Raises msgspec.ValidationError for any other text."""
     return msgspec.json.decode(text, type=RunView, strict=False)

@@ -1,4 +1,4 @@
-"""An ETDump, or a run -> a trace that Perfetto and chrome://tracing show.
+"""ETDump or run -> trace for Perfetto and chrome://tracing.
 
 Format: "Trace Event Format", JSON object form, complete events (`ph` X) and metadata (`ph` M). Pure.
 """
@@ -33,11 +33,12 @@ IN_PROPORTION = "in proportion to its value: the delegate gives no times"
 
 
 def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: Collection[str] = ()) -> dict[str, Any]:
-    """Return a trace of all executions in an ETDump, warm-ups among them, from the first event on.
+    """Return a trace of all executions in an ETDump, warm-ups included, from the first event on.
 
-    What the runtime timed lies where it was, on one track. Inside a delegate call, on a track of that call, nodes lie
-    where the delegate says, if that is inside the call; else they share the call among them by their values, one after
-    the other, which is a picture and no measurement. `args.placed` of a node says which. `facts` are for a reader.
+    Events that the runtime timed keep their times, on one track. Nodes inside a delegate call have a track of that
+    call: at the times of the delegate if these are inside the call, otherwise one after the other with lengths in
+    proportion to their values, which is an illustration and not a measurement. `args.placed` of a node names the
+    method. `facts` are notes for the reader.
     """
     from farm.results.profile.cycles import delegate_calls
 
@@ -62,11 +63,11 @@ def render_trace(view: RunView) -> str:
 
 
 def run_trace(view: RunView) -> dict[str, Any]:
-    """Return a trace of a run: a track for each device, a slice for each attempt, from when the first began.
+    """Return a trace of a run: a track for each device, a slice for each attempt, from the first start on.
 
-    A device executes one job at a time, while files of others come and go: an attempt's seconds have the transfers,
-    which may lie before its beginning. A slice ends where the next begins at the latest; `args.seconds` is the whole.
-    An attempt that never began is in no track, and counted in `otherData.not_shown`.
+    A device executes one job at a time while files of other jobs are transferred. The seconds of an attempt include
+    transfers, which may precede its start. A slice ends at the latest where the next begins; `args.seconds` is the
+    whole time. Attempts without a start have no track and are counted in `otherData.not_shown`.
     """
     numbered = [
         (attempt, number) for job in view.jobs for number, attempt in enumerate(job.attempts, 1) if attempt.started_ms
@@ -111,12 +112,12 @@ def _attempt_facts(attempt: Attempt, number: int) -> dict[str, Any]:
 
 
 def _ns(seconds: float) -> int:
-    # A time that cannot be has no length.
+    # A negative, infinite or absurdly long time is shown with length 0.
     return round(seconds * 1e9) if 0 <= seconds < _LONGEST_S else 0
 
 
 def _block(block: Block, number: int, begin: int, tracks: Mapping[tuple[int, int], int]) -> Iterable[dict[str, Any]]:
-    # A delegate reports before ExecuTorch closes the event of the call.
+    # A delegate reports its nodes before ExecuTorch closes the event of the call.
     inside: dict[tuple[int, int], list[ProfileEvent]] = {}
     for event in block.events:
         place = (event.chain, event.instruction)
@@ -144,7 +145,7 @@ def _nodes(call: ProfileEvent, reported: Sequence[ProfileEvent], begin: int, tra
         yield from _placed(timed, begin, track) if inside else _shared(call, timed, "ns", begin, track)
         return
     nodes = [event for event in reported if names_node(event.name)]
-    # One track, one unit: that of most nodes.
+    # Values on one track need one unit: the unit of most nodes.
     ((unit, _),) = Counter(event.unit for event in nodes).most_common(1) or [("", 0)]
     yield from _shared(call, [event for event in nodes if event.unit == unit], unit, begin, track)
 
@@ -161,7 +162,7 @@ def _shared(
     total = sum(node.value for node in nodes)
     before = 0
     for node in nodes:
-        # In whole ns, so that one ends where the next begins.
+        # Rounded to whole ns, so that each node ends where the next begins.
         start, end = (call.value * value // total if total else 0 for value in (before, before + node.value))
         before += node.value
         facts = {unit: node.value, "placed": IN_PROPORTION}
@@ -170,7 +171,7 @@ def _shared(
 
 
 def _complete(name: str, category: str, track: int, start: int, length: int, facts: dict[str, Any]) -> dict[str, Any]:
-    # The format wants microseconds; three digits keep the ns.
+    # The format uses microseconds; three decimal digits keep the ns.
     times = {"ts": round(start / 1000, 3), "dur": round(length / 1000, 3)}
     shown = one_line(name, _NAME_LIMIT) or "unnamed"
     return {"name": shown, "cat": category, "ph": "X", "pid": _PROCESS, "tid": track, **times, "args": facts}

@@ -1,1 +1,1 @@
-"""Pages: one HTML file that needs nothing else, or served."""
+"""HTML pages: a run as one self-contained file, or pages with linked files of `farm serve`."""

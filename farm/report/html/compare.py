@@ -1,4 +1,4 @@
-"""CompareReport -> one HTML file: what a pull request changes, and what a person looks at next."""
+"""CompareReport -> one HTML file: the effect of a change, and the jobs to look at."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHOWN_ROWS = 400
 _LEAST_BARS = 8
 _CHART_HEIGHT = 160.0
 _MOST_BAR, _LEAST_BAR = 24.0, 2.0
-# A chart's scale ends here, so that one job that takes ten times as long hides nothing.
+# A chart's scale ends at a factor of two, so that one job that takes ten times as long hides no other change.
 _MOST_CHANGE = math.log(2.0)
 _LEAST_CHANGE = math.log(1.05)
-# Beyond that many a bar is too thin to point at.
+# Width of all bars together: with more jobs the bars become too thin to point at.
 _CHART_WIDTH = 900.0
 
 
 class ChangeBar(msgspec.Struct, frozen=True):
-    """One job in the chart of changes."""
+    """Bar of one job in the chart of changes."""
 
     x: str
     y: str
@@ -41,7 +41,7 @@ class ChangeBar(msgspec.Struct, frozen=True):
 
 
 class ChangeChart(msgspec.Struct, frozen=True):
-    """The changes of a metric, a bar a job, from the greatest gain to the greatest loss."""
+    """Changes of a metric, a bar per job, from the greatest gain to the greatest loss."""
 
     metric: str
     bars: tuple[ChangeBar, ...]
@@ -49,13 +49,13 @@ class ChangeChart(msgspec.Struct, frozen=True):
     height: int
     middle: int
     low: str
-    """What the lower edge stands for."""
+    """Change at the lower edge, in words."""
     high: str
     description: str
 
 
 def render_compare(report: CompareReport) -> str:
-    """Return the page of a comparison as one file; everything in it is taken as hostile text."""
+    """Return the page of a comparison as one file; all of its text is treated as hostile."""
     groups = [(group, title, report.having(group)) for group, title in TITLES.items()]
     timed = [metric for metric in ("htp_cycles", "latency", "prefill_rate") if _rows(report, metric)]
     return render(
@@ -78,7 +78,7 @@ def render_compare(report: CompareReport) -> str:
 
 
 def change_chart(report: CompareReport, metric: str) -> ChangeChart | None:
-    """Return the chart of a metric on a ratio scale; None of few jobs, which the table shows better."""
+    """Return the chart of a metric on a ratio scale; None for fewer than eight jobs, which the table shows better."""
     rows = [(job, one) for job, one in reversed(_rows(report, metric)) if math.isfinite(one.change)]
     if len(rows) < _LEAST_BARS:
         return None
@@ -119,7 +119,7 @@ def _rows(report: CompareReport, metric: str) -> list[tuple[ComparedJob, PairedM
 
 
 def _figures(report: CompareReport) -> Sequence[tuple[ComparedJob, PairedMetric]]:
-    """Return the figures of outputs that are not the same on both sides, what decides and is worse first."""
+    """Return the figures of outputs that differ between the sides; figures that decide and are worse come first."""
     order = {"worse": 0, "better": 1, "unknown": 2, "same": 3}
     found = [
         (job, one)

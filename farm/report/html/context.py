@@ -1,4 +1,4 @@
-"""What a report shows beside the run itself; all of it may be missing."""
+"""Facts that a report shows beside the run itself; each of them may be missing."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 class ReportContext(msgspec.Struct, frozen=True):
-    """What the store knows beyond the run."""
+    """Facts from the store and its files beside the run."""
 
     status: RunStatus | None = None
-    """How each job did before; None: not known, and no failure is called new."""
+    """Earlier results of each job; None: unknown, and no failure is called new."""
     alerts: tuple[AlertRecord, ...] | None = None
-    """Candidates and regressions of this run; None: nobody has looked."""
+    """Suspected and confirmed regressions of this run; None: the numbers have not been compared yet."""
     background: Background = Background()
     links: dict[str, str] = {}
-    """Where the artifacts that are here lie, as the page links to them, by hash."""
+    """Links from the page to the artifacts on this machine, by hash."""
     heap: tuple[HeapRow, ...] = ()
     """DSP heap of the jobs of a run with --heap, and of their earlier runs."""
     graphs: dict[str, str] = {}
-    """Addresses of images, by job id: its layers as a graph."""
+    """Graph of the layers as the address of an image, by job id."""
     places: dict[str, dict[str, LayerPlace]] = {}
-    """Layers in the model and at run time by name, by job id."""
+    """Places of layers in the model and at run time by layer name, by job id."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """One artifact of a job."""
+    """Artifact of a job and its link."""
 
     artifact: JobFile
     link: str
-    """Relative to the page; empty where the file is not here."""
+    """Link relative to the page; empty when the file is not on this machine."""
 
 
 def files_of(context: ReportContext, job_id: str) -> tuple[File, ...]:
@@ -51,7 +51,7 @@ def files_of(context: ReportContext, job_id: str) -> tuple[File, ...]:
 
 
 def artifact_links(background: Background, store: ArtifactStore, page: Path) -> dict[str, str]:
-    """Return how a page at `page` links to the artifacts that are on this machine, or come here from others."""
+    """Return links from a page at `page` to artifacts on this machine; fetches artifacts from other hosts first."""
     found = {}
     everything = [record for records in background.artifacts.values() for record in records]
     store.bring(everything)

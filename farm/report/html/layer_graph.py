@@ -1,6 +1,6 @@
-"""The layers of a program as a graph, coloured by what each of them loses: SVG that needs no other file.
+"""Layers of a program as a graph, coloured by the precision that each layer loses: SVG without external files.
 
-Every text in it is taken as hostile.
+All of its text is treated as hostile.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
 
 GRAPH_KIND = "layers.svg"
-"""What an artifact is that holds such a graph."""
+"""Kind of artifact with such a graph."""
 
 _SIZES = Sizes(width=296, height=82, between=20, between_rows=30, lane=8)
 _CHARS = 38
 _LINE = 15
 _MARGIN, _TOP = 24, 48
 _LEGEND_WIDTH = 720
-# Greatest graph that goes into a page: 300 layers take 250 KB.
+# Greatest graph that a page includes: 300 layers take 250 KB.
 _SHOWN_BYTES = 4 << 20
-# Between them colours go from red to green: the floor of a layer that was broken, and 8-bit layers that are in order.
+# Ends of the scale from red to green: the floor of a broken layer, and 8-bit layers without a problem.
 _RED_DB, _GREEN_DB = 10.0, 40.0
 _READ_BEFORE = 2
 """Layers before the named one in its picture."""
@@ -87,7 +87,7 @@ def image_address(svg: bytes) -> str:
 def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore) -> dict[str, str]:
     """Return the graphs among `artifacts` by job id, as addresses of images: as such they run no script.
 
-    Those that are not here, and those that are too large for a page, are left out.
+    Graphs on other machines and graphs over 4 MiB are left out.
     """
     found = {}
     for job_id, records in artifacts.items():
@@ -130,7 +130,7 @@ def _figure(gap: Gap) -> str:
 
 
 def _everything(layer: Layer) -> str:
-    """Return what a reader sees who points at a layer."""
+    """Return the tooltip of a layer."""
     tensor = layer.tensor
     lines = [layer.name, f"reads {', '.join(layer.inputs) or 'nothing'}", f"debug handle {tensor.handle}"]
     if tensor.scale is not None:
@@ -149,7 +149,7 @@ def _colour(layer: Layer) -> str:
 
 
 def _goodness(gap: Gap) -> float | None:
-    """Return 0 of a layer that was broken to 1 of one in order; None where nothing is known."""
+    """Return a colour value from 0 for a broken layer to 1 for a layer without a problem; None without a comparison."""
     judged = [score.valid for score in gap.scores.values() if score.valid is not None]
     if judged:
         return float(all(judged))

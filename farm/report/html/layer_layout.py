@@ -1,9 +1,9 @@
-"""Where the boxes of a graph and the lines between them stand: rows from what is read to what reads it. Pure.
+"""Layout of a graph: boxes in rows from sources to readers, and the lines between them. Pure.
 
-Upstream draws with Graphviz's `dot`, a program that need not be there; a layered layout of networkx takes no account of
-lines at all. So this is the method of Sugiyama in its plainest form, the same for the same graph: rows by the longest
-way from an input, places in a row by the mean of what each box is connected with, a narrow lane in every row that a
-line passes. A line that would pass many rows, of a mask that every block reads, is left out: its reader names it.
+Upstream draws with Graphviz's `dot`, a program that may be missing, and a layered layout of networkx ignores lines.
+This module implements the method of Sugiyama in its simplest form, deterministic for a graph: rows by the longest path
+from an input, places in a row by the mean of the connected boxes, and a narrow lane in every row that a line passes. A
+line across many rows, such as a mask that every block reads, is left out: its reader names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MOST_ROWS = 12
-"""Rows that a line spans at most."""
+"""Most rows that a line spans."""
 
 _SWEEPS = 4
 _MOVES = 12
@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 
 class Sizes(NamedTuple):
-    """Of boxes, of what is between them, and of a lane for a line; all in pixels."""
+    """Sizes of boxes, of the gaps between them, and of a lane for a line; all in pixels."""
 
     width: float
     height: float
@@ -36,28 +36,28 @@ class Sizes(NamedTuple):
 
 
 class LayerLayout(NamedTuple):
-    """Where everything stands; nothing is left of 0 or above it."""
+    """Positions of boxes and lines; all coordinates are at least 0."""
 
     boxes: dict[str, Point]
     """Upper left corners."""
     lines: list[list[Point]]
-    """From the bottom of a box to the top of one that reads it."""
+    """Lines from the bottom of a box to the top of a box that reads it."""
     named: dict[str, list[str]]
-    """What a box reads from too far above for a line."""
+    """Sources too many rows above a box for a line, by box."""
 
 
 class _Place:
-    """A box, or the lane of a line in a row that it passes."""
+    """Box, or lane of a line in a row that the line passes."""
 
     def __init__(self, width: float) -> None:
         self.width, self.x = width, 0.0
-        """`x` is its middle."""
+        """`x` is the middle."""
         self.above: list[_Place] = []
         self.below: list[_Place] = []
 
 
 def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> LayerLayout:
-    """Return where the boxes of `reads` stand; each may read only those that come before it."""
+    """Return the positions of the boxes of `reads`; each box may read only earlier ones."""
     rank = _ranks(reads)
     slots = {name: _Place(sizes.width) for name in reads}
     rows: list[list[_Place]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
@@ -86,7 +86,7 @@ def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> LayerLayout:
 
 
 def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the row of each box: below all that it reads, and an input right above the first box that reads it."""
+    """Return the row of each box: below all its sources; an input is directly above the first box that reads it."""
     rank: dict[str, int] = {}
     for name, sources in reads.items():
         rank[name] = max((rank[source] + 1 for source in sources), default=0)
@@ -101,7 +101,7 @@ def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _order(rows: list[list[_Place]]) -> None:
-    """Sort each row by the mean place of what is connected with it, from above and from below in turns."""
+    """Sort each row by the mean place of the connected boxes, above and below in turns."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for row in rows if down else reversed(rows):
@@ -116,7 +116,7 @@ def _mean_place(others: Sequence[_Place], otherwise: float) -> float:
 
 
 def _place(rows: list[list[_Place]], between: float) -> None:
-    """Give every slot its `x`, near the mean of what it is connected with and clear of its neighbours."""
+    """Set the `x` of every slot near the mean of its connected slots, without overlap in a row."""
     for row in rows:
         _spread(row, [0.0] * len(row), between)
     for move in range(_MOVES):
@@ -125,7 +125,7 @@ def _place(rows: list[list[_Place]], between: float) -> None:
             _spread(
                 row, [_mean_place(_boxes_first(slot.above if down else slot.below), slot.x) for slot in row], between
             )
-    # A chain that turns aside at every block would lead ever further to one side.
+    # Without this shift, a chain that turns aside at every block drifts to one side.
     middles = [sum(slot.x for slot in row) / len(row) for row in rows]
     for number, row in enumerate(rows):
         near = middles[max(0, number - _NEAR) : number + _NEAR + 1]
@@ -134,19 +134,19 @@ def _place(rows: list[list[_Place]], between: float) -> None:
 
 
 def _boxes_first(others: Sequence[_Place]) -> Sequence[_Place]:
-    """Return the boxes among `others`, else all: beside a chain of boxes the lane of a line does not bend it."""
+    """Return the boxes among `others`, or all without a box: a lane beside a chain of boxes must not bend the chain."""
     widest = max((slot.width for slot in others), default=0.0)
     return [slot for slot in others if slot.width == widest]
 
 
 def _spread(row: list[_Place], wanted: Sequence[float], between: float) -> None:
-    """Move the slots of `row` to the places `wanted`, and apart from each other where these overlap."""
+    """Move the slots of `row` towards the places `wanted`, and apart from each other where these overlap."""
 
     def weight(slots: Sequence[_Place]) -> float:
-        # Lanes make way for boxes.
+        # Lanes yield to boxes.
         return sum(slot.width**2 for slot in slots)
 
-    # Runs of slots that touch each other move as one, to where they are nearest to what their slots want.
+    # Runs of slots that touch each other move together, to the place nearest to the wanted places of their slots.
     runs: list[tuple[float, float, list[_Place]]] = []
     for slot, place in zip(row, wanted, strict=True):
         start, width, inside = place - slot.width / 2, slot.width + between, [slot]

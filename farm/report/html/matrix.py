@@ -1,4 +1,4 @@
-"""Operators x targets: which cell of the matrix holds which jobs. Pure."""
+"""Operators x targets: the cell of the matrix for each job. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farm.report.model.summary import JobSummary, RunSummary
 
 
 class MatrixColumn(msgspec.Struct, frozen=True):
-    """One target."""
+    """Target of a matrix."""
 
     soc: str
     backend: str
@@ -19,14 +19,14 @@ class MatrixColumn(msgspec.Struct, frozen=True):
 
 
 class MatrixRow(msgspec.Struct, frozen=True):
-    """One case; `cells` are in the order of the columns, and an empty cell is a target it was not run on."""
+    """Case of a matrix; `cells` are in the order of the columns, and a target without a job has an empty cell."""
 
     case: str
     cells: tuple[tuple[JobSummary, ...], ...]
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """One suite."""
+    """Matrix of one suite."""
 
     suite: str
     columns: tuple[MatrixColumn, ...]
@@ -34,7 +34,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     @property
     def socs(self) -> tuple[tuple[str, int], ...]:
-        """SoCs and how many columns each spans, in the order of the columns."""
+        """Return SoCs and the number of columns of each, in the order of the columns."""
         spans: dict[str, int] = {}
         for column in self.columns:
             spans[column.soc] = spans.get(column.soc, 0) + 1
@@ -42,7 +42,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
 
 def matrices(summary: RunSummary) -> tuple[Matrix, ...]:
-    """Return one matrix per suite, with only the targets that the suite was run on; all in the order of the run."""
+    """Return one matrix per suite, with only the targets of that suite; all in the order of the run."""
     suites: dict[str, list[JobSummary]] = {}
     for job in summary.jobs:
         suites.setdefault(job.job.suite, []).append(job)

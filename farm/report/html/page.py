@@ -1,4 +1,4 @@
-"""Pages beside the report of a run, of the same frame: served with linked files, or each as one file."""
+"""Pages beside the report of a run, in the same frame: served with linked files, or each as one file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PAGE_SCRIPTS = (*SCRIPTS, "pages.js")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a page needs to know of its server."""
+    """Addresses and state of the server that a page needs."""
 
     styles: tuple[str, ...]
     """Addresses of the style sheets."""
     early_script: str
     scripts: tuple[str, ...]
     session: bool
-    """Somebody has logged in, and may log out."""
+    """True when the user has logged in, so that the page offers to log out."""
 
 
 def render(template: str, served: Served | None, **values: Any) -> str:
-    """Return a page from a template, as one file where there is no server; all text of `values` is hostile."""
+    """Return a page from a template, as one file without a server; all text of `values` is treated as hostile."""
     now_ms = time.time_ns() // 1_000_000
     return render_page(
         template,
@@ -46,12 +46,12 @@ def render(template: str, served: Served | None, **values: Any) -> str:
 
 
 def render_diff(diff: RunDiff, *, virtual: bool) -> str:
-    """Return two runs as a page in one file; `virtual` says that a device of theirs is."""
+    """Return the comparison of two runs as one file; `virtual` is True when a device of either run is virtual."""
     return render("diff.html.j2", None, **diff_values(diff, virtual=virtual))
 
 
 def diff_values(diff: RunDiff, *, virtual: bool) -> dict[str, Any]:
-    """Return what the page of two runs is made of."""
+    """Return the template values of the comparison of two runs."""
     doubtful = virtual and diff.has_times
     said = {"in_all": in_all(diff), "about_programs": about_programs(diff)}
     return {"diff": diff, "parts": parts(diff), **said, "doubtful": doubtful, "limit": 0}

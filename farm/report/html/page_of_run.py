@@ -1,4 +1,4 @@
-"""RunView -> one HTML file that needs nothing else: no network, no server, no second file."""
+"""RunView -> one self-contained HTML file: no network, no server, no second file."""
 
 from __future__ import annotations
 
@@ -70,23 +70,23 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 LOG_BUDGET = 1_500_000
-"""Characters of log in a page in all, so that a run where everything fails still opens at once."""
+"""Characters of log in a whole page, so that a run in which all jobs fail still opens at once."""
 LOG_LIMITS = (600, 48_000)
-"""Least and most characters that one log gets of it."""
+"""Least and most characters of one log."""
 
 STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
-"""Of every page; the early one runs before anything is drawn."""
+"""Files of every page; the early script runs before anything is drawn."""
 
-# Jobs that are unpacked for one: few enough that nobody waits.
+# Jobs in one pack: unpacking as many is too fast to notice.
 _AT_ONCE = 64
 
 SHOWN_STALE = 200
-"""Stale jobs that are listed by themselves; the table has all."""
+"""Stale jobs that are listed by name; the table has all."""
 
 SHOWN_OPEN = 12
 """Failures that are unfolded when the page opens; the others are one click away."""
 
-# In a cell of the matrix, which is narrow; what somebody looks for is in capitals.
+# Words for the narrow cells of the matrix; outcomes that need attention are in capitals.
 _CELL_WORDS = {
     Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.STALE: "STALE",
     Outcome.SKIPPED: "skip",
@@ -110,7 +110,7 @@ _STEPS = {
 
 
 class _Extra(NamedTuple):
-    """What the page of a job shows beside the job itself."""
+    """Facts that the page of a job shows beside the job itself."""
 
     before: str
     alerts: tuple[AlertRecord, ...]
@@ -119,7 +119,7 @@ class _Extra(NamedTuple):
 
 
 def render_html(view: RunView, context: ReportContext | None = None, *, home: str = "") -> str:
-    """Return the page of one run. Everything in both is taken as hostile text; `home` is where its brand leads."""
+    """Return the page of one run. All text in both is treated as hostile; `home` is the link of the page's logo."""
     context = context or ReportContext()
     summary = summarize(view)
     first = triage(summary, context)
@@ -179,21 +179,21 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return a page of reports/ that extends base.html.j2: every text in `values` is escaped, styles are inlined."""
+    """Return a page of reports/ that extends base.html.j2: text in `values` is escaped, styles are inlined."""
     return _environment().get_template(template).render({"version": __version__, **assets(), **values})
 
 
 def write_html(view: RunView, path: Path, context: ReportContext | None = None) -> None:
-    """Write the page to `path`, whose folder is made; a reader never sees half of it. Raises OSError."""
+    """Write the page to `path` atomically; makes its folder. Raises OSError."""
     text = render_html(view, context)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
 
 
 def packed(numbers: Sequence[int], part: Callable[[int], str]) -> list[tuple[int, int, str]]:
-    """Return packs of parts of a page that are shown on demand, each with the first and last number in it.
+    """Return packs of page parts that are shown on demand, each with the first and last number in it.
 
-    `numbers` ascend. A pack is a JSON object of markup by number, in zlib's format and Base64, as browsers unpack it.
+    `numbers` ascend. A pack is a JSON object of markup by number, in zlib's format and Base64, which browsers unpack.
     """
     packs = []
     for start in range(0, len(numbers), _AT_ONCE):
@@ -221,7 +221,7 @@ def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[
 
 
 def keep_templates(cache_dir: Path) -> None:
-    """Keep compiled templates in the cache: compiling them takes longer than rendering the page of a short run."""
+    """Keep compiled templates in the cache: compiling takes longer than rendering the page of a short run."""
     import jinja2
 
     class Kept(jinja2.FileSystemBytecodeCache):
@@ -233,7 +233,7 @@ def keep_templates(cache_dir: Path) -> None:
     folder = cache_dir / f"templates-{jinja2.__version__}-{__version__}"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Compiled templates are code: none is read that another user could have written.
+        # Compiled templates are code: use the folder only if no other user can write to it.
         if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
             _environment().bytecode_cache = Kept(str(folder))
 
@@ -245,7 +245,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(data_folder("reports")),
         autoescape=True,
-        # As style and scripts, which are read once: a page is of one version.
+        # Style and scripts are read once as well, so that a page has files of one version.
         auto_reload=False,
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
@@ -288,7 +288,7 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def assets(styles: tuple[str, ...] = STYLES, scripts: tuple[str, ...] = SCRIPTS) -> dict[str, Markup]:
-    """Return our own style sheets and scripts for inlining, and the policy that allows exactly these."""
+    """Return our style sheets and scripts for inlining, and the policy that allows exactly these."""
     from markupsafe import Markup
 
     folder = data_folder("reports")
@@ -316,7 +316,7 @@ def _csp_hash(text: str) -> str:
 
 
 def _shown(value: object) -> object:
-    """Spell out what is invisible in every text that a template puts out; markup of the templates passes."""
+    """Return a text of a template value with invisible characters spelled out; markup of the templates is unchanged."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
@@ -326,7 +326,7 @@ def _isotime(epoch_ms: int) -> str:
 
 
 def _sortable(value: float | None) -> str:
-    """Return a number as the page sorts by it; nothing for one that has no place in an order."""
+    """Return a number as the sort key of the page; "" for NaN and None, which have no place in an order."""
     if value is None or math.isnan(value):
         return ""
     return f"{value:.9g}" if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -344,7 +344,7 @@ def _log_limit(summary: RunSummary) -> int:
 
 
 def shown_in_full(job: JobSummary) -> bool:
-    """Whether the page has a card with logs and all attempts of `job`, beyond its row in the table."""
+    """Return True when the page has a card with logs and all attempts of `job`, beyond its row in the table."""
     return job.retried or job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}
 
 

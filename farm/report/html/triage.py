@@ -1,4 +1,4 @@
-"""The first screen of a report: what of a run somebody has to look at, by what it is. Pure."""
+"""First screen of a report: jobs and numbers that need attention, in groups. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHOWN = 4
 
 
 class TriageEntry(msgspec.Struct, frozen=True):
-    """One job, and why it is listed."""
+    """Job and the reason why it is listed."""
 
     job_id: str
     link: int | None
-    """Its place in the run; None for one that is not in it."""
+    """Place of the job in the run; None for a job of another run."""
     text: str
 
 
@@ -37,26 +37,26 @@ class TriageGroup(msgspec.Struct, frozen=True):
     key: str
     title: str
     entries: tuple[TriageEntry, ...]
-    """The first of them."""
+    """First entries of the group."""
     total: int
     section: str
-    """Where all are, in the page."""
+    """Id of the section of the page with all entries."""
 
 
 class Triage(msgspec.Struct, frozen=True):
-    """What there is to look at."""
+    """Groups that need attention."""
 
     sentence: str
     groups: tuple[TriageGroup, ...]
-    """Those with a job."""
+    """Groups with at least one job."""
     quiet: tuple[str, ...]
-    """What was looked for and not found."""
+    """Titles of the groups without a job."""
     standings: dict[int, str]
-    """How each job did before, by its place in the run."""
+    """Earlier result of each job in words, by its place in the run."""
 
 
 def triage(run: RunSummary, context: ReportContext) -> Triage:
-    """Sort what needs attention."""
+    """Return the groups of jobs that need attention."""
     before = {} if context.status is None else {job.job_id: job for job in context.status.jobs}
     links = {item.job.id: item.index for item in run.jobs}
     groups = [group for group in _groups(run, before, context.alerts, links) if group is not None]

@@ -1,1 +1,1 @@
-"""What a report says, as plain data: pure."""
+"""Data of a report, computed without side effects."""

@@ -1,4 +1,4 @@
-"""Numbers that changed, in words: by range of runs, by how much, what somebody remarked on them. Pure."""
+"""Changed numbers in words: by range of runs, with the size of the change and the user's remark. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSURE = {
 
 
 def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRecord]]]:
-    """Return alerts by last good and first bad run, the newest range first: most likely one cause each."""
+    """Return alerts by last good and first bad run, the newest range first: a range most likely has one cause."""
     ordered = sorted(alerts, key=lambda one: (one.first_bad, one.last_good), reverse=True)
     return [
         (good, bad, sorted(group, key=_severity))
@@ -35,12 +35,12 @@ def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRe
 
 
 def is_confirmed(alert: AlertRecord) -> bool:
-    """Return whether a number got worse for certain."""
+    """Return True for a number that got worse for certain."""
     return alert.finding == _WORSE and alert.state in {AlertState.CONFIRMED, AlertState.EXACT}
 
 
 def alert_change(alert: AlertRecord) -> str:
-    """Return by how much a number changed: `+8.2 % (+7.1 % to +9.4 %)`; empty for one that has none."""
+    """Return the change of a number: `+8.2 % (+7.1 % to +9.4 %)`; empty without a known change."""
     if math.isnan(alert.change):
         return ""
     from farm.results.analysis.scale import change_text, scale_of
@@ -53,12 +53,12 @@ def alert_change(alert: AlertRecord) -> str:
 
 
 def change_of(alert: AlertRecord) -> str:
-    """Return the same for a line of its own; of an exact number from what to what."""
+    """Return the change for a line of its own; for an exact number the old and the new value."""
     return one_line(alert.reason) if alert.exact else alert_change(alert) or "changed"
 
 
 def word_of(alert: AlertRecord) -> str:
-    """Return what happened in one word: slower, faster, worse, better, changed."""
+    """Return the kind of change in one word: slower, faster, worse, better, changed."""
     if alert.finding == _WORSE:
         return "slower" if alert.unit in _TIMES else "worse"
     if alert.finding == _BETTER:
@@ -67,7 +67,7 @@ def word_of(alert: AlertRecord) -> str:
 
 
 def remark_text(remark: Remark) -> str:
-    """Return what somebody remarked, and who sees to it."""
+    """Return the remark of a user with its owner, who handles it."""
     return f"{remark.state}: {remark.owner or remark.user}{f': {remark.note}' if remark.note else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Values one after the other, and samples by how they are spread -> the paths of small drawings. Pure."""
+"""Series of values, and distributions of samples -> paths of small drawings. Pure."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _MARGIN = 8
 
 
 class ChartPoint(msgspec.Struct, frozen=True):
-    """One value."""
+    """Value of a chart."""
 
     place: float
-    """Where it stands from left to right, in any unit."""
+    """Position from left to right, in any unit."""
     value: float
-    """NaN and what is infinite leave a gap."""
+    """Value in the unit of the chart; NaN and infinite values leave a gap."""
     name: str
-    """What it is of."""
+    """Name of the point: run, prompt or position."""
     time_ms: int = 0
     broken: bool = False
-    """Something is different from here on: the line does not go on."""
+    """True when conditions differ from here on: the line is interrupted."""
     bad: bool = False
     apart: bool = False
-    """It belongs to no line."""
+    """True for a point outside of the line, such as a local run."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A point of the plot."""
+    """Point of the plot."""
 
     x: str
     y: str
@@ -47,30 +47,30 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A plot of one line, which has gaps."""
+    """Plot of one line, which may have gaps."""
 
     label: str
     description: str
-    """The same in words."""
+    """Content of the plot in words, for readers without the image."""
     low: str
-    """The least value, in words."""
+    """Least value, in words."""
     high: str
     first: str
-    """The day of the first value."""
+    """Day of the first value."""
     last: str
     lines: tuple[str, ...]
     """Corners of each piece of the line: `x,y x,y`."""
     rules: tuple[str, ...]
-    """Where something else began, from left to right."""
+    """Positions at which conditions changed, from left to right."""
     marks: tuple[Mark, ...]
     moved: bool
-    """Not all values are equal."""
+    """True unless all values are equal."""
 
 
 def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str], *, from_zero: bool = False) -> Chart:
-    """Return the plot of `points`, from their least value or, where that is no less, `from_zero`.
+    """Return the plot of `points`, from their least value, or from zero if `from_zero` and no value is negative.
 
-    `words` says what a value is, with its unit.
+    `words` returns a value as text with its unit.
     """
     finite = [point for point in points if math.isfinite(point.value)]
     low = min((point.value for point in finite), default=0.0)
@@ -114,11 +114,11 @@ def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str
 
 
 def _scale(low: float, high: float, size: int) -> Callable[[float], float]:
-    """Return where a value stands between the margins; all in the middle where they are equal."""
+    """Return the function from a value to its position between the margins; the middle if `low` equals `high`."""
     room = size - 2 * _MARGIN
     if low == high:
         return lambda _: size / 2
-    # Halved first: the difference of two great numbers may be infinite; and of two tiny ones' halves, nothing.
+    # Halved first: the difference of two great numbers may overflow to infinity, and half of a tiny one may be 0.
     half = high / 2 - low / 2
     return lambda value: _MARGIN + room * ((value / 2 - low / 2) / half) if half else size / 2
 
@@ -128,26 +128,27 @@ _LEAST_SAMPLES = 3
 _LEAST_FOR_BARS = 20
 _MOST_BARS = 30
 _TIMES = frozenset({"ns", "us", "ms", "s", "cycles"})
-# farm/report/model/generation.py shows them one beside the other.
+# farm/report/model/generation.py draws these metrics as curves.
 _CURVES = ("first_token_time[", "step_time[")
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """The samples of one metric, from their least to their greatest."""
+    """Samples of one metric, from the least to the greatest."""
 
     metric: str
     unit: str
     spread: Spread
     shape: str
-    """Path: a line for each sample, or, of many, bars as high as there are samples."""
+    """Path: a line for each sample, or bars of counts for at least 20 samples."""
     bars: bool
     p50: str
     p90: str
-    """Where they are, 0 to `SPREAD_WIDTH`."""
+    """Positions of p50 and p90, 0 to `SPREAD_WIDTH`."""
 
 
 def distributions(attempt: Attempt) -> tuple[Distribution, ...]:
-    """Return those of its times that have at least three samples which differ, but for times that are a curve."""
+    """Return the distributions of times with three samples or more that differ, except metrics drawn as curves.
+    left out."""
     apart = (one for one in attempt.measurements if not one.metric.startswith(_CURVES))
     return tuple(one for measured in apart if (one := _distribution(measured)) is not None)
 
@@ -161,7 +162,7 @@ def _distribution(measured: Measurement) -> Distribution | None:
     samples = sorted(sample for sample in measured.samples if not math.isnan(sample))
 
     def place(value: float) -> float:
-        # Halved first: the difference of two great numbers may be infinite.
+        # Halved first: the difference of two great numbers may overflow to infinity.
         return SPREAD_WIDTH * ((value / 2 - spread.least / 2) / (spread.most / 2 - spread.least / 2))
 
     bars = spread.n >= _LEAST_FOR_BARS

@@ -1,4 +1,4 @@
-"""A toolchain, its commit and the commits between two runs in words, and where a reader finds them. Pure."""
+"""Toolchain, its commit, and the commits between two runs, in words and as links. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 _PLACE = "{commit}"
-# GitHub and GitLab, and what is like them.
+# Address patterns of GitHub and GitLab, and of servers with the same patterns.
 _ONE, _BETWEEN = "/commit/{commit}", "/compare/"
 
 
 def short(commit: str) -> str:
-    """Return a commit's hash as people read it."""
+    """Return the short form of a commit's hash."""
     return commit[:SHORT_COMMIT]
 
 
 def commit_link(template: str, commit: str) -> str:
-    """Return the address of a commit; empty where `template` is no web address with a place for it.
+    """Return the address of a commit; "" when `template` is no web address with a place for the commit.
 
-    Both may come from anybody: what is returned begins with http:// or https://, and nobody's password is in it.
+    Template and commit are untrusted: the result begins with http:// or https:// and contains no password.
     """
     if not _HASH.fullmatch(commit) or _PLACE not in template or not template.isprintable():
         return ""
@@ -41,14 +41,15 @@ def commit_link(template: str, commit: str) -> str:
 
 
 def range_link(template: str, good: str, bad: str) -> str:
-    """Return the address of the commits after `good` up to `bad`, where the one of a commit shows it; else empty."""
+    """Return the address of the commits after `good` up to `bad`; "" when `template` is not of a known server."""
     if not template.endswith(_ONE) or not _HASH.fullmatch(good) or good == bad or not commit_link(template, bad):
         return ""
     return f"{template.removesuffix(_ONE)}{_BETWEEN}{quote(good)}...{quote(bad)}"
 
 
 def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return what a run compiled with, in a line: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; or empty."""
+    """Return the toolchain of a run: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; "" without one.
+    one."""
     if not toolchain or not toolchain.is_told:
         return ""
     state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
@@ -61,19 +62,19 @@ def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
 
 
 def line_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return what the line of a run is called in a sentence."""
+    """Return the branch of a run for a sentence."""
     return f"line {toolchain.line}" if toolchain and toolchain.line else "the default line"
 
 
 def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return what becomes of a run's numbers, where they do not belong to the line; empty where they do."""
+    """Return the use of a local run's numbers; "" for a run that belongs to its branch."""
     if not toolchain or not toolchain.private:
         return ""
     return f"compared with {line_name(toolchain)}, a toolchain's runs, and changes nothing there"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return how many commits are new since the run of the line before; empty where that is not known."""
+    """Return the number of new commits since the previous run of the branch; "" when it is not known."""
     if not toolchain or not toolchain.since:
         return ""
     count = len(toolchain.since) + toolchain.more

@@ -1,4 +1,4 @@
-"""Two sides job by job, A and B: what is the same, what differs, and what got worse. Values in, findings out; pure."""
+"""Comparison of two sides job by job, A and B: equal, different and worse jobs. Pure."""
 
 from __future__ import annotations
 
@@ -21,66 +21,66 @@ if TYPE_CHECKING:
 
 
 class CompareGroup(StrEnum):
-    """What became of a job from A to B, in the order of what somebody has to look at first."""
+    """Result of a job from A to B, in the order in which a reader looks at them."""
 
     NEWLY_FAILING = "newly_failing"
     WORSE = "worse"
     """Confirmed slower, confirmed worse numerics, or more operators left to the CPU."""
     NOT_COMPARED = "not_compared"
-    """The farm, the device or the user stood in the way: it counts against nobody."""
+    """The farm, the device or the user prevented the comparison; the code under test is not blamed."""
     NEWLY_PASSING = "newly_passing"
     BETTER = "better"
     FAILING = "failing"
-    """On both sides: no news."""
+    """Failing on both sides: no news."""
     DIFFERENT = "different"
-    """Another program, of which nothing is confirmed to be worse or better."""
+    """Different programs, without a confirmed change for the worse or the better."""
     SAME = "same"
-    """The same program, inputs and references: it needs no device."""
+    """Equal program, inputs and references: the job needs no device."""
 
 
 class JobState(StrEnum):
-    """How a job is on one side."""
+    """State of a job on one side."""
 
     PASSED = "passed"
     KNOWN = "known issue"
     FAILED = "failed"
     INFRA = "infra"
     COMPILED = "compiled"
-    """And was not executed."""
+    """Compiled and not executed."""
     ABSENT = "not compiled"
-    """Nobody came to it."""
+    """Not reached: the comparison ended before the job was compiled."""
 
 
 class CompareSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side is."""
+    """Identity of one side."""
 
     label: str
     """`A` or `B`."""
     name: str
-    """As the user called it."""
+    """Name from the command line."""
     facts: dict[str, str]
-    """Versions, content hashes, commit: what its programs depend on, and what people know it by."""
+    """Versions, content hashes and commit: facts that the programs depend on, and names that people know."""
     options: dict[str, str] = {}
     """Options of the target that the other side does not have."""
     warnings: tuple[str, ...] = ()
 
 
 class CompiledFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling a job gave."""
+    """Facts of a compiled job."""
 
     key: str
     cached: bool
-    """It was compiled before this comparison, and its time and memory are those of then."""
+    """True when the bundle was compiled before this comparison; time and memory are from that compilation."""
     program: str
-    """Hash of the program without what QNN writes by time or running number."""
+    """Hash of the program without the times and running numbers that QNN writes."""
     data: str
-    """Hash of its inputs and references."""
+    """Hash of inputs and references."""
     seconds: dict[str, float]
-    """By step, and `total`."""
+    """Seconds by step, and `total`."""
     peak_bytes: int
-    """Peak resident memory of the builder meanwhile, 0 where it is not known."""
+    """Peak resident memory of the builder while it compiled; 0 when it is not known."""
     traced: bool
-    """The builder also recorded what of the toolchain ran, which takes longer."""
+    """True when the builder also recorded the executed lines of the toolchain, which takes longer."""
     pte_bytes: int
     partitions: int
     delegated_ops: int | None
@@ -88,12 +88,12 @@ class CompiledFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One job on one side."""
+    """Result of a job on one side."""
 
     job_id: str
     compiled: CompiledFacts | None = None
     verdict: str = ""
-    """Of the device, or of a compile that failed: `passed`, `failed`, `infra`; empty where it was not executed."""
+    """Verdict of the device or of a failed compilation: `passed`, `failed`, `infra`; "" when not executed."""
     stage: str = ""
     reason: str = ""
     known_issue: str = ""
@@ -101,7 +101,7 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> JobState:
-        """How the job is."""
+        """Return the state of the job."""
         if self.verdict == "failed":
             return JobState.KNOWN if self.known_issue else JobState.FAILED
         if self.verdict in ("passed", "skipped"):
@@ -112,45 +112,45 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """How it ended and why, in one line."""
+        """Return outcome and reason in one line."""
         why = f"{self.stage}: {self.reason}" if self.reason else str(self.state)
         return f"{why} (known issue: {self.known_issue})" if self.state is JobState.KNOWN else why
 
 
 class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of both sides, measured in turns on one device."""
+    """Number of both sides, measured in turns on one device."""
 
     metric: str
     unit: str
     a: float
-    """Median of A, in its unit."""
+    """Median of A, in `unit`."""
     b: float
     change: float
-    """From A to B on the scale of the metric, by Hodges and Lehmann; NaN without pairs."""
+    """Change from A to B on the scale of the metric, by Hodges and Lehmann; NaN without pairs."""
     low: float
     high: float
-    """95 % interval of the change."""
+    """Upper end of the 95 % interval of the change; `low` is the lower end."""
     pairs: int
     p_value: float
-    """One-sided, towards what is claimed."""
+    """One-sided p-value for a change in the direction of the answer."""
     worse: Answer
     better: Answer
     decides: bool
-    """It can turn the comparison red: not the host's clock on a simulator."""
+    """True when the number can turn the comparison red; times of a simulator's host cannot."""
 
     @property
     def scale(self) -> Scale:
-        """How its values are compared."""
+        """Return the scale on which values are compared."""
         return scale_of(self.metric, self.unit)
 
     @property
     def is_figure(self) -> bool:
-        """Whether it is made of outputs, and not of time."""
+        """Return True for a figure of outputs, False for a time."""
         return figure_of(self.metric) is not None or self.unit in ("dB", "1")
 
     @property
     def answer(self) -> str:
-        """In a word: `worse`, `better`, `same` where both are refuted, else `unknown`."""
+        """Return the answer in a word: `worse`, `better`, `same` when both are refuted, else `unknown`."""
         if self.worse is Answer.CONFIRMED:
             return "worse"
         if self.better is Answer.CONFIRMED:
@@ -159,7 +159,7 @@ class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change_text(self) -> str:
-        """`+8.2 % (+7.1 % to +9.4 %)`."""
+        """Return the change in words: `+8.2 % (+7.1 % to +9.4 %)`."""
         if math.isnan(self.change):
             return fmt.NOTHING
         change = change_text(self.scale, round(self.change, 6) + 0.0)
@@ -170,38 +170,38 @@ class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def values_text(self) -> str:
-        """`291,546 -> 314,423 cycles`."""
+        """Return both values in words: `291,546 -> 314,423 cycles`."""
         unit = " cycles" if self.unit == "cycles" else ""
         return f"{fmt.quantity(self.a, self.unit).removesuffix(unit)} -> {fmt.quantity(self.b, self.unit)}"
 
 
 class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job on both sides."""
+    """Job on both sides."""
 
     name: str
-    """Its id, without the options in which the sides differ."""
+    """Id of the job, without the options in which the sides differ."""
     a: SideResult
     b: SideResult
     executed: bool = False
-    """It was on a device."""
+    """True when the job was executed on a device."""
     metrics: tuple[PairedMetric, ...] = ()
     device: str = ""
     outputs: tuple[int, int] | None = None
-    """Output files that are equal byte for byte, and all; None where both sides did not write them."""
+    """Number of output files that are equal byte for byte, and of all; None unless both sides wrote outputs."""
     modes_alone: bool = False
-    """The sides differ in nothing but direct mode: their outputs have to be equal."""
+    """True when the sides differ only in direct mode: their outputs have to be equal."""
     left_out: str = ""
-    """Why it was not executed although its programs differ; empty where it was, or need not be."""
+    """Reason why the job was not executed although its programs differ; "" if executed or not needed."""
 
     @property
     def same(self) -> bool:
-        """Whether both sides have the same program, inputs and references."""
+        """Return True when both sides have the same program, inputs and references."""
         a, b = self.a.compiled, self.b.compiled
         return a is not None and b is not None and (a.program, a.data) == (b.program, b.data)
 
     @property
     def differs(self) -> str:
-        """In what both sides' bundles are not the same: `program`, `inputs or references`, or both."""
+        """Return the differing parts of the bundles: `program`, `inputs or references`, or both."""
         a, b = self.a.compiled, self.b.compiled
         if a is None or b is None:
             return ""
@@ -210,7 +210,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outputs_differ(self) -> str:
-        """How many outputs of both sides are not equal byte for byte; "" where all are, or none are known."""
+        """Return the number of outputs that differ between the sides; "" when all are equal or none are known."""
         if self.outputs is None or self.outputs[0] == self.outputs[1]:
             return ""
         equal, total = self.outputs
@@ -218,7 +218,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fallback(self) -> dict[str, tuple[int, int]]:
-        """Operators that are left to the CPU in another number, A and B."""
+        """Return the operators left to the CPU in different numbers, with the counts of A and B."""
         a, b = self.a.compiled, self.b.compiled
         if a is None or b is None:
             return {}
@@ -228,22 +228,22 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def more_fallback(self) -> dict[str, tuple[int, int]]:
-        """Operators that B leaves to the CPU and A does not, or more often."""
+        """Return the operators that B leaves to the CPU more often than A, with both counts."""
         return {name: (was, now) for name, (was, now) in self.fallback.items() if now > was}
 
     @property
     def less_fallback(self) -> dict[str, tuple[int, int]]:
-        """The same of A and B."""
+        """Return the operators that A leaves to the CPU more often than B, with both counts."""
         return {name: (was, now) for name, (was, now) in self.fallback.items() if now < was}
 
     @property
     def leaves_more(self) -> bool:
-        """Whether B leaves more operators to the CPU in all: two that became one other are not more."""
+        """Return True when B leaves more operators to the CPU in total: two that became one other are not more."""
         return sum(now - was for was, now in self.fallback.values()) > 0
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """What is confirmed to be worse of a job that both sides can run, a line each; the first says most."""
+        """Return the confirmed changes for the worse of a job that both sides can run, the most telling first."""
         moved = [one for one in self.metrics if one.decides and one.answer == "worse"]
         return (
             *filter(None, [self.outputs_differ if self.modes_alone else ""]),
@@ -253,13 +253,16 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def better(self) -> tuple[str, ...]:
-        """The same of what is better: of operators on the CPU where none took the place of those that are not."""
+        """Return the confirmed changes for the better, a line each.
+
+        Fewer operators on the CPU count only if no other operator took their place.
+        """
         moved = [one for one in self.metrics if one.decides and one.answer == "better"]
         return (*(_moved(one) for one in moved), *(() if self.more_fallback else _on_cpu(self.less_fallback)))
 
     @property
     def group(self) -> CompareGroup:
-        """What became of it."""
+        """Return the group of the job."""
         a, b, failed, known = self.a.state, self.b.state, JobState.FAILED, JobState.KNOWN
         rules = (
             (CompareGroup.SAME, self.same and not self.executed and not self.left_out),
@@ -277,7 +280,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Why it is in its group, in one line."""
+        """Return the reason for the group in one line."""
         a, b = (one.text for one in (self.a, self.b))
         infra = [text for text, one in ((a, self.a), (b, self.b)) if one.state is JobState.INFRA]
         texts = {
@@ -293,24 +296,24 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole comparison."""
+    """Comparison of two sides."""
 
     id: str
     command: str
     started_ms: int
-    """Epoch, milliseconds."""
+    """Start of the comparison; epoch, milliseconds."""
     seconds: float
     kind: str
-    """Of the devices: `virtual` or `hardware`; empty where programs alone are compared."""
+    """Kind of the devices: `virtual` or `hardware`; "" when only programs are compared."""
     devices: tuple[str, ...]
-    """Serials; each virtual device has an adb server of its own, so that theirs are the same."""
+    """Serials of the devices; virtual devices have an adb server each, so their serials are equal."""
     sides: tuple[CompareSide, CompareSide]
     jobs: tuple[ComparedJob, ...]
     notes: tuple[str, ...] = ()
-    """What a reader should know of how it was measured."""
+    """Notes on the measurement for the reader."""
     interrupted: bool = False
     pairs: int = 0
-    """Least number of pairs of what is confirmed."""
+    """Least number of pairs behind a confirmed change."""
 
     def having(self, group: CompareGroup) -> tuple[ComparedJob, ...]:
         """Return the jobs of one group."""
@@ -318,38 +321,38 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stub(self) -> bool:
-        """True for a side with a stub in the place of QNN's libraries."""
+        """Return True for a side with a stub in the place of QNN's libraries."""
         return any(stub_of(side.facts) for side in self.sides)
 
     @property
     def is_worse(self) -> bool:
-        """Whether B is worse: a job fails newly, is confirmed slower or less exact, or leaves more to the CPU."""
+        """Return True when a job fails newly, is confirmed slower or less exact, or leaves more to the CPU."""
         return any(job.group in (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE) for job in self.jobs)
 
     @property
     def same_programs(self) -> int:
-        """How many jobs have the same program, inputs and references on both sides."""
+        """Return the number of jobs with the same program, inputs and references on both sides."""
         return sum(job.same for job in self.jobs)
 
     @property
     def with_outputs(self) -> tuple[ComparedJob, ...]:
-        """Jobs with outputs of both sides, compared byte for byte; jobs that differ come first."""
+        """Return the jobs with outputs of both sides, compared byte for byte; jobs that differ come first."""
         return tuple(sorted((job for job in self.jobs if job.outputs), key=lambda job: not job.outputs_differ))
 
     @property
     def equal_outputs(self) -> int:
-        """How many jobs have outputs that are equal byte for byte."""
+        """Return the number of jobs whose outputs are equal byte for byte."""
         return sum(not job.outputs_differ for job in self.with_outputs)
 
     @property
     def resized(self) -> tuple[ComparedJob, ...]:
-        """Jobs whose program has another size, the greatest change first."""
+        """Return the jobs whose program has another size, the greatest change first."""
         found = [job for job in self.jobs if _sizes(job)[0] != _sizes(job)[1]]
         return tuple(sorted(found, key=lambda job: -abs(math.log(_sizes(job)[1] / _sizes(job)[0]))))
 
     @property
     def repartitioned(self) -> tuple[ComparedJob, ...]:
-        """Jobs that are cut into another number of delegates, or leave other operators to the CPU."""
+        """Return the jobs with another number of delegates, or other operators left to the CPU."""
         return tuple(
             job
             for job in self.jobs
@@ -360,14 +363,14 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differing_facts(self) -> tuple[tuple[str, str, str], ...]:
-        """What the sides are that is not the same: name, A, B."""
+        """Return the facts that differ between the sides: name, A, B."""
         a, b = (side.facts for side in self.sides)
         names = dict.fromkeys((*a, *b))
         return tuple((name, a.get(name, ""), b.get(name, "")) for name in names if a.get(name) != b.get(name))
 
 
 def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
-    """Return what a comparison needs of a bundle. Raises OSError."""
+    """Return the facts of a bundle for a comparison. Raises OSError."""
     manifest = bundle.manifest
     return CompiledFacts(
         key=manifest.key,

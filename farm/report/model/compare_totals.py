@@ -1,4 +1,4 @@
-"""What is said of all jobs of a comparison together: one sentence, totals, and what compiling cost. Pure."""
+"""Totals of a comparison: one sentence, sums over all jobs, and the cost of compiling. Pure."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _LEAST_SHOWN = 0.0005
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling cost on both sides, over jobs that both compiled."""
+    """Cost of compiling, over the jobs that both sides compiled."""
 
     jobs: int
     fresh: bool
-    """All of them were compiled in this comparison, side by side."""
+    """True when all of them were compiled in this comparison, side by side."""
     seconds: tuple[float, float]
-    """In all, A and B."""
+    """Total seconds of A and B."""
     peak_bytes: tuple[int, int]
-    """The greatest peak of a builder; 0 where it is not known."""
+    """Greatest peak memory of a builder, A and B; 0 when it is not known."""
     steps: tuple[tuple[str, float, float], ...]
-    """Seconds by step, those that take longest first."""
+    """Seconds by step, the longest steps first."""
     traced: tuple[int, int]
-    """Programs whose builder also recorded what of the toolchain ran, which takes longer, A and B."""
+    """Programs whose builder also recorded the executed lines of the toolchain, which takes longer, A and B."""
 
 
 def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
-    """Return what compiling cost: of bundles compiled in this comparison where there are some, else of all."""
+    """Return the cost of compiling, of bundles compiled in this comparison if there are any, else of all."""
     both = {
         (job.a.compiled.key, job.b.compiled.key): (job.a.compiled, job.b.compiled)
         for job in jobs
@@ -62,18 +62,18 @@ def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
 
 
 class OverviewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of all jobs together."""
+    """Total or median of one figure over all jobs."""
 
     what: str
     a: str
     b: str
     change: str
     over: str
-    """Of which jobs."""
+    """Jobs that the figure covers."""
 
 
 def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
-    """Return what is to be said of all jobs together; what nothing is known of has no row."""
+    """Return the figures over all jobs; figures without data have no row."""
     both = [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]
     rows = []
     if both:
@@ -116,7 +116,7 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
 
 
 def changes_of(report: CompareReport, metric: str) -> list[float]:
-    """Return the finite changes of a metric, on its scale, one for every job that has it."""
+    """Return the finite changes of a metric, on its scale, one for each job that has it."""
     found = [one.change for job in report.jobs for one in job.metrics if one.metric == metric]
     return [change for change in found if math.isfinite(change)]
 
@@ -153,7 +153,7 @@ def sentence(report: CompareReport) -> str:
 
 
 def turns_text(number: int, total: int, same: int, what: str) -> str:
-    """Return why `number` of `total` jobs are run in turns; `same` have the same program, and `what` differs."""
+    """Return why `number` of `total` jobs run in turns; `same` of them have equal programs, and `what` differs."""
     running = f"running {'it' if number == 1 else 'them'} in turns"
     if same and same == number:
         programs = "the program of 1 job is" if number == 1 else f"the programs of {number} jobs are"
@@ -164,7 +164,7 @@ def turns_text(number: int, total: int, same: int, what: str) -> str:
 
 
 def merged(names: Mapping[str, int]) -> str:
-    """Return operators and how often: `aten.add.Tensor x2, aten.gelu.default`."""
+    """Return operators with their counts: `aten.add.Tensor x2, aten.gelu.default`."""
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in sorted(names.items())) or "none"
 
 

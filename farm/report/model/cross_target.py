@@ -1,4 +1,4 @@
-"""The case of a failed job on other targets: other SoCs, and other precisions on its own. Pure."""
+"""Results of the case of a failed job on other targets: other SoCs, and other precisions. Pure."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ _DAY_MS = 86_400_000
 
 
 class TargetResult(msgspec.Struct, frozen=True):
-    """The newest result of the case on one other target."""
+    """Newest result of the case on one other target."""
 
     result: CaseResult
     outcome: Outcome
     sqnr_fp32: float | None
-    """Worst output, dB; inf where it is equal."""
+    """SQNR of the worst output in dB; inf when it is equal."""
     arch: str
-    """HTP architecture of its SoC, `V75`; empty for a SoC that no profile knows."""
+    """HTP architecture of the SoC, `V75`; "" for a SoC without a profile."""
     where: str
-    """What is other about it, in a word: the SoC, or the precision."""
+    """Difference of the target in a word: the SoC or the precision."""
     link: int | None
-    """Place of its job in the run that is shown; None where it is of another run."""
+    """Place of the job in the shown run; None for a job of another run."""
     other_test: bool
-    """The case was changed in between."""
+    """True when the case was changed between the two results."""
 
     @property
     def reason(self) -> str:
-        """Why it did not pass; of a known issue what is known."""
+        """Return why the job did not pass; for a known issue its description."""
         return self.result.attempt.known_issue or self.result.attempt.reason
 
 
 class CrossTarget(msgspec.Struct, frozen=True):
-    """The newest results of the case of a failed job on other targets."""
+    """Newest results of the case of a failed job on other targets."""
 
     conclusion: str
-    """One line: `fails on SM8450 (V69) alone, passes on SM8650`; empty where nothing is known."""
+    """Conclusion in one line: `fails on SM8450 (V69) alone, passes on SM8650`; "" without other results."""
     on_socs: tuple[TargetResult, ...]
-    """The same backend and precision on other SoCs."""
+    """Results of the same backend and precision on other SoCs."""
     here: tuple[TargetResult, ...]
-    """Other precisions and backends on the same SoC."""
+    """Results of other precisions and backends on the same SoC."""
 
     @property
     def places(self) -> tuple[TargetResult, ...]:
-        """Return both."""
+        """Return the results on all other targets."""
         return self.on_socs + self.here
 
 
 def cross_targets(run: RunSummary) -> dict[int, CrossTarget]:
-    """Return what the case of each failed job, known issues too, did on other targets, by its place in the run."""
+    """Return the other results of each failed job's case, known issues included, by the job's place in the run."""
     indices = {item.job.id: item.index for item in run.jobs}
     return {item.index: _cross_target(item, run.view.id, indices) for item in run.jobs if item.outcome in RED}
 
@@ -84,7 +84,7 @@ def _cross_target(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> 
 
 
 def elsewhere_line(cross: CrossTarget, now_ms: int) -> str:
-    """Return the same for a terminal, by verdict: `passed on SM8550; failed on SM8450 (3 days ago)`."""
+    """Return the results as terminal text, by verdict: `passed on SM8550; failed on SM8450 (3 days ago)`."""
     parts = [
         f"{word} {preposition} {_names([place.where for place in places])}{_age(places, now_ms)}"
         for preposition, group in (("on", cross.on_socs), ("here in", cross.here))

@@ -1,4 +1,4 @@
-"""Two runs job by job: newly red, fixed, slower, faster, changed counters, missing. Pure."""
+"""Comparison of two runs job by job: newly red, fixed, slower, faster, changed counters, missing. Pure."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 LEAST_TIME = 0.02
-"""A time that differs by less is not worth a look, however well its samples agree."""
+"""Share from which a change of a time is listed, however well its samples agree."""
 LEAST_RATE = 0.1
-"""A rate of so few prompts that they do not tell what it varies by is worth one from here on."""
+"""Share from which a rate of one or two prompts is listed; so few samples do not show the variation."""
 LEAST_DB = 0.1
 LEAST_FIGURE = 1e-4
-"""As a share, for figures without a unit: cosine, top-1, tokens."""
+"""Share from which figures without a unit are listed: cosine, top-1, tokens."""
 LEAST_BYTES = 4096
-"""Of what a program keeps of a heap: a page."""
+"""Bytes from which a change of a program's kept heap is listed: a page."""
 LEAST_SAMPLES = 3
 RATES = "tokens/s"
-"""Unit of what has a sample for each prompt."""
+"""Unit of metrics with a sample for each prompt."""
 _TIMES = frozenset({*TIME_UNITS, "us", "cycles"})
 _JUDGED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN})
 
 
 class DiffGroup(StrEnum):
-    """What became of a job, in the order of what somebody has to look at first."""
+    """Change of a job between two runs, in the order in which a reader looks at them."""
 
     NEW_FAILURE = "new_failure"
-    """It failed, and did not before, or was not there."""
+    """Failed now, and did not fail before or was absent."""
     MISSING = "missing"
-    """It was judged before, and is not now: it is not there, stale, not run, or ended as infra."""
+    """Judged before, and now absent, stale, not run, or ended as infra."""
     FIXED = "fixed"
     STILL_FAILING = "still_failing"
     ADDED = "added"
-    """It was not judged before, and did not fail now."""
+    """Not judged before, and not failed now."""
     SAME = "same"
 
 
 class MetricChange(msgspec.Struct, frozen=True):
-    """Values of one metric before and after, in its unit: the deciding value of a figure, else the median."""
+    """Values of a metric before and after, in its unit: the deciding value of a figure, else the median."""
 
     metric: str
     unit: str
@@ -62,34 +62,34 @@ class MetricChange(msgspec.Struct, frozen=True):
     after: float
     exact: bool
     worse: bool | None
-    """None where neither way is better."""
+    """True for a change for the worse; None when neither direction is better."""
 
     @property
     def ratio(self) -> float | None:
-        """After through before; None where that says nothing."""
+        """Return after divided by before; None when the quotient has no meaning."""
         return self.after / self.before if self.before > 0 and math.isfinite(self.after / self.before) else None
 
     @property
     def is_time(self) -> bool:
-        """Whether its ratio says more than its difference."""
+        """Return True for a time, whose ratio is more telling than its difference."""
         return not self.exact and self.unit in _TIMES
 
 
 class JobDiff(msgspec.Struct, frozen=True):
-    """One job in two runs."""
+    """Job in two runs."""
 
     job_id: str
     group: DiffGroup
     before: str
-    """How it ended, or `absent`."""
+    """Outcome in the older run, or `absent`."""
     after: str
     reason: str
-    """Why it failed or is missing now; empty otherwise."""
+    """Reason why the job fails or is missing now; "" otherwise."""
     changes: tuple[MetricChange, ...] = ()
     not_compared: str = ""
-    """Why its numbers are not; empty when they are."""
+    """Reason why the numbers are not compared; "" when they are."""
     same_program: bool | msgspec.UnsetType = msgspec.UNSET
-    """Both runs ran the same program: what differs comes from elsewhere."""
+    """True when both runs executed the same program, so that differences have another cause."""
 
 
 ONE_STUB = "one of the two ran over a stub of QNN"
@@ -97,31 +97,31 @@ ONE_STUB = "one of the two ran over a stub of QNN"
 
 
 class RunDiff(msgspec.Struct, frozen=True):
-    """Two runs."""
+    """Comparison of two runs."""
 
     before: str
-    """Id of the run."""
+    """Id of the older run."""
     after: str
     before_ms: int
-    """When it began; epoch, milliseconds."""
+    """Start of the older run; epoch, milliseconds."""
     after_ms: int
     facts: tuple[tuple[str, str, str], ...]
-    """What of the fingerprint differs: name, before, after; empty where a side has none."""
+    """Facts of the fingerprint that differ: name, before, after; "" for a fact that a side lacks."""
     jobs: tuple[JobDiff, ...]
-    """All jobs of either run, in the order of the newer one; what is missing comes last."""
+    """Jobs of both runs, in the order of the newer one; missing jobs come last."""
     programs: ProgramComparison | msgspec.UnsetType = msgspec.UNSET
-    """Of jobs that were compiled in both runs, by farms that knew to tell programs apart."""
+    """Comparison of the programs of jobs that both runs compiled and recorded with a program hash."""
     commits_url: str | msgspec.UnsetType = msgspec.UNSET
-    """Where the commits between them can be read; not there where that is not known."""
+    """Address of the commits between the runs; unset when it is not known."""
     not_finished: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ids of runs of the two that go on, or were killed: what they lack may still come."""
+    """Ids of the runs that are unfinished or were killed: missing results may still arrive."""
 
     stub: bool | msgspec.UnsetType = msgspec.UNSET
-    """Both ran over a stub of QNN's libraries; not there where they did not."""
+    """True when both ran over a stub of QNN's libraries; unset otherwise."""
 
     @property
     def has_times(self) -> bool:
-        """Whether a time differs."""
+        """Return True when a time differs."""
         return any(change.is_time for job in self.jobs for change in job.changes)
 
     def having(self, group: DiffGroup) -> tuple[JobDiff, ...]:
@@ -129,7 +129,7 @@ class RunDiff(msgspec.Struct, frozen=True):
         return tuple(job for job in self.jobs if job.group is group)
 
     def changed(self, *, time: bool, worse: bool | None) -> tuple[tuple[JobDiff, MetricChange], ...]:
-        """Return changes of times, or of everything else, with their jobs, the greatest ratio of a time first."""
+        """Return changes of times, or of all other metrics, with their jobs; times by the size of the ratio."""
         found = [
             (job, change)
             for job in self.jobs
@@ -140,7 +140,7 @@ class RunDiff(msgspec.Struct, frozen=True):
 
 
 def read_diff(store: Store, before: str, after: str) -> tuple[RunDiff, bool]:
-    """Return two runs of the store compared, and whether a device of theirs is virtual."""
+    """Return the comparison of two runs of the store, and True if a device of either is virtual."""
     views = [store.runs.view(store.runs.resolve(run)) for run in (before, after)]
     return diff_runs(*views), any(device.kind == "virtual" for view in views for device in view.devices)
 
@@ -148,10 +148,10 @@ def read_diff(store: Store, before: str, after: str) -> tuple[RunDiff, bool]:
 def diff_runs(before: RunView, after: RunView) -> RunDiff:
     """Compare two runs.
 
-    Times differ where no sample of one side is within the range of the other and the medians are more than 2 % apart:
-    two runs are two nights, so that this is a hint, and no regression. Rates differ where those of all prompts moved
-    the same way; of one prompt or two by more than 10 %, on attached devices. Counters differ where they are not equal.
-    Numbers of another kind of device, or of another test under the same name, are not compared.
+    Times differ when no sample of one side is within the range of the other and the medians are more than 2 % apart.
+    Two runs are two nights, so a difference is a hint and no regression. Rates differ when the rates of all prompts
+    moved the same way; with one prompt or two, when they moved by more than 10 % on attached devices. Counters differ
+    when they are unequal. Numbers of another kind of device, or of another test under the same name, are not compared.
     """
     old, new = summarize(before), summarize(after)
     earlier = {job.job.id: job for job in old.jobs}
@@ -237,7 +237,7 @@ def _measured(rows: Iterable[Measurement]) -> dict[str, tuple[Measurement, Sprea
 
 
 def _all_moved(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Return whether the rates of all prompts moved the same way: those of short and long ones are far apart."""
+    """Return True when the rates of all prompts moved the same way; rates of short and long prompts are far apart."""
     ways = {(new > old) - (new < old) for old, new in zip(before, after, strict=False)}
     return len(before) == len(after) and len(ways) == 1
 
@@ -265,5 +265,5 @@ def _change(
     if counter is not None and counter.signed:
         return change if abs(new.value - old.value) >= LEAST_BYTES else None
     least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.value), abs(new.value))
-    # Equal outputs have an SQNR of inf: a figure where there was none to speak of is a change.
+    # Equal outputs have an SQNR of inf, so a change between inf and a finite figure is listed as well.
     return change if abs(new.value - old.value) > least and row.unit in {"dB", "1"} else None

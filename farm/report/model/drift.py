@@ -1,4 +1,4 @@
-"""How a device drifts: what its canary and its jobs take now, through what they took before. Pure."""
+"""Drift of a device: times of its health checks and jobs now, divided by earlier times. Pure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from farm.store.queries.browse import DeviceAttempt
 
 LEAST_BEFORE = 3
-"""So many earlier values make a history."""
+"""Least number of earlier values for a comparison."""
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """How many times as long something takes now; ratios are medians, and 1 is no drift."""
+    """Ratios of present to earlier times; ratios are medians, and 1 is no drift."""
 
     canary_ratio: float | None
-    """The newest canary through the median of those before; None with fewer than three of them."""
+    """Newest health check divided by the median of earlier ones; None with fewer than three of them."""
     canaries: int
-    """Canaries that measured something."""
+    """Number of health checks with a measurement."""
     jobs_ratio: float | None
-    """The same, median over jobs, of runs with the newest one's fingerprint; None where no job has enough."""
+    """Median over jobs, each by runs with its newest fingerprint; None when no job has enough runs."""
     jobs: int
-    """Jobs that it is taken over."""
+    """Number of jobs in `jobs_ratio`."""
 
 
 def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -> Drift:
-    """Return the drift of a device; both are newest first."""
+    """Return the drift of a device; `events` and `attempts` are newest first."""
     canaries = [median for event in events if (median := canary_p50(event)) is not None]
     ratios = []
     by_job: dict[tuple[str, str, str], list[float]] = {}
@@ -43,10 +43,10 @@ def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -
     for one in attempts:
         if one.verdict == "passed" and one.latency_ns is not None:
             if one.private:
-                # Whatever somebody changes is no device's doing.
+                # A local run may have changed code, so its times do not show drift.
                 continue
             key = one.job_id, one.fingerprint, one.case_version
-            # Numbers of another toolchain say nothing of the device.
+            # Numbers of another toolchain do not describe the device.
             if newest.setdefault(one.job_id, key) == key:
                 by_job.setdefault(key, []).append(one.latency_ns)
     for values in by_job.values():
@@ -57,7 +57,7 @@ def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -
 
 
 def canary_chart(events: Sequence[HealthEvent]) -> Chart | None:
-    """Return what the canary took, by time; None with fewer than two values. `events` are newest first."""
+    """Return the times of the health check as a chart; None with fewer than two values. `events` are newest first."""
     points = [
         ChartPoint(
             event.time_ms, median, f"canary, then {event.state}", event.time_ms, bad=event.event == "canary_failed"
@@ -69,13 +69,13 @@ def canary_chart(events: Sequence[HealthEvent]) -> Chart | None:
 
 
 def canary_p50(event: HealthEvent) -> float | None:
-    """Return the median of what a canary took, in ns; None of an event that measured nothing."""
+    """Return the median time of a health check in ns; None for an event without a measurement."""
     finite = [value for value in event.latency_ns if math.isfinite(value)]
     return statistics.median(finite) if finite else None
 
 
 def _ratio(values: Sequence[float]) -> float | None:
-    """Return the first through the median of the others."""
+    """Return the first value divided by the median of the others."""
     now, *before = values or (math.nan,)
     if len(before) < LEAST_BEFORE:
         return None

@@ -1,4 +1,4 @@
-"""Numbers, times, ages and logs as a person reads them. Pure; `None` is an en dash everywhere."""
+"""Numbers, times, ages and logs as text for people. Pure; `None` is an en dash everywhere."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def count(value: float | None) -> str:
     """Return an integer with thousands separators."""
     if value is None or not math.isfinite(value):
         return _odd(value)
-    # Beyond 64 bits it is no count of anything.
+    # A count fits in 64 bits; a greater value is shown like a float.
     return f"{round(value):,}" if abs(value) < 2**64 else f"{value:.3g}"
 
 
 def decibel(value: float | None) -> str:
-    """Return an SQNR without its unit; infinite where the outputs are equal."""
+    """Return an SQNR without its unit; infinite for equal outputs."""
     return _odd(value) if value is None or not math.isfinite(value) else f"{value:.1f}"
 
 
 def cosine(value: float | None) -> str:
-    """Return a cosine similarity: the digits after the nines matter, so six of them."""
+    """Return a cosine similarity with six decimals: the digits after the nines matter."""
     return _odd(value) if value is None or not math.isfinite(value) else f"{value:.6f}"
 
 
@@ -43,7 +43,7 @@ def percent(share: float | None) -> str:
 
 
 def record(one: Record) -> str:
-    """Return how a job did: `passed 18 of 20 (70 to 97 %), flaky since 20261121-014501-4f7a12`."""
+    """Return the pass rate of a job: `passed 18 of 20 (70 to 97 %), flaky since 20261121-014501-4f7a12`."""
     low, high = math.floor(100 * one.low), math.ceil(100 * one.high)
     rate = f"passed {one.passed} of {one.tries} ({low} to {high} %)"
     words = {"flaky": "flaky since", "newly flaky": "newly flaky since", "healed": "flaky before, healed in"}
@@ -66,10 +66,10 @@ def seconds(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a rate without its unit, to three significant digits or, of a great one, to a whole number."""
+    """Return a rate without its unit: three significant digits below 100, else a whole number."""
     if value is None or not math.isfinite(value):
         return _odd(value)
-    # Three digits of 99.97 are those of 100.
+    # 99.97 to three significant digits is `100.`, whose point is removed.
     return f"{value:#.3g}".rstrip(".") if abs(value) < 100 else count(value)
 
 
@@ -88,7 +88,7 @@ def duration(value: float) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Return a value of a measurement with its unit; ns are shown as ms, `1` has none."""
+    """Return a value of a measurement with its unit; ns are shown as ms, and the unit `1` is omitted."""
     if unit == "ns":
         return f"{milliseconds(None if value is None else value / 1e6)} ms"
     if unit in {"bytes", "cycles", "count"}:
@@ -99,11 +99,11 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 _SHORT = {"dB": decibel, "tokens/s": rate, "C": decibel}
-"""How values of a unit are shown that has fewer digits than others."""
+"""Formatters of units that are shown with fewer digits than others."""
 
 
 def local_time(epoch_ms: int) -> datetime | None:
-    """Return a time in this machine's zone; None for one that no calendar has."""
+    """Return a time in this machine's zone; None for a time outside of the calendar."""
     try:
         return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).astimezone()
     except (OverflowError, OSError, ValueError):
@@ -132,13 +132,13 @@ def plural(number: int, what: str, several: str = "") -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a time that has passed: `3 min 05 s`, and of two days and more `12 days`."""
+    """Return an elapsed time: `3 min 05 s`, and from two days on `12 days`."""
     seconds = max(0.0, seconds)
     return f"{round(seconds / DAY_S)} days" if seconds >= 2 * DAY_S else duration(seconds)
 
 
 def short_age(epoch_ms: int) -> str:
-    """Return how long ago a time was, in its greatest unit: `3 d`, `5 h`, `20 min`, `12 s`."""
+    """Return the age of a time in its greatest unit: `3 d`, `5 h`, `20 min`, `12 s`."""
     seconds = max(0.0, time.time() - epoch_ms / 1000)
     for unit, factor in (("d", DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= factor:
@@ -157,15 +157,15 @@ def size(nbytes: int) -> str:
 
 
 def days(seconds: float) -> str:
-    """Return a time that has passed in whole days, where it is one at least: `1 day`, `3 min 05 s`."""
+    """Return an elapsed time in whole days if it is at least one: `1 day`, `3 min 05 s`."""
     seconds = max(0.0, seconds)
     return plural(int(seconds // DAY_S), "day") if seconds >= DAY_S else duration(seconds)
 
 
 def cut_log(text: str, limit: int) -> tuple[str, int, str]:
-    """Return the head of a log, how many characters were cut after it, and the tail.
+    """Return the head of a log, the number of characters cut after it, and the tail.
 
-    What went wrong is usually at the end, so the tail gets three quarters of `limit`. A log that fits is all head.
+    Errors are usually at the end, so the tail gets three quarters of `limit`. A log that fits is all head.
     """
     if len(text) <= limit:
         return text, 0, ""
@@ -175,7 +175,7 @@ def cut_log(text: str, limit: int) -> tuple[str, int, str]:
 
 
 def short_log(text: str, limit: int) -> str:
-    """Return a log of about `limit` characters, which says how much of it was cut."""
+    """Return a log of about `limit` characters, with a note of the number of characters cut."""
     head, cut, tail = cut_log(text, limit)
     return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
 

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class FrameColumn(msgspec.Struct, frozen=True):
-    """One clock of one core selection."""
+    """Clock of a core selection."""
 
     cores: int
     ftrt_ratio: int
 
 
 class FrameRow(msgspec.Struct, frozen=True):
-    """One frame rate; `jobs` are in the order of the columns, None for a setting that is not part of the run."""
+    """Frame rate; `jobs` are in the order of the columns, None for a setting that is not part of the run."""
 
     fps: int
     jobs: tuple[JobSummary | None, ...]
 
 
 class FrameGrid(msgspec.Struct, frozen=True):
-    """Settings of one program: a case on a target without what is swept."""
+    """Settings of one program: a case on a target, without the swept options."""
 
     name: str
     """`suite/case[SoC-backend-precision-option=value]`."""
@@ -38,7 +38,7 @@ class FrameGrid(msgspec.Struct, frozen=True):
 
     @property
     def cores(self) -> tuple[tuple[int, int], ...]:
-        """Core selections and how many columns each spans, in the order of the columns."""
+        """Return core selections and the number of columns of each, in the order of the columns."""
         spans: dict[int, int] = {}
         for column in self.columns:
             spans[column.cores] = spans.get(column.cores, 0) + 1
@@ -46,17 +46,17 @@ class FrameGrid(msgspec.Struct, frozen=True):
 
     @property
     def feasible(self) -> tuple[JobSummary, ...]:
-        """Jobs that were executed with their setting, whatever their outputs are."""
+        """Return the jobs that were executed with their setting, with correct outputs or not."""
         return tuple(job for job in self._jobs if job.numbers.latency_ms is not None)
 
     @property
     def infeasible(self) -> tuple[JobSummary, ...]:
-        """Jobs that QNN refused for their setting."""
+        """Return the jobs that QNN refused for their setting."""
         return tuple(job for job in self._jobs if is_infeasible(job))
 
     @property
     def text(self) -> str:
-        """`7 feasible, 2 infeasible`, with the jobs that tell neither."""
+        """Return the counts: `7 feasible, 2 infeasible`, and the number of jobs without an answer."""
         good, bad = len(self.feasible), len(self.infeasible)
         open_ = len(self._jobs) - good - bad
         return f"{good} feasible, {bad} infeasible" + (f", {open_} not known" if open_ else "")
@@ -67,12 +67,12 @@ class FrameGrid(msgspec.Struct, frozen=True):
 
 
 def is_infeasible(job: JobSummary) -> bool:
-    """Return whether QNN refused a job for its setting alone."""
+    """Return True for a job that QNN refused for its setting alone."""
     return job.attempt is not None and job.attempt.cause is Cause.INFEASIBLE
 
 
 def frame_grids(summary: RunSummary) -> tuple[FrameGrid, ...]:
-    """Return a grid for each program that a run has in several settings, or in one that QNN refused."""
+    """Return a grid for each program with several settings in a run, or with a setting that QNN refused."""
     programs: dict[tuple[str, ...], list[tuple[FrameSetting, JobSummary]]] = {}
     for job in summary.jobs:
         view = job.job

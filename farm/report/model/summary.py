@@ -237,17 +237,6 @@ class RunSummary(msgspec.Struct, frozen=True):
                 found.setdefault(note, []).append(job)
         return {note: tuple(jobs) for note, jobs in found.items()}
 
-    def slowest_builds(self, limit: int) -> tuple[JobSummary, ...]:
-        """Return the jobs that took longest to compile in this run; none from the cache, none that did not compile."""
-        built = [
-            job
-            for job in self.jobs
-            if job.job.build_seconds > 0
-            and not job.job.cached
-            and not (job.attempt is not None and job.attempt.stage is Stage.BUILD)
-        ]
-        return tuple(sorted(built, key=lambda job: -job.job.build_seconds)[:limit])
-
 
 def summarize(view: RunView) -> RunSummary:
     """Judge and count `view`."""

@@ -15,7 +15,7 @@ from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere
 from farm.report.model.frame_grid import frame_grids
 from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.report.terminal.generation import nearness, rates
+from farm.report.terminal.generation import rates
 from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
 from farm.results.heap import no_heap
 from farm.store.view import Purpose
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Jobs of one kind that are listed by name; the report has them all."""
-_GENERATED = 4
-"""The same of jobs that generate text, which take several lines each."""
+_MOST_LINES = 9
+"""Lines of a run that needs no attention; the path of the report is the tenth."""
 _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
@@ -44,8 +44,7 @@ _STYLES = {
 def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
     """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
 
-    Verdict, failures, stale jobs and infra trouble with a one-line reason each, where the failed cases pass, known
-    issues counted by reason, and the slowest builds. `color` adds ANSI colours.
+    Verdict, details, then jobs that need attention with a one-line reason each. `color` adds ANSI colours.
     """
     return rendered(summary_lines(view, width), width, color=color)
 
@@ -79,22 +78,21 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     standing = standing_text(view.toolchain)
     # Of a status or a job it stands beside the run's purpose.
     standing = f"a trial: {standing}" if view.purpose == Purpose.TRIAL and standing else standing
-    for text in (toolchain_text(view.toolchain), standing, since_text(view.toolchain)):
-        lines += _wrapped(text, width, "") if text else []
-    lines += _heap(summary, width)
-    lines += _frames(summary, width)
-    lines += _generated(summary, width)
+    origin = "; ".join(filter(None, (toolchain_text(view.toolchain), standing, since_text(view.toolchain))))
+    lines += _wrapped(origin, width, "") if origin else []
+    more = _known(summary, width)
+    if summary.recovered:
+        jobs = fmt.plural(len(summary.recovered), "job")
+        more += _wrapped(f"retried: {jobs} passed only after another attempt", width, "yellow")
+    details = [*_heap(summary, width), *_frames(summary, width), *_generated(summary, width)]
+    room = max(_MOST_LINES - len(lines) - len(more), 1)
+    lines += more
+    if len(details) > room:
+        details[room - 1 :] = [Text(f"and {len(details) - room + 1} lines more in the report")]
+    lines += details
     kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
     for title, outcome, style in kinds:
         lines += _named(title, summary.having(outcome), style, width, found)
-    lines += _known(summary, width, found)
-    if summary.recovered:
-        jobs = fmt.plural(len(summary.recovered), "job")
-        lines += _wrapped(f"retried: {jobs} passed only after another attempt", width, "yellow")
-    slowest = summary.slowest_builds(3)
-    if slowest:
-        text = ", ".join(f"{_short(job)} {fmt.seconds(job.job.build_seconds)} s" for job in slowest)
-        lines += _wrapped(f"slowest builds: {text}", width, "dim")
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)
     if failed:
         lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
@@ -135,18 +133,11 @@ def _frames(summary: RunSummary, width: int) -> list[Text]:
 
 
 def _generated(summary: RunSummary, width: int) -> list[Text]:
-    """Return what generating took, job by job."""
-    from rich.text import Text
-
-    found = generating(summary)
+    """Return rates of generating, job by job; `farm show` has the other figures."""
     lines = []
-    for job, figures in found[:_GENERATED]:
+    for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
-        lines.append(Text(one_line(title, width)))
-        for parts in (nearness(figures), rates(figures)):
-            lines += _wrapped(f"  {'; '.join(parts)}", width, "") if parts else []
-    if len(found) > _GENERATED:
-        lines.append(Text(f"  and {len(found) - _GENERATED} more that generated: the report has all"))
+        lines += _wrapped(f"{title}: {'; '.join(rates(figures)[:2])}", width, "")
     return lines
 
 
@@ -173,26 +164,13 @@ def _named(
     return lines
 
 
-def _known(summary: RunSummary, width: int, found: Mapping[int, CrossTarget]) -> list[Text]:
+def _known(summary: RunSummary, width: int) -> list[Text]:
+    """Return the known issues in one line: jobs, then reasons as far as the width allows."""
     from rich.text import Text
 
-    by_reason: dict[str, list[JobSummary]] = {}
-    for job in summary.having(Outcome.KNOWN):
-        by_reason.setdefault(job.attempt.known_issue if job.attempt else "", []).append(job)
-    lines = []
-    for reason, jobs in list(by_reason.items())[:SHOWN]:
-        lines.append(Text(one_line(f"known issue, {len(jobs)}x: {reason}", width), "cyan"))
-        # Of several jobs only what is true of them all.
-        conclusions = {found[job.index].conclusion for job in jobs}
-        if len(conclusions) == 1 and (conclusion := conclusions.pop()):
-            lines.append(Text("  " + one_line(conclusion, width - 2), "dim"))
-    if len(by_reason) > SHOWN:
-        lines.append(Text(f"and {len(by_reason) - SHOWN} more known issues", "cyan"))
-    return lines
-
-
-def _short(job: JobSummary) -> str:
-    return one_line(f"{job.job.case}[{'-'.join(filter(None, (job.job.soc, job.job.precision)))}]", 44)
+    jobs = summary.having(Outcome.KNOWN)
+    reasons = dict.fromkeys(job.attempt.known_issue for job in jobs if job.attempt)
+    return [Text(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
 
 
 def _wrapped(text: str, width: int, style: str) -> list[Text]:

@@ -1,1 +1,1 @@
-"""What suites cover of the operators that a backend takes: tables, and what they are made of."""
+"""Coverage of a backend's operators by suites: the table and its sources."""

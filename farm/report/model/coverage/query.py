@@ -1,4 +1,4 @@
-"""`farm coverage`: from suites, runs and the installed ExecuTorch to the table operator x precision."""
+"""`farm coverage`: suites, runs and the installed ExecuTorch -> table operator x precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job, Suite
 
-# The suites of single operators.
+# Suites of single operators.
 _USUAL = ("quantized_ops", "fp_ops")
 
 
@@ -39,11 +39,12 @@ def read_coverage(
     refs: Sequence[str],
     line: str | None = None,
 ) -> tuple[Coverage, list[str]]:
-    """Return the table of a SoC and backend, and what its results depend on.
+    """Return the table of a SoC and backend, and the facts that its results depend on.
 
-    `names` are suites, `refs` runs; without runs it is the newest result of every job in a line, without suites those
-    of the runs, or of single operators. Without `soc_name` it is the SoC that these have jobs for. `line` is as
-    `StatusReader.line_to_show` takes it. Raises UsageError for what is not there, MissingToolError without ExecuTorch.
+    `names` are suites, `refs` runs. Without runs the table has the newest result of every job in a branch; without
+    suites it covers the suites of the runs, or of single operators. Without `soc_name` the SoC is the only one with
+    jobs in these. `line` has the meaning of `StatusReader.line_to_show`. Raises UsageError for unknown names, and
+    MissingToolError without ExecuTorch.
     """
     if runs_on_cpu(backend):
         raise IllegalTargetError(f"{backend} has none of the operators of ExecuTorch's Qualcomm backend: name another")
@@ -76,7 +77,7 @@ def read_coverage(
             for job in jobs
             if job.case.folder == folder and job.case.name in declared_by.cases
         }
-    # What somebody asks of a run is its own result, whatever the case was then.
+    # A named run shows its own results, even if the case has changed since.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     tested = operators_in_tests()
@@ -89,7 +90,7 @@ def read_coverage(
 
 
 def _only_soc(store: Store, folders: Sequence[Path], backend: str, names: Sequence[str], run_ids: Sequence[str]) -> str:
-    """Return the SoC of the jobs in runs, else of those of suites. Raises UsageError where there is not just one."""
+    """Return the only SoC with jobs in the runs, else in the suites. Raises UsageError for none or several."""
     if run_ids:
         jobs = (job for run_id in run_ids for job in store.runs.view(run_id).jobs)
         found = sorted({job.soc for job in jobs if job.backend == backend})
@@ -103,7 +104,7 @@ def _only_soc(store: Store, folders: Sequence[Path], backend: str, names: Sequen
 
 
 def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
-    """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
+    """Return the facts that the results of a table depend on: tools, kinds of devices, dates."""
     tried = [item for item in items if item.run_id]
     if not tried:
         return ["no result yet"]
@@ -129,11 +130,11 @@ def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str
 
 
 def _suites(folders: Sequence[Path], names: Sequence[str], backend: str, planned: Sequence[ListedJob]) -> list[Suite]:
-    """Return the suites that are named, else those of planned jobs, else the usual ones."""
+    """Return the named suites, else the suites of planned jobs, else the usual ones."""
     known = find_suites(folders)
     if names:
         return [resolve_suite(name, known) for name in dict.fromkeys(names)]
-    # A suite of a run that was named by its path may be anywhere, or gone: its jobs are in the store.
+    # A suite that a run named by its path may be anywhere or deleted; its jobs are in the store.
     wanted = dict.fromkeys(map(_suite_of, planned)) or dict.fromkeys(_USUAL)
     found = [resolve_suite(name, known) for name in wanted if name in known]
     usable = [suite for suite in found if backend in suite.backends]
