@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.builds.program.layers import LayerStep
-from farm.results.attempt import Attempt, Cause, Comparison, LayerComparison, OperatorProfile, Stage, Verdict
+from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile, Verdict
 from farm.store import values
 from farm.store.records import ArtifactRecord, JobFile, LastVerdict
 from farm.store.statements import chunks, statement
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
-
-# What an attempt and its row have in common.
-ATTEMPT_COLUMNS = (
-    "verdict",
-    "stage",
-    "reason",
-    "started_ms",
-    "seconds",
-    "bundle_key",
-    "known_issue",
-    "notes",
-    "log",
-    "cause",
-)
 
 _TIMES = ("p50", "least", "greatest", "share")
 _FIGURES = ("mse", "sqnr_db", "cosine")
@@ -109,20 +95,6 @@ def layers_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[LayerComparison, ...]
             LayerComparison(row.layer, row.operator, LayerStep(row.step), diverges=row.diverges, **figures)
         )
     return {attempt_id: tuple(layers) for attempt_id, layers in found.items()}
-
-
-def attempt_of(row: Row[Any], columns: Iterable[str], **details: Any) -> Attempt:
-    """Return the attempt of a row that has `columns` of it, the `job_id` and the device's `serial`."""
-    facts = {name: getattr(row, name) for name in columns}
-    facts |= {
-        "verdict": Verdict(row.verdict),
-        "stage": Stage(row.stage),
-        "cause": Cause(row.cause),
-        "notes": tuple(row.notes),
-        "job_id": row.job_id,
-        "device": row.serial or "",
-    }
-    return Attempt(**facts, **details)
 
 
 def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]]:

@@ -14,7 +14,8 @@ from sqlalchemy import select, update
 from farm.base.errors import StoreLostError
 from farm.devices.device import common_kind
 from farm.store import schema, values
-from farm.store.details import ATTEMPT_COLUMNS, bounded_details, layer_rows, operator_rows
+from farm.store.attempt_fields import ATTEMPT_FIELDS, columns_of
+from farm.store.details import bounded_details, layer_rows, operator_rows
 from farm.store.records import RunKind
 from farm.store.statements import chunks, statement
 from farm.suites.figures import COLUMNS
@@ -66,14 +67,10 @@ def bounded(attempt: Attempt) -> Attempt:
     ]
     return replace(
         bounded_details(attempt),
-        reason=values.clean(attempt.reason),
+        **{name: field.bounded(getattr(attempt, name)) for name, field in ATTEMPT_FIELDS.items()},
         device=values.clean(attempt.device, values.NAME_LIMIT),
-        bundle_key=values.clean(attempt.bundle_key, values.KEY_LIMIT),
-        known_issue=values.clean(attempt.known_issue),
         comparisons=tuple(comparisons),
         measurements=tuple(measurements),
-        log=values.clean_log(attempt.log),
-        notes=tuple(map(values.clean, attempt.notes[: values.NOTES_LIMIT])),
     )
 
 
@@ -221,7 +218,7 @@ def insert_attempt_row(
 
     It is there when its job has one of the same digest in this run. `series` are those of the job that are known.
     """
-    row = {**known, **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS}}
+    row = {**known, **columns_of(attempt)}
     attempt_id = insert_new(connection, schema.attempt, row)
     if attempt_id is None:
         return False

@@ -6,9 +6,10 @@ import hashlib
 import math
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from farm.suites.figures import figure_of, series_value
 
@@ -33,6 +34,17 @@ CASE_LIMIT = 64
 SOC_LIMIT = 64
 UNIT_LIMIT = 32
 KIND_LIMIT = 16
+
+# Types of lines of exports. PostgreSQL has no NUL in text. A log may have had every character spelled out with six.
+_NO_NUL = r"\A[^\0]*\Z"
+Text = Annotated[str, Meta(max_length=REASON_LIMIT, pattern=_NO_NUL)]
+LongText = Annotated[str, Meta(max_length=6 * LOG_LIMIT + 100, pattern=_NO_NUL)]
+# Part of the path of a bundle.
+Key = Annotated[str, Meta(max_length=KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# Every calendar has it: the end of the year 9999.
+Time = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 _INT64 = range(-(2**63), 2**63)
 

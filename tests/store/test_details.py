@@ -15,6 +15,7 @@ from farm.base.errors import StoreError, UnknownNameError, UsageError
 from farm.builds.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
+from farm.store.attempt_fields import ATTEMPT_FIELDS
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store
 
@@ -132,7 +133,7 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(
         job_ids, case_ids = rows.insert_jobs(connection, [job], {job.id: "v" * 64})
         planned = {"run_id": "old", "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": 0}
         connection.execute(schema.run_job.insert(), planned)
-        facts = {name: getattr(attempt, name) for name in rows.ATTEMPT_COLUMNS if name in old.tables["attempt"].c}
+        facts = {name: getattr(attempt, name) for name in ATTEMPT_FIELDS if name in old.tables["attempt"].c}
         facts_of_device = {"serial": "virtual-1", "soc": "SM8650", "kind": "virtual", "build": "b"}
         connection.execute(old.tables["device"].insert(), facts_of_device)
         device_id = connection.execute(select(schema.device.c.id)).scalar_one()

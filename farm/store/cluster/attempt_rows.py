@@ -8,7 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 
 from farm.store import rows, schema, values
-from farm.store.details import ATTEMPT_COLUMNS, layer_rows, operator_rows
+from farm.store.attempt_fields import columns_of
+from farm.store.details import layer_rows, operator_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,7 +56,7 @@ def insert_results(connection: Connection, run_id: str, results: Iterable[ShardR
             "digest": digest,
             "device_id": known.devices.get(attempt.device),
             "recorded_ms": rows.now_ms(),
-            **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS},
+            **columns_of(attempt),
         }
         for (run_job_id, _, digest), (attempt, _) in found.items()
     ]

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sqlalchemy import select
 
 from farm.results.attempt import Verdict
-from farm.store import values
-from farm.store.details import attempt_of, comparisons_of
+from farm.store import schema, values
+from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
+from farm.store.details import comparisons_of
 from farm.store.records import JobResult
 from farm.store.statements import chunks, statement
 from farm.store.view import CaseResult, JobView, RunView
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 MOST_JOBS = 200
 """Jobs of a run that are looked for elsewhere: failures first, then known issues."""
 
-# Of an attempt all but what is long.
-_ATTEMPT = ("verdict", "stage", "reason", "started_ms", "seconds", "bundle_key", "known_issue", "notes", "cause")
+_BRIEF = select(*(column for column in schema.attempt.c if column.name in {"id", *ATTEMPT_FIELDS} - {"log"}))
+"""Attempts without their logs, which are long."""
 
 
 def with_elsewhere(connection: Connection, view: RunView) -> RunView:
@@ -110,15 +112,18 @@ def newest_results(
 def _results(connection: Connection, run_job_ids: Collection[int], newer: dict[int, str]) -> list[JobResult]:
     """Return what decides of rows in `run_job` that have attempts; `newer` are newer runs of the jobs by row."""
     rows = connection.execute(statement("status.results"), {"ids": run_job_ids}).all()
-    of_attempts = {"attempts": [row.attempt_id for row in rows]}
-    comparisons = comparisons_of(connection.execute(statement("status.comparisons"), of_attempts))
+    ids = [row.attempt_id for row in rows]
+    brief = {row["id"]: row for row in connection.execute(_BRIEF.where(schema.attempt.c.id.in_(ids))).mappings()}
+    comparisons = comparisons_of(connection.execute(statement("status.comparisons"), {"attempts": ids}))
     return [
         _job_result(
             row,
-            attempt_of(row, _ATTEMPT, comparisons=comparisons.get(row.attempt_id, ())),
+            attempt_of(brief[row.attempt_id], row.job_id, row.serial, comparisons=comparisons.get(row.attempt_id, ())),
             newer.get(row.run_job_id, ""),
         )
         for row in rows
+        # Without it the run was pruned between the two statements.
+        if row.attempt_id in brief
     ]
 
 

@@ -11,15 +11,8 @@ import msgspec
 from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
-from farm.store.details import (
-    ATTEMPT_COLUMNS,
-    attempt_of,
-    comparisons_of,
-    job_file_of,
-    layers_of,
-    operators_of,
-    verdict_of,
-)
+from farm.store.attempt_fields import attempt_of
+from farm.store.details import comparisons_of, job_file_of, layers_of, operators_of, verdict_of
 from farm.store.postgresql import user_of
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import JobFile, LastVerdict, ListedJob
@@ -275,8 +268,9 @@ def attempts_of(connection: Connection, run_id: str) -> list[tuple[Row[Any], Att
         (
             row,
             attempt_of(
-                row,
-                ATTEMPT_COLUMNS,
+                row._mapping,  # noqa: SLF001 - public in SQLAlchemy
+                row.job_id,
+                row.serial,
                 comparisons=comparisons.get(row.id, ()),
                 measurements=tuple(one for _, one in sorted(measurements.get(row.id, {}).items())),
                 operators=operators.get(row.id, ()),

@@ -20,6 +20,7 @@ from sqlalchemy import (
     true,
 )
 
+from farm.store.attempt_fields import ATTEMPT_FIELDS
 from farm.store.schema.base import RowId, metadata
 
 fingerprint = Table(
@@ -151,18 +152,8 @@ attempt = Table(
     Column("run_job_id", ForeignKey(run_job.c.id), nullable=False),
     Column("digest", String(64)),
     Column("device_id", ForeignKey(device.c.id), index=True),
-    Column("verdict", String(16), nullable=False),
-    Column("stage", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("started_ms", BigInteger, nullable=False),
     Column("recorded_ms", BigInteger, nullable=False),
-    Column("seconds", Float(53), nullable=False),
-    Column("bundle_key", String(128), nullable=False),
-    Column("known_issue", Text, nullable=False),
-    Column("notes", JSON, nullable=False),
-    # After the others: SQLite reads what stands before a long text without reading the text.
-    Column("log", Text, nullable=False),
-    Column("cause", String(16), nullable=False, server_default=""),
+    *(field.column for field in ATTEMPT_FIELDS.values()),
     UniqueConstraint("run_job_id", "digest"),
 )
 

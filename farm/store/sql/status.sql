@@ -91,8 +91,6 @@ SELECT id, run_id FROM run_job WHERE id IN :ids;
 -- What decides of rows in run_job, without what is long.
 -- name: results
 SELECT run_job.id AS run_job_id, run_job.operators, attempt.id AS attempt_id,
-       attempt.verdict, attempt.stage, attempt.reason, attempt.started_ms, attempt.seconds, attempt.bundle_key,
-       attempt.known_issue, attempt.notes, attempt.cause,
        job.name AS job_id, job.suite, job.case_name, job.soc, job.backend, job.precision, job.options,
        run.id AS run_id, run.started_ms AS run_started_ms, run.fingerprint_hash,
        suite_case.version, suite_case.module, device.serial, COALESCE(device.kind, '') AS kind

@@ -13,6 +13,7 @@ from farm.builds.program.layers import LayerStep
 from farm.results.attempt import Direction, Measurement
 from farm.store import values
 from farm.store.toolchains import COMMITS_LIMIT
+from farm.store.values import Int64, Text, Time
 from farm.store.view import RunToolchain
 from farm.suites.figures import counter_of
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# PostgreSQL has no NUL in text. A log may have had every character spelled out with six.
-_NO_NUL = r"\A[^\0]*\Z"
-Text = Annotated[str, Meta(max_length=values.REASON_LIMIT, pattern=_NO_NUL)]
-LongText = Annotated[str, Meta(max_length=6 * values.LOG_LIMIT + 100, pattern=_NO_NUL)]
 Name = Annotated[str, Meta(max_length=values.NAME_LIMIT)]
 Word = Annotated[str, Meta(max_length=values.SOC_LIMIT)]
 ShortWord = Annotated[str, Meta(max_length=values.UNIT_LIMIT)]
@@ -33,18 +30,12 @@ Metric = Annotated[str, Meta(max_length=values.METRIC_LIMIT)]
 JobName = Annotated[str, Meta(max_length=values.JOB_LIMIT)]
 RunId = Annotated[str, Meta(pattern=rf"\A{RUN_ID}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Part of the path of a bundle.
-Key = Annotated[str, Meta(max_length=values.KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Code = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 # Far beyond what a program has in operators, and a toolchain in facts.
 FACTS_LIMIT = 10_000
 Counts = Annotated[dict[Text, Count], Meta(max_length=FACTS_LIMIT)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# Every calendar has it: the end of the year 9999.
-Time = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class NotFinite(StrEnum):

@@ -9,16 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from farm.base.text import plain_json, reason_line
-from farm.results.attempt import (
-    Attempt,
-    Cause,
-    Comparison,
-    LayerComparison,
-    OperatorProfile,
-    Stage,
-    Verdict,
-)
+from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile
 from farm.store import values
+from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
 from farm.store.records import ArtifactRecord
 from farm.store.transfer.line_parts import (
     FACTS_LIMIT,
@@ -29,26 +22,22 @@ from farm.store.transfer.line_parts import (
     Counts,
     DeviceLine,
     JobName,
-    Key,
     Kind,
     LayerLine,
-    LongText,
     MeasurementLine,
     Name,
     OperatorLine,
     Row,
     RunId,
-    Seconds,
     Sha256,
     ShortWord,
     StaleLine,
-    Text,
-    Time,
     ToolchainLine,
     Word,
     all_of,
     require_printable,
 )
+from farm.store.values import Key, LongText, Seconds, Text, Time
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
@@ -146,25 +135,27 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
         return {name: value for name, value in row.items() if value is not None}
 
 
-class AttemptLine(Row, frozen=True, tag_field="kind", tag="attempt"):
-    """One execution of a job."""
+class _Executed(Row, frozen=True):
+    """Job of an attempt, and its device."""
 
     job: JobName
     device: Count | None
     """Place among the devices of the run, from 0."""
-    verdict: Verdict
-    stage: Stage
-    cause: Cause
-    reason: Text
-    started_ms: Time
+
+
+if TYPE_CHECKING:
+    _AttemptColumns = _Executed
+else:
+    _columns = [field.line for field in ATTEMPT_FIELDS.values()]
+    _AttemptColumns = msgspec.defstruct("_AttemptColumns", _columns, bases=(_Executed,), frozen=True)
+
+
+class AttemptLine(_AttemptColumns, kw_only=True, frozen=True, tag_field="kind", tag="attempt"):
+    """One execution of a job."""
+
     recorded_ms: Time
     digest: Sha256 | None
     """By which an attempt that is offered twice is known."""
-    seconds: Seconds
-    bundle_key: Key
-    known_issue: Text
-    notes: Annotated[tuple[Text, ...], Meta(max_length=values.NOTES_LIMIT)]
-    log: LongText
     comparisons: Annotated[tuple[ComparisonLine, ...], Meta(max_length=100_000)]
     measurements: Annotated[tuple[MeasurementLine, ...], Meta(max_length=100_000)]
     operators: Annotated[tuple[OperatorLine, ...], Meta(max_length=values.OPERATORS_LIMIT)]
@@ -173,23 +164,14 @@ class AttemptLine(Row, frozen=True, tag_field="kind", tag="attempt"):
 
     def attempt(self, devices: tuple[DeviceLine, ...]) -> Attempt:
         """Return the attempt, on one of the devices of its run."""
-        return Attempt(
-            job_id=self.job,
-            verdict=self.verdict,
-            stage=self.stage,
-            reason=self.reason,
-            device="" if self.device is None else devices[self.device].serial,
-            started_ms=self.started_ms,
-            seconds=self.seconds,
-            bundle_key=self.bundle_key,
-            known_issue=self.known_issue,
+        return attempt_of(
+            msgspec.structs.asdict(self),
+            self.job,
+            None if self.device is None else devices[self.device].serial,
             comparisons=all_of(Comparison, self.comparisons),
             measurements=tuple(line.measurement for line in self.measurements),
-            log=self.log,
-            notes=self.notes,
             operators=all_of(OperatorProfile, self.operators),
             layers=all_of(LayerComparison, self.layers),
-            cause=self.cause,
         )
 
     @property
@@ -233,7 +215,8 @@ def decode(data: bytes) -> Line:
         line: Line = msgspec.json.decode(data, type=Line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         _refuse_newer(data)
-        raise ValueError(reason_line(str(error))) from None
+        hint = ": update farm if a newer one wrote it" if "unknown field" in str(error) else ""
+        raise ValueError(reason_line(f"{error}{hint}")) from None
     return line
 
 

@@ -1,0 +1,104 @@
+"""Fields of `Attempt` -> columns of its row, bounds, and lines of exports: a new field needs no entry here."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+
+import msgspec
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, String, Text
+
+from farm.results.attempt import Attempt
+from farm.store import values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sqlalchemy.types import TypeEngine
+
+
+class Kind(NamedTuple):
+    """Kind of value: its column, its type in a line of an export, and the function that cuts a value to its bounds."""
+
+    column: TypeEngine[Any]
+    line: Any
+    bounded: Callable[[Any], Any] = lambda value: value
+
+
+_BY_TYPE = {
+    str: Kind(Text(), values.Text, values.clean),
+    int: Kind(BigInteger(), values.Int64),
+    # Neither SQLite nor JSON has NaN: such a field is `float | None`.
+    float: Kind(Float(53), float, lambda value: value if math.isfinite(value) else None),
+    bool: Kind(Boolean(), bool),
+    tuple[str, ...]: Kind(
+        JSON(),
+        Annotated[tuple[values.Text, ...], msgspec.Meta(max_length=values.NOTES_LIMIT)],
+        lambda notes: tuple(map(values.clean, notes[: values.NOTES_LIMIT])),
+    ),
+}
+_BY_NAME = {
+    "started_ms": Kind(BigInteger(), values.Time),
+    "seconds": Kind(Float(53), values.Seconds),
+    "bundle_key": Kind(String(values.KEY_LIMIT), values.Key, lambda key: values.clean(key, values.KEY_LIMIT)),
+    "log": Kind(Text(), values.LongText, values.clean_log),
+}
+# Job and device are rows of other tables, and a tuple of structs has a table of its own.
+_ELSEWHERE = frozenset({"job_id", "device", "comparisons", "measurements", "operators", "layers"})
+
+
+class Field(NamedTuple):
+    """Field of a struct that is a column of its row."""
+
+    info: msgspec.structs.FieldInfo
+    kind: Kind
+    is_optional: bool
+
+    @property
+    def column(self) -> Column[Any]:
+        """A new column for the field."""
+        return Column(self.info.name, self.kind.column, nullable=self.is_optional)
+
+    @property
+    def line(self) -> tuple[str, Any] | tuple[str, Any, Any]:
+        """Name, type and, where it has one, default of the field in a line of an export."""
+        kind = self.kind.line | None if self.is_optional else self.kind.line
+        has_default = self.info.default is not msgspec.NODEFAULT
+        return (self.info.name, kind, self.info.default) if has_default else (self.info.name, kind)
+
+    def bounded(self, value: Any) -> Any:
+        """Return a value as long as the store keeps it and as both databases can hold it."""
+        return None if value is None else self.kind.bounded(value)
+
+    def read(self, value: Any) -> Any:
+        """Return the value of a column as the field has it."""
+        return msgspec.convert(value, self.info.type, strict=False)
+
+
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
+    """Return the fields of a struct that are columns of its row, by name."""
+    return {info.name: _field(info) for info in msgspec.structs.fields(kind) if info.name not in _ELSEWHERE}
+
+
+def _field(info: msgspec.structs.FieldInfo) -> Field:
+    is_optional = NoneType in get_args(info.type)
+    plain = next(kind for kind in get_args(info.type) if kind is not NoneType) if is_optional else info.type
+    if isinstance(plain, type) and issubclass(plain, StrEnum):
+        return Field(info, Kind(String(values.KIND_LIMIT), plain), is_optional)
+    return Field(info, _BY_NAME.get(info.name) or _BY_TYPE[plain], is_optional)
+
+
+ATTEMPT_FIELDS = fields_of(Attempt)
+
+
+def columns_of(attempt: Attempt) -> dict[str, Any]:
+    """Return the columns of an attempt's row that are fields of it."""
+    return {name: getattr(attempt, name) for name in ATTEMPT_FIELDS}
+
+
+def attempt_of(columns: Mapping[Any, Any], job_id: str, serial: str | None, **details: Any) -> Attempt:
+    """Return the attempt of a row; fields whose columns were not read have their defaults."""
+    read = {name: field.read(columns[name]) for name, field in ATTEMPT_FIELDS.items() if name in columns}
+    return Attempt(job_id=job_id, device=serial or "", **read, **details)
