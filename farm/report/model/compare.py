@@ -132,7 +132,7 @@ class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of the 95 % interval of the change; `low` is the lower end."""
     pairs: int
     p_value: float
-    """One-sided p-value for a change in the direction of the answer."""
+    """P-value of the one-sided test in the direction of the answer."""
     worse: Answer
     better: Answer
     decides: bool

@@ -1,4 +1,5 @@
-"""What generating took, from the measurements of an attempt: rates, times by prompt and position, a fall. Pure."""
+"""Figures of text generation from the measurements of an attempt: rates, times by prompt and position. Pure.
+Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SECONDS = re.compile(r"\d{1,6}")
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """How long decode steps took, in nanoseconds."""
+    """Times of decode steps, in nanoseconds."""
 
     n: int
     p50: float
@@ -34,14 +35,14 @@ class Steps(msgspec.Struct, frozen=True):
 
 
 class PromptTime(msgspec.Struct, frozen=True):
-    """The time to the first token after prompts of one length, in nanoseconds."""
+    """Time to the first token after prompts of one length, in nanoseconds."""
 
     tokens: int
     spread: Spread
 
 
 class StretchTime(msgspec.Struct, frozen=True):
-    """What a decode step took at some positions, in nanoseconds."""
+    """Time of a decode step in a range of positions, in nanoseconds."""
 
     first: int
     last: int
@@ -49,69 +50,69 @@ class StretchTime(msgspec.Struct, frozen=True):
 
 
 class LogitFigures(msgspec.Struct, frozen=True):
-    """How near the logits of all positions come to the references', at the worst of prompts and outputs.
+    """Agreement of the logits with the references over all positions, for the worst prompt and output.
 
-    What was not compared is None.
+    Values that were not compared are None.
     """
 
     quantized_db: float | None
     quantized_worst_db: float | None
-    """At the worst position."""
+    """SQNR at the worst position, in dB."""
     fp32_db: float | None
     fp32_worst_db: float | None
     prefill_db: float | None
-    """Prompts by prefill against the same by decode; inf where equal."""
+    """SQNR of prompts by prefill against the same prompts by decode, in dB; inf where equal."""
     perplexity_ratio: float | None
-    """Over that of the quantized module."""
+    """Perplexity divided by the perplexity of the quantized module."""
     same_quantized: float | None
-    """Share of the tokens before the first that differs, over all prompts."""
+    """Share of the tokens before the first difference, over all prompts."""
     same_fp32: float | None
     margin: float | None
-    """Least probability of a chosen token under FP32, over that of its likeliest."""
+    """Least ratio of the FP32 probability of a chosen token to the probability of the likeliest token."""
 
     @property
     def any(self) -> bool:
-        """Whether anything was compared."""
+        """Return True when anything was compared."""
         return any(value is not None for value in msgspec.structs.astuple(self))
 
 
 class GenerationFigures(msgspec.Struct, frozen=True):
-    """What generating took in one attempt, and how near it came; what was not measured is None or empty."""
+    """Figures of text generation in one attempt; figures without a measurement are None or empty."""
 
     logits: LogitFigures
     prefill: Spread | None
-    """Tokens of prompts a second."""
+    """Tokens of prompts per second."""
     decode: Spread | None
-    """Tokens a second, of those after the first."""
+    """Tokens per second after the first token."""
     steps: Steps | None
     prompts: tuple[PromptTime, ...]
     positions: tuple[StretchTime, ...]
     sustained: tuple[float, ...]
-    """Tokens a second, of parts of a sustained run that are equally long."""
+    """Tokens per second in equally long parts of a sustained run."""
     fall: float | None
-    """Share of the rate that was lost in the end."""
+    """Share of the rate that was lost by the end."""
     seconds: int | None
-    """How long the run was to go on."""
+    """Planned length of the run."""
     temperatures: tuple[float, ...]
-    """Degrees Celsius before, meanwhile and after."""
+    """Degrees Celsius before, during and after the run."""
     loads: tuple[tuple[str, float], ...]
-    """Nanoseconds, by method."""
+    """Load time in nanoseconds by method."""
     memory: float | None
     """Greatest resident memory of the runner, in bytes."""
     told: tuple[str, ...] = ()
-    """Perplexity of a text that it was told, and how many questions it answers right: beside those of references."""
+    """Perplexity of a given text and number of correct answers, each beside the values of the references."""
 
     @property
     def fall_text(self) -> str:
-        """What became of the rate: `-18.0 % after 60 s`; empty where it was not sustained."""
+        """Return the change of the rate: `-18.0 % after 60 s`; empty without a sustained run."""
         if self.fall is None:
             return ""
-        # A rate that rises falls by less than nothing.
+        # `fall` is negative when the rate rises, so the sign is inverted.
         return f"{-100 * self.fall:+.1f} %" + (f" after {self.seconds} s" if self.seconds else "")
 
     @property
     def temperature_text(self) -> str:
-        """Where the temperature began, and its greatest: `31.0 to 38.5 C`; empty where none is known."""
+        """Return the first and the greatest temperature: `31.0 to 38.5 C`; empty without a measurement."""
         if not self.temperatures:
             return ""
         ends = dict.fromkeys(f"{one:.1f}" for one in (self.temperatures[0], max(self.temperatures)))
@@ -119,7 +120,7 @@ class GenerationFigures(msgspec.Struct, frozen=True):
 
 
 def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> GenerationFigures | None:
-    """Return what generating took in an attempt of a run with this fingerprint; None where nothing was generated."""
+    """Return the figures of an attempt of a run with this fingerprint; None when nothing was generated."""
     if attempt is None:
         return None
     whole = {one.metric: one for one in attempt.measurements}
@@ -135,7 +136,7 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
         logits=_logits(attempt),
         prefill=_spread(whole.get("prefill_rate")),
         decode=_spread(whole.get("decode_rate")),
-        # Where one token alone follows each prompt, that took no step.
+        # A single token after each prompt takes no decode step.
         steps=_steps(whole.get("latency")) if "decode_rate" in whole else None,
         prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
         positions=tuple(_stretch_times(parts.get("step_time", ()))),
@@ -167,7 +168,7 @@ def _told(attempt: Attempt) -> tuple[str, ...]:
         return show(values[f"{name}[{place}]"]) + (f" ({', '.join(others)})" if others else "")
 
     texts = []
-    # Of what is generated perplexity is one of its figures.
+    # Perplexity of generated text is shown among the logit figures; `greedy_share` marks a given text.
     if "greedy_share[0]" in values and "perplexity[0]" in values:
         texts.append(f"perplexity {with_references('perplexity', '0', lambda value: f'{value:.6g}')}")
     if count := round(values.get("questions", 0)):
@@ -204,15 +205,15 @@ def _logits(attempt: Attempt) -> LogitFigures:
 
 
 def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures], ...]:
-    """Return the jobs of a run whose final attempt generated something, and what that took."""
+    """Return the jobs of a run whose final attempt generated text, and the figures."""
     facts = summary.view.fingerprint
     return tuple((job, found) for job in summary.jobs if (found := generation_of(job.attempt, facts)) is not None)
 
 
 def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
-    """Return the curves of what was measured at two places at least: by prompt, by position, over time.
+    """Return the curves with two points or more: by prompt, by position, over time.
 
-    Rates and times begin at zero, so that what is noise looks like it.
+    Rates and times begin at zero, so that noise looks small.
     """
     prompts = [ChartPoint(one.tokens, one.spread.p50, fmt.plural(one.tokens, "token")) for one in figures.prompts]
     positions = [
@@ -245,7 +246,7 @@ def _ends(places: Sequence[int]) -> tuple[str, str]:
 def _over_time(
     label: str, values: Sequence[float], unit: str, seconds: int | None, *, from_zero: bool = True
 ) -> Chart | None:
-    # A rate is of a part of the time, a temperature of a moment.
+    # A rate covers a part of the time, a temperature a moment.
     points = [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
     ends = ("0 s", f"{seconds} s") if seconds else ("start", "end")
     return _curve(f"{label}, over time", points, unit, ends, from_zero=from_zero)

@@ -18,7 +18,7 @@ _BEFORE, _AFTER, _KEPT = "dsp_heap_before", "dsp_heap_after", "dsp_heap_differen
 
 
 class HeapRow(msgspec.Struct, frozen=True):
-    """Heap of one job on one device with one SDK, over its runs: a baseline, and how well it repeats."""
+    """Heap of one job on one device with one SDK over its runs: a baseline and its repeatability."""
 
     job_id: str
     contexts: int | None
@@ -26,14 +26,14 @@ class HeapRow(msgspec.Struct, frozen=True):
     device: str
     runs: int
     before: float
-    """Median over the runs, in bytes, as the following."""
+    """Median over the runs, in bytes, as in the next fields."""
     after: float
     kept: float
     least_kept: float
     """Least over all runs, and over all processes of this run."""
     most_kept: float
     now: tuple[float, ...] = ()
-    """Kept in this run, a sample a process; empty for a device or an SDK of earlier runs alone."""
+    """Bytes kept in this run, a sample per process; empty for a device or an SDK of earlier runs alone."""
 
 
 def heap_rows(view: RunView, pasts: Iterable[JobPast]) -> tuple[HeapRow, ...]:

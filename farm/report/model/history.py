@@ -1,4 +1,4 @@
-"""What jobs were, run by run -> tables: a row an attempt, a column a metric, what is different from before. Pure."""
+"""Histories of jobs, run by run -> tables: a row per attempt, a column per metric, and changed conditions. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 USUAL = (
     "latency", "decode_rate", "prefill_rate", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference",
 )  # fmt: skip
-"""What most people look for first."""
+"""Metrics that a history shows by default."""
 _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}
-"""Metrics that runners measure no more, and what they measure in their place: docs/explanation/verdicts.md."""
-# Facts of a fingerprint that are what was asked for, and no tool.
+"""Metrics that runners no longer measure, and their successors: docs/explanation/verdicts.md."""
+# Facts that change with a commit; the next set has facts of the command line. Neither is a tool.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch", "executorch_content", "native_runner"})
 _MOST_WORDS = 3
 _OF_THE_COMMAND = frozenset({"heap", "profile", "seconds"})
 
 
 def ended(points: Iterable[HistoryPoint]) -> list[str]:
-    """Return a line for each metric that the newest attempt to pass has no more: what is measured in its place."""
+    """Return a line for each metric that the newest passed attempt lacks, with the metric measured in its place."""
     newest: dict[str, HistoryPoint] = {}
     for point in sorted(points, key=lambda point: point.time_ms):
         if point.metric in _SUCCESSORS and point.verdict == "passed":
@@ -44,34 +44,34 @@ def ended(points: Iterable[HistoryPoint]) -> list[str]:
 
 
 class HistoryRow(msgspec.Struct, frozen=True):
-    """One attempt."""
+    """Attempt in a history."""
 
     first: HistoryPoint
-    """Of its points, which agree on everything but the metric."""
+    """First of the attempt's points, which agree in all facts except the metric."""
     figures: tuple[HistoryPoint | None, ...]
-    """One for each metric of the table."""
+    """Point of each metric of the table, in the order of its columns."""
     change: str
-    """What is different from the attempt before, in a few words."""
+    """Changed conditions since the previous attempt, in a few words."""
 
 
 class HistoryTable(msgspec.Struct, frozen=True):
-    """One job on one kind of device, oldest first."""
+    """History of one job on one kind of device, oldest attempt first."""
 
     job_id: str
     kind: str
     metrics: tuple[str, ...]
     units: tuple[str, ...]
     others: tuple[str, ...]
-    """Metrics that are there as well."""
+    """Other metrics of the job."""
     rows: tuple[HistoryRow, ...]
     charts: tuple[Chart, ...]
-    """Of the metrics that moved."""
+    """Charts of the metrics whose values changed."""
 
 
 def tables(
     points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
 ) -> list[HistoryTable]:
-    """Return the tables of what `store.history.points` returned; `facts` are fingerprints by their hash."""
+    """Return the tables of points from `store.history.points`; `facts` are fingerprints by their hash."""
     found = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
@@ -80,7 +80,7 @@ def tables(
 
 
 def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Mapping[str, str]]) -> str:
-    """Return what is different about an attempt, in a few words; `facts` are fingerprints by their hash."""
+    """Return the changed conditions of an attempt in a few words; `facts` are fingerprints by their hash."""
     change = _difference(*({**facts.get(one.fingerprint, {}), **one.device_facts} for one in (before, now)))
     if before.case_version == now.case_version:
         return change
@@ -90,7 +90,7 @@ def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Ma
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = changed_facts(was, now)
     if was.get("commit") and now.get("commit") and "commit" in names:
-        # What follows from it is not named; what came with it is.
+        # Facts that follow from the commit are left out; independent changes are named.
         told = [name for name in ("commit", "dirty") if name in names]
         others = names.keys() - _OF_A_COMMIT
         words = [fact_text(name, was.get(name), now.get(name)) for name in [*told, *sorted(others)]]
@@ -113,7 +113,7 @@ def _table(
     for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
         values = {point.metric: point for point in attempt}
         first = next(iter(values.values()))
-        # A trial changes nothing for those that come after it.
+        # A local run is no predecessor of later attempts.
         before = next((row.first for row in reversed(rows) if not row.first.trial), rows[-1].first if rows else first)
         change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))

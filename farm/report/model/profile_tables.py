@@ -1,4 +1,4 @@
-"""Tables of a profile and of layers: where the time of a program goes, which layer goes wrong first. Pure."""
+"""Tables of a profile and of layers: time by node and module, and the first diverging layer. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 SHOWN_JOBS = 200
 """Jobs of one kind whose profile or layers a page shows; `farm profile` shows the others."""
 ROW_BUDGET = 6_000
-"""Rows of profiles in a page in all."""
+"""Rows of all profiles in a page."""
 ROW_LIMITS = (5, 25)
-"""Least and most rows that one table of a profile gets of it."""
+"""Least and most rows of one table of a profile."""
 MODULE_ROWS = 12
-"""Rows of a table of modules in a page, where modules are parts of fewer."""
+"""Rows up to which a table of modules in a page goes deeper."""
 LAYER_LIMIT = 2_000
 """Most layers of one job that a page shows."""
 
 MODEL = "the model itself"
-"""The name of what is in no module but the model, as code of its `forward` is."""
+"""Name of nodes outside of any submodule, such as code of the model's `forward`."""
 
 _UNITS = ("cycles", "us", "ns")
 
 
 class OperatorTable(msgspec.Struct, frozen=True):
-    """The nodes of a profile in one unit, the greatest shares first."""
+    """Nodes of a profile in one unit, the greatest shares first."""
 
     unit: str
     total: float
@@ -44,15 +44,15 @@ class OperatorTable(msgspec.Struct, frozen=True):
 
     @property
     def left_out_share(self) -> float:
-        """What the rows that are not shown take of the total, 0 to 1."""
+        """Return the share of the hidden rows in the total, 0 to 1."""
         return self.left_out_total / self.total if self.total else 0.0
 
 
 class OriginSum(msgspec.Struct, frozen=True):
-    """What all nodes of one module, or of one line of code, took in one unit."""
+    """Total of all nodes of one module, or of one line of code, in one unit."""
 
     name: str
-    """`layers.3.conv`, `models/text.py:42`; MODEL for what is in no module, empty where that is not known."""
+    """`layers.3.conv` or `models/text.py:42`; MODEL for nodes outside of any module, "" when it is not known."""
     unit: str
     nodes: int
     p50: float
@@ -61,7 +61,7 @@ class OriginSum(msgspec.Struct, frozen=True):
 
 
 class LayerRow(msgspec.Struct, frozen=True):
-    """One layer at every step that was compared; None for a step at which it was not."""
+    """Layer at every step that was compared; None for a step at which it was not."""
 
     layer: str
     operator: str
@@ -69,12 +69,12 @@ class LayerRow(msgspec.Struct, frozen=True):
 
 
 class LayerTable(msgspec.Struct, frozen=True):
-    """All layers of one job in the order of execution."""
+    """Layers of one job in the order of execution."""
 
     steps: tuple[LayerStep, ...]
     rows: tuple[LayerRow, ...]
     first: LayerComparison | None
-    """Where it goes wrong first, and at which step; None when nothing diverges."""
+    """First diverging layer and its step; None when no layer diverges."""
     left_out: int
 
 
@@ -89,13 +89,13 @@ def debugged(summary: RunSummary) -> tuple[JobSummary, ...]:
 
 
 def row_limit(jobs: int) -> int:
-    """Return how many rows of a table are shown where `jobs` have profiles."""
+    """Return the number of rows of a table when `jobs` have profiles."""
     least, most = ROW_LIMITS
     return max(least, min(most, ROW_BUDGET // max(1, min(jobs, SHOWN_JOBS))))
 
 
 def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[OperatorTable, ...]:
-    """Return a table for each unit of a profile, what accelerators count first; `limit` rows of each."""
+    """Return a table for each unit of a profile, units of accelerators first; at most `limit` rows each."""
     tables = []
     for unit, total in by_unit(sums(operators)):
         rows = sorted((r for r in operators if r.unit == unit and not is_whole_call(r)), key=lambda r: -r.p50)
@@ -108,10 +108,10 @@ def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[O
 def origin_sums(
     operators: Iterable[OperatorProfile], *, by_line: bool = False, depth: int = 0
 ) -> tuple[OriginSum, ...]:
-    """Return what each module took, or with `by_line` each line of code, the greatest first, by unit.
+    """Return the total of each module, or with `by_line` of each line of code, the greatest first, by unit.
 
-    With a `depth` modules count as the one that they are part of, of so many names; 0 for each as it is. Of a unit in
-    which nothing is known there is no sum.
+    `depth` is the number of names to which modules are shortened, which sums their submodules; 0 keeps the full names.
+    A unit without a known origin has no sums.
     """
     sums_of: dict[tuple[str, str], list[float]] = {}
     for row in operators:
@@ -131,7 +131,7 @@ def origin_sums(
 
 
 def module_sums(operators: Iterable[OperatorProfile]) -> tuple[OriginSum, ...]:
-    """Return what modules took, each at the greatest depth at which a table of them is short; a long one is cut."""
+    """Return totals of modules at the greatest depth with a short table; a table that is long at depth 1 is cut."""
     rows = tuple(operators)
     found: tuple[OriginSum, ...] = ()
     for depth in range(1, 1 + max((row.module.count(".") + 1 for row in rows), default=0)):
@@ -143,7 +143,7 @@ def module_sums(operators: Iterable[OperatorProfile]) -> tuple[OriginSum, ...]:
 
 
 def by_unit(totals: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return totals by unit, what accelerators count first."""
+    """Return totals by unit, units of accelerators first."""
     order = {unit: number for number, unit in enumerate(_UNITS)}
     return sorted(totals.items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
 

@@ -1,4 +1,4 @@
-"""The command that runs one job of a run again. Pure."""
+"""Command that runs one job of a run again. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from farm.store.view import JobView
 
-# pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
+# Characters outside of an identifier of `-k`: pytest 8.2, _pytest/mark/expression.py.
 _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 
 _ONE_JOB = (["debug"], ["exec"], ["repro"])
 
 
 def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
-    """Return what can be done with a job of a run, each as a title and a command, quoted for a shell; `rerun` first."""
+    """Return further commands for a job of a run, each with a title, quoted for a shell; `rerun` comes first."""
     ways = [("Run it again", rerun)]
     attempt, backend = job.decisive, BACKENDS.get(job.backend)
     if attempt is None or not attempt.device:
@@ -32,7 +32,7 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
         repro = shlex.join(["farm", "repro", job.id, "--run", run_id])
         ways += [("Its exact bundle", repro), ("With adb alone", f"{repro} --script repro")]
     if attempt.cause == Cause.NUMERICS and backend is not None and backend.has_layers:
-        # A virtual device of the run's own is gone, and farm debug looks for an attached one.
+        # The run's own virtual device has ended, and farm debug looks for an attached one.
         own = ["--virtual", "1"] if "--virtual" in _words(rerun) else []
         ways.append(("Layer by layer", shlex.join(["farm", "debug", job.id, *own])))
     return [*ways, ("Run by run", shlex.join(["farm", "history", job.id]))]
@@ -46,9 +46,9 @@ def fetch_command(job: JobView, run_id: str) -> str:
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolchain: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell, with the same `toolchain`.
 
-    It is for the devices that `run_command` named, and for a virtual one of its own where that had some; `virtual` says
-    so where it is no `farm run`. A suite that it named by its path is named so again; a command that has one job is
-    repeated, and `farm pytest` with a -k for the test, which may match others whose names begin alike.
+    Devices named in `run_command` are named again, and a virtual device is started if it started some; for other
+    commands than `farm run`, `virtual` decides. A suite keeps its path. A command with a single job is repeated; `farm
+    pytest` gets a -k for the test, which may match tests whose names begin alike.
     """
     given = _words(run_command)
     if given[:1] == ["farm"] and given[1:2] in _ONE_JOB:
@@ -56,7 +56,7 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
     if given[:2] == ["farm", "pytest"]:
         return shlex.join([*given, *([] if "--" in given else ["--"]), "-k", _test_expression(job.case)])
     if given[:2] == ["farm", "run"]:
-        # Virtual devices that are attached are not started by a run.
+        # `farm run` uses attached virtual devices and starts none without --virtual.
         virtual = virtual and any(word.partition("=")[0] == "--virtual" for word in given)
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
     argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, given)]
@@ -79,7 +79,7 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
 
 
 def _test_expression(nodeid: str) -> str:
-    """Return what `-k` finds a test by: its file, its class and itself."""
+    """Return the `-k` expression for a test: its file, class and name."""
     parts = nodeid.rpartition("/")[2].split("::")
     words = [word for part in parts for word in _NOT_K_IDENTIFIER.split(part)]
     return " and ".join(word for word in words if word and word not in {"and", "or", "not"})
@@ -98,7 +98,7 @@ def _words(command: str) -> list[str]:
 
 
 def _values(words: Sequence[str], option: str) -> list[str]:
-    """Return what an option was given, in the order of the command."""
+    """Return the values of an option, in the order of the command."""
     found = []
     for word, following in itertools.pairwise([*words, ""]):
         if word == option:
@@ -109,13 +109,13 @@ def _values(words: Sequence[str], option: str) -> list[str]:
 
 
 def _suite_argument(suite: str, words: Sequence[str]) -> str:
-    """Return what a suite was called in a command: its path, where it was given by one."""
+    """Return the argument that named a suite in a command: its path if given, else its name."""
     nameless = []
     for value in _values(words, "--suite"):
         path = PurePath(value)
         name = (path.parent if path.suffix == ".toml" else path).name
         if suite == name:
             return value
-        # "./", "../" and "suite.toml" do not tell what their folder is called.
+        # "./", "../" and "suite.toml" do not contain the name of their folder.
         nameless += [value] if name in {"", ".."} else []
     return nameless[0] if len(nameless) == 1 else suite

@@ -1,4 +1,4 @@
-"""The status of a run and of the farm: newly red, what was not tested, devices that are not fit. Pure."""
+"""Status of a run and of the farm: newly red jobs, untested jobs, unfit devices. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
 
 
 class Standing(StrEnum):
-    """How a job stands, in the order in which somebody looks at them."""
+    """State of a job compared with its previous verdict, in the order in which a reader looks at them."""
 
     NEW_FAILURE = "new_failure"
-    """It failed, and did not the last time that it had a verdict, or never had one."""
+    """Failed now; passed at the previous verdict, or never had one."""
     STILL_FAILING = "still_failing"
     STALE = "stale"
-    """It was left out, or has not been run: what is known of it is old."""
+    """Skipped for lack of time, or not run: the last result is old."""
     INFRA = "infra"
-    """The farm could not judge it."""
+    """Not judged because of trouble with the farm or a device."""
     FIXED = "fixed"
-    """It failed the last time, known issues among that."""
+    """Passed now; failed at the previous verdict, as a known issue or not."""
     KNOWN = "known"
     PASSED = "passed"
 
@@ -42,11 +42,11 @@ TITLES = {
     Standing.INFRA: "Infra",
     Standing.FIXED: "Fixed",
 }
-"""What is listed job by job, in the order in which somebody looks at it."""
+"""Titles of the groups that are listed job by job, in the order of the page."""
 
 
 class SickDevice(msgspec.Struct, frozen=True):
-    """A device that is not healthy, or out of service."""
+    """Device that is not healthy, or out of service."""
 
     device: str
     state: str
@@ -54,52 +54,52 @@ class SickDevice(msgspec.Struct, frozen=True):
 
 
 class RunStanding(msgspec.Struct, frozen=True):
-    """How one run stands."""
+    """State of one run."""
 
     run: RunStatus
     jobs: dict[str, Standing]
-    """By id."""
+    """State of each job by its id."""
     newly_flaky: dict[str, Record] = {}
-    """Jobs, by id, those of the newest runs first."""
+    """Newly flaky jobs by id, jobs of the newest runs first."""
     healed: dict[str, Record] = {}
-    """Those that this run was the proof for."""
+    """Jobs by id whose recovery this run proved."""
     regressions: int = 0
-    """Numbers that it was found in that they got worse, and that are open."""
+    """Open regressions that this run found."""
     unmeasured: int = 0
-    """Numbers that look different, and for which nothing was measured yet."""
+    """Suspected regressions of this run without a repeated measurement."""
     unknown: int = 0
-    """Those that interleaved A/B did not settle."""
+    """Suspected regressions of this run that interleaved A/B did not settle."""
 
     @property
     def title(self) -> str:
-        """What the run is called: its name, or its id."""
+        """Return the name of the run, or its id."""
         return self.run.name or self.run.run_id
 
     def having(self, *kinds: Standing) -> list[JobStatus]:
-        """Return the jobs that stand so."""
+        """Return the jobs in these states."""
         return [job for job in self.run.jobs if self.jobs[job.job_id] in kinds]
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How things stand."""
+    """State of the farm's results and devices."""
 
     runs: tuple[RunStanding, ...]
-    """All cells of the newest night, the worst first; or one run, or none."""
+    """All cells of the newest nightly run, the worst first; or one run, or none."""
     devices: tuple[SickDevice, ...]
     unfinished: tuple[UnfinishedRun, ...]
     regressions: tuple[AlertRecord, ...] = ()
-    """All that are open, of whatever run."""
+    """All open regressions, of any run."""
     remarks: dict[str, Remark] = {}
-    """The last remark on each of their jobs, by id."""
+    """Last remark on each job with a regression, by job id."""
     line: str | msgspec.UnsetType = msgspec.UNSET
-    """What it is about; not there for the default line, or several."""
+    """Branch of the status; unset for the default branch, or several."""
 
     def jobs(self, *kinds: Standing) -> list[tuple[RunStanding, JobStatus]]:
-        """Return the jobs of all runs that stand so."""
+        """Return the jobs of all runs in these states."""
         return [(one, job) for one in self.runs for job in one.having(*kinds)]
 
     def records(self, field: str) -> list[tuple[str, Record]]:
-        """Return `newly_flaky` or `healed` of all runs, those of the newest runs first."""
+        """Return `newly_flaky` or `healed` of all runs, jobs of the newest runs first."""
         found = [pair for one in self.runs for pair in getattr(one, field).items()]
         return sorted(found, key=lambda pair: pair[1].since, reverse=True)
 
@@ -111,11 +111,12 @@ def run_standing(
     regressions: Sequence[AlertRecord] = (),
     found: Sequence[AlertRecord] = (),
 ) -> RunStanding:
-    """Return how a run stands, as it ended, whatever came after it.
+    """Return the state of a run at its end, without regard to later runs.
 
-    `records` are of its jobs, by id; `regressions` are all that are open, `found` its candidates.
+    `records` are reliability records of its jobs, by id; `regressions` are all open regressions, `found` the suspected
+    regressions of the run.
     """
-    # Of one that never began there is nothing to tell but that.
+    # A run that never began has no results of jobs.
     run = run if run.began else msgspec.structs.replace(run, jobs=())
     records = dict(sorted((records or {}).items(), key=lambda one: one[1].since, reverse=True))
     return RunStanding(
@@ -138,7 +139,7 @@ def status_of(
     remarks: Mapping[str, Remark] | None = None,
     line: str = "",
 ) -> Status:
-    """Return how things stand; `regressions` are all that are open, `remarks` are by job id."""
+    """Return the status; `regressions` are all open regressions, `remarks` are by job id."""
     shown = {one.run.run_id for one in runs}
     return Status(
         tuple(sorted(runs, key=_worst_first)),
@@ -150,7 +151,7 @@ def status_of(
     )
 
 
-# By what is to be done about it, the first that holds of a run; a run that has not ended is like one broken off.
+# The first state that applies to a run counts, in order of urgency; an unfinished run ranks like an interrupted one.
 _FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, _NOTHING_CODE = 1, 3, 4, 5
 _PRECEDENCE = (_FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, None, _NOTHING_CODE, 0)
 
@@ -168,7 +169,7 @@ def _worst_first(one: RunStanding) -> tuple[int, ...]:
 
 
 def standing(job: JobStatus) -> Standing:
-    """Return how one job stands."""
+    """Return the state of one job."""
     before = job.before
     failed_before = before is not None and before.verdict == _FAILED and not before.known_issue
     if job.verdict == _INFRA:
@@ -185,7 +186,7 @@ def standing(job: JobStatus) -> Standing:
 
 
 def unsure_lines(status: Status) -> list[str]:
-    """Return how many numbers of each run nobody can judge yet, and what to do."""
+    """Return the number of unsettled suspected regressions of each run, with the command to settle them."""
     lines = []
     for one in status.runs:
         command = "farm confirm" if len(status.runs) == 1 else f"farm confirm --run {one.run.run_id}"
@@ -201,7 +202,7 @@ def _look(number: int) -> str:
 
 
 def counts(runs: Sequence[RunStanding]) -> str:
-    """Return how many jobs there are, and how they ended."""
+    """Return the number of jobs, and of jobs by outcome."""
     found = {kind: sum(len(one.having(kind)) for one in runs) for kind in Standing}
     total = sum(found.values())
     found[Standing.PASSED] += found.pop(Standing.FIXED)
@@ -212,19 +213,19 @@ def counts(runs: Sequence[RunStanding]) -> str:
 
 
 def purpose_text(run: RunStatus) -> str:
-    """Return what a run was: a nightly run, a trial or a manual run."""
+    """Return the purpose of a run: `nightly run`, `trial` or `manual run`."""
     return run.purpose if run.purpose == Purpose.TRIAL else f"{run.purpose} run"
 
 
 def ended_text(run: RunStatus) -> str:
-    """Return how a run ended: `exit code 1`."""
+    """Return the end of a run: `exit code 1`."""
     if run.finished_ms is None:
         return "NOT FINISHED"
     return f"exit code {run.exit_code}" if run.began else "NEVER BEGAN"
 
 
 def reasons_of(job: JobStatus, run: RunStatus, now_ms: int) -> list[str]:
-    """Return why a job of a run is where it is, and what it was before in the line."""
+    """Return the reasons for the state of a job of a run, and its previous verdict on the branch."""
     stage = f"{job.stage}: " if job.stage and job.verdict != _PASSED else ""
     lines = [f"{stage}{job.reason}"] if job.reason else []
     if job.before is None:
@@ -234,7 +235,7 @@ def reasons_of(job: JobStatus, run: RunStatus, now_ms: int) -> list[str]:
 
 
 def exit_meaning(code: int | None, stale: int = 0) -> str:
-    """Return what an exit code of `farm run` means; `stale` is how many jobs are."""
+    """Return the meaning of an exit code of `farm run`; `stale` is the number of jobs skipped for lack of time."""
     if code is None:
         return "none yet: the run has not finished"
     if stale and code in {0, 5}:
@@ -252,5 +253,5 @@ def exit_meaning(code: int | None, stale: int = 0) -> str:
 
 
 def ago(time_ms: int, now_ms: int) -> str:
-    """Return how long ago something was: `3 min 05 s ago`, `12 days ago`."""
+    """Return the age of a time: `3 min 05 s ago`, `12 days ago`."""
     return f"{fmt.age((now_ms - time_ms) / 1000)} ago"

@@ -1,4 +1,4 @@
-"""What `farm status` and `farm history` show, and the same pages of `farm serve`, read from the store."""
+"""Queries for `farm status` and `farm history`, and for the same pages of `farm serve`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def read_status(store: Store, ref: str | None = None, line: str | None = None) -
 
 
 def runs_to_show(store: Store, line: str | None = None) -> list[RunStatus]:
-    """Return the cells of the newest night, those that never began among them; without one a run.
+    """Return the cells of the newest nightly run, cells that never began included; without a nightly run another run.
 
-    A night is that of `line`, as `StatusReader.line_to_show` takes it, or of all lines where it is None; the run is the
-    newest of the line, where none was asked for also a trial of one's own. Raises UnknownNameError.
+    The nightly run is of `line`, with the meaning of `StatusReader.line_to_show`, or of all branches for None. The
+    other run is the newest of the branch; for None it may be a local run of the user. Raises UnknownNameError.
     """
     night = store.status.night(None if line is None else store.status.line_to_show(line))
     run_ids = night or filter(None, [store.status.run_to_show(store.status.line_to_show(line), own=line is None)])
@@ -56,7 +56,7 @@ def _line_of(run: RunStatus) -> str:
 
 
 def records_of(store: Store, points: Sequence[HistoryPoint], line: str = "") -> dict[tuple[str, str], Record]:
-    """Return how the jobs of a line's history did on each kind of device, by job id and kind."""
+    """Return the reliability of the jobs of a branch's history on each kind of device, by job id and kind."""
     found: dict[tuple[str, str], Record] = {}
     for kind in sorted({point.device_kind for point in points}):
         jobs = {point.job_id for point in points if point.device_kind == kind}
@@ -67,7 +67,7 @@ def records_of(store: Store, points: Sequence[HistoryPoint], line: str = "") -> 
 def steps_of(
     store: Store, points: Iterable[HistoryPoint], metrics: Collection[str] = (), line: str = ""
 ) -> list[AlertRecord]:
-    """Return what is known to have moved a level in a line's histories of jobs; of `metrics` alone where given."""
+    """Return known level changes in a branch's histories of jobs; only of `metrics` if given."""
     found = store.alerts.of_jobs({point.job_id for point in points}, line)
     return [one for one in found if one.state in STEPS and (not metrics or one.metric in metrics)]
 
@@ -78,7 +78,7 @@ def history_answer(
     steps: Sequence[AlertRecord],
     line: str = "",
 ) -> dict[str, object]:
-    """Return histories as `--json` has them; a line that has a name is in it."""
+    """Return histories as `--json` prints them, with the branch if it has a name."""
     listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
     answer: dict[str, object] = {"points": points, "reliability": listed, "alerts": steps}
     return {**answer, "line": line} if line else answer

@@ -1,4 +1,4 @@
-"""What a job's main numbers were, run by run, as small drawings and a few words. Pure."""
+"""Trends of a job's main numbers over its runs, as small drawings and a few words. Pure."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ if TYPE_CHECKING:
     from farm.store.records import Background, TrendPoint, TrendSeries
 
 STEP, HEIGHT = 3, 30
-"""Of a drawing: from one run to the next, and from the least to the greatest value."""
+"""Pixels from one run to the next, and from the least to the greatest value."""
 SHOWN_STEPS = 40
-"""Trends with a step that the page lists by themselves; every job has its own."""
+"""Trends with a step that the page lists by name; every job shows its own."""
 
 _TIMES = {"virtual": ("htp_cycles", "latency")}
 _TIMES_ELSEWHERE = ("latency", "htp_cycles")
 _QUALITY = "sqnr_fp32[0]"
 _NAMES = {"htp_cycles": "HTP cycles", _QUALITY: "SQNR"}
-# Of noise alone, three runs in a row are seldom so many standard deviations from three others.
+# With noise alone, three runs in a row rarely differ by so many standard deviations from three others.
 _LEAST_RANGE = 2.2
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """One metric of one job over its newest runs."""
+    """Metric of one job over its newest runs."""
 
     name: str
     width: int
     line: str
-    """Path of the values; where there is none, it has a gap."""
+    """Path of the values, with a gap for a missing value."""
     steps: str
-    """Path of the places where a level begins; empty where none does."""
+    """Path of the places where a level begins; empty without a step."""
     events: str
     """Path of the places where the toolchain changed."""
     changes: tuple[str, ...]
     """Steps and events in words, oldest first."""
     toolchain: tuple[str, ...]
-    """The events among them."""
+    """Events among `changes`."""
     last: str
     change: str
-    """The newest step, or else how far the last value is from the median before it."""
+    """Newest step, or else the distance of the last value from the median of the earlier ones."""
     stepped: bool
     tone: str
-    """Of a step: `worse`, `better`, or empty."""
+    """Tone of the step: `worse`, `better`, or empty."""
     size: float
-    """Of the change, as a multiple of what matters; signed as the value moved. For sorting."""
+    """Change as a multiple of the threshold, with its sign. For sorting."""
     runs: int
     least: str
     most: str
 
 
 def trends_of(background: Background, job_id: str, kind: str) -> tuple[Trend, ...]:
-    """Return the trend of a job's time on devices of `kind`, then that of its SQNR; without those it has no two of.
+    """Return the trend of a job's time on devices of `kind`, then of its SQNR; series with one value are left out.
 
-    The time is cycles on virtual devices, where they repeat, and latency on others.
+    The time is cycles on virtual devices, where cycles repeat exactly, and latency on other devices.
     """
     series = {one.metric: one for one in background.trends.get(job_id, ())}
     times = [metric for metric in _TIMES.get(kind, _TIMES_ELSEWHERE) if metric in series]
@@ -73,7 +73,7 @@ def trends_of(background: Background, job_id: str, kind: str) -> tuple[Trend, ..
 
 
 def _trend(series: TrendSeries, facts: Mapping[str, Mapping[str, str]]) -> Trend | None:
-    # Numbers of another version of the case are of another test.
+    # Another version of the case is another test.
     points = [point for point in series.points if point.case == series.points[-1].case]
     values = [math.nan if point.value is None else point.value for point in points]
     finite = [value for value in values if math.isfinite(value)]
@@ -119,7 +119,7 @@ def _words(scale: Scale, change: float, since: str) -> str:
         return f"{change_text(scale, change)} since {since}"
     if not math.isfinite(change):
         return ""
-    # Less than the text has digits for.
+    # A smaller change would be shown as 0.
     return "same" if abs(change) < GATES[scale].change / 60 else change_text(scale, change)
 
 
@@ -128,7 +128,7 @@ def _is_worse(direction: str, change: float) -> bool | None:
 
 
 def _line(values: Sequence[float], least: float, most: float) -> str:
-    """Return the path: the least value at the bottom, what is infinite at its edge."""
+    """Return the path of the values: the least at the bottom, infinite values at the edge."""
     parts = []
     pen_up = True
     for place, value in enumerate(values):
@@ -143,7 +143,7 @@ def _line(values: Sequence[float], least: float, most: float) -> str:
 
 
 def _steps(scale: Scale, values: Sequence[float]) -> list[tuple[int, float]]:
-    """Return where a level begins that matters, and by how much."""
+    """Return the places where a level begins that matters, with the size of the change."""
     if not _may_step(scale, values):
         return []
     found = change_points(scale, values)
@@ -151,7 +151,8 @@ def _steps(scale: Scale, values: Sequence[float]) -> list[tuple[int, float]]:
 
 
 def _may_step(scale: Scale, values: Sequence[float]) -> bool:
-    """Whether it is worth looking for levels: most series are noise or repeat exactly, and there are thousands."""
+    """Return True if a search for levels may find one; most of the thousands of series are noise or repeat exactly.
+    exactly."""
     known = [float(number) for number in scaled(scale, values) if math.isfinite(number)]
     if len(known) < 2 * LEAST_LEVEL:
         return False
@@ -177,7 +178,8 @@ def _events(
 
 
 class _Facts:
-    """Facts of fingerprints, the same for all jobs of a report: compared by identity, so that they can be a key."""
+    """Facts of fingerprints, shared by all jobs of a report, compared by identity so that they can be a cache key.
+    key."""
 
     def __init__(self, by_hash: Mapping[str, Mapping[str, str]]) -> None:
         self.by_hash = by_hash
@@ -191,7 +193,7 @@ class _Facts:
 
 @lru_cache(maxsize=64)
 def _changes(runs: tuple[tuple[str, int, str], ...], facts: _Facts) -> tuple[tuple[int, str], ...]:
-    # Most jobs of a report have been in the same runs.
+    # Most jobs of a report took part in the same runs, so the cache holds few entries.
     points = [
         Point(run_id, time_ms, 0.0, facts.by_hash.get(fingerprint, {}), device_kind="", case_version="")
         for run_id, time_ms, fingerprint in runs

@@ -1,1 +1,1 @@
-"""What a report says, as lines of a terminal: pure."""
+"""Reports as lines of a terminal. Pure."""

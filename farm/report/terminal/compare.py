@@ -23,13 +23,13 @@ TITLES = {
     CompareGroup.BETTER: "Better",
     CompareGroup.FAILING: "Failing on both",
 }
-# Of why a job is listed: the page has all of it.
+# Most characters of a reason; the page shows the whole text.
 _MOST_TEXT = 240
 _VERSIONS = ("executorch", "torch", "torchao", "qnn")
 
 
 def side_line(side: CompareSide) -> str:
-    """Return what a side is, in one line."""
+    """Return name and versions of a side in one line."""
     facts = side.facts
     known = [f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name)]
     if commit := facts.get("commit"):
@@ -38,7 +38,7 @@ def side_line(side: CompareSide) -> str:
 
 
 def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[str]:
-    """Return the comparison, what needs a look first; at most `limit` jobs a group, no line wider than `width`."""
+    """Return the comparison, urgent groups first; at most `limit` jobs a group, no line wider than `width`."""
     lines = [line for side in report.sides for line in wrapped(side_line(side), width)]
     lines += ["", *wrapped(sentence(report), width)]
     if report.interrupted:

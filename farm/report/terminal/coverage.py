@@ -27,7 +27,7 @@ _STYLES = {
     Outcome.PASSED: "green",
 }
 _NAME, _GAP, _LEAST = 20, 2, 5
-# What begins something in Markdown, also in a cell of a table and as HTML; a _ inside of a word does not.
+# Characters with a meaning in Markdown, table cells or HTML; a _ inside of a word has none.
 _MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
 _SHOWN_PLACES = 12
 _INTRODUCTION = (
@@ -43,7 +43,7 @@ _MADE_OF_OTHERS = (
 
 
 def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[Text]:
-    """Return the table line by line, none wider than `width`; `about` says where the results are from."""
+    """Return the table line by line, none wider than `width`; `about` has the facts that its results depend on."""
     from rich.text import Text
 
     lines = [
@@ -82,7 +82,7 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
 
 
 def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> str:
-    """Return the table as a page of the documentation; `command` is what makes it."""
+    """Return the table as a page of the documentation; `command` is the command that generates the page."""
     reasons = list(table.reasons())
     notes = {key: number for number, key in enumerate(reasons, 1)}
     head = [text for text, _ in _head(table, about)]
@@ -186,7 +186,7 @@ def _cell(row: CoverageRow, precision: str) -> str:
 
 
 def _cell_text(cell: CoverageCell) -> str:
-    # Of an operator in passing it counts where it was seen to work.
+    # An operator that jobs only contain counts where it passed.
     counted = f"{cell.count}" if cell.in_passing or cell.count == len(cell.items) else f"{cell.count}/{len(cell.items)}"
     text = f"{GLYPHS[cell.state]} {counted}" if cell.state else NO_CASE
     return f"({text})" if cell.in_passing else text
@@ -213,7 +213,8 @@ def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
 
 
 def _uncovered(table: Coverage) -> list[str]:
-    """Return a line for every builder that no case can be for, and one for all others that are in no program."""
+    """Return a line for every builder that cannot have a case, and one for all other builders that are in no
+    program."""
     lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
     open_ones = [row.name for row in table.uncovered if not row.without]
     if not open_ones:

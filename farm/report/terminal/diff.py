@@ -1,4 +1,4 @@
-"""RunDiff -> jobs by what became of them, and their lines for a terminal. Pure."""
+"""RunDiff -> groups of jobs by their change, and lines for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class DiffPart(NamedTuple):
     key: str
     title: str
     rows: list[tuple[str, str]]
-    """The job's id, and how it differs."""
+    """Id of the job, and its difference, in words."""
 
 
 def parts(diff: RunDiff) -> list[DiffPart]:
-    """Return what differs, what needs a look first; a part may have no rows."""
+    """Return the groups of differences, urgent groups first; a group may have no rows."""
     found = [
         DiffPart(str(group), title, [_outcome(job, group) for job in diff.having(group)])
         for group, title in _GROUPS.items()
@@ -50,7 +50,7 @@ def parts(diff: RunDiff) -> list[DiffPart]:
 
 
 def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
-    """Return what differs, what needs a look first; at most `limit` lines a group, none wider than `width`."""
+    """Return the differences, urgent groups first; at most `limit` lines a group, none wider than `width`."""
     lines = [
         f"before: {diff.before}, {_when(diff, diff.before, diff.before_ms)}",
         f"after: {diff.after}, {_when(diff, diff.after, diff.after_ms)}",
@@ -60,18 +60,18 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
     for part in parts(diff):
         lines += titled(part.title.upper(), part.rows, limit)
     lines += ["", *([about] if (about := about_programs(diff)) else []), in_all(diff)]
-    # Not cut: somebody wants to open it.
+    # The address is not cut, so that it can be opened.
     link = [f"commits: {diff.commits_url}"] if diff.commits_url else []
     return [*(fitted(line, max(width, LEAST_WIDTH)) for line in lines), *link]
 
 
 def about_programs(diff: RunDiff) -> str:
-    """Return how many programs are the same; empty where nothing is known of it."""
+    """Return the number of equal programs; empty when it is not known."""
     return str(diff.programs) if diff.programs else ""
 
 
 def in_all(diff: RunDiff) -> str:
-    """Return how many jobs ended as before."""
+    """Return the number of jobs that ended as before."""
     same, jobs = len(diff.having(DiffGroup.SAME)), fmt.plural(len(diff.jobs), "job")
     if same == len(diff.jobs) and not any(job.changes or job.not_compared for job in diff.jobs):
         return f"{jobs}, nothing differs"
@@ -90,6 +90,6 @@ def _outcome(job: JobDiff, group: DiffGroup) -> tuple[str, str]:
 def _changed(job: JobDiff, change: MetricChange) -> tuple[str, str]:
     values = " -> ".join(fmt.quantity(value, change.unit) for value in (change.before, change.after))
     by = f", {100 * (change.ratio - 1):+.1f} %" if change.is_time and change.ratio is not None else ""
-    # So that nobody looks for it in the compiler.
+    # The note rules out the compiler as the cause.
     same = ", with the same program" if job.same_program else ""
     return job.job_id, f"{change.metric}: {values}{by}{same}"

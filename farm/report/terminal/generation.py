@@ -1,4 +1,4 @@
-"""What programs took that generate text -> lines for a terminal. Pure."""
+"""Figures of text generation -> lines for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 6
 
 
 def rates(figures: GenerationFigures) -> list[str]:
-    """Return what generating took in a few words each: rates, first tokens, how steps are spread, a fall, memory."""
+    """Return the figures in a few words each: rates, first tokens, spread of steps, loss of rate, memory."""
     known = (("decode", figures.decode), ("prefill", figures.prefill))
     parts = [f"{name} {fmt.rate(rate.p50)} tokens/s" for name, rate in known if rate is not None]
     if figures.prompts:
@@ -41,7 +41,7 @@ def rates(figures: GenerationFigures) -> list[str]:
 
 
 def nearness(figures: GenerationFigures) -> list[str]:
-    """Return how near its logits and tokens come to references', in a few words each; nothing without references."""
+    """Return the agreement of logits and tokens with the references, in a few words each; empty without references."""
     near = figures.logits
     parts = [
         f"{_db(db)} to {module}" + (f", {_db(worst)} at the worst position" if worst is not None else "")
@@ -66,7 +66,7 @@ def _db(value: float | None) -> str:
 
 
 def generation_lines(figures: GenerationFigures, label: str) -> Iterator[str]:
-    """Yield a title and a line for each curve; `label` says what the times are where they are no device's."""
+    """Yield a title and a line for each curve; `label` is the origin of the times, "" for times of a device."""
     if near := nearness(figures):
         yield "logits and tokens, of the worst prompt"
         yield from (f"  {part}" for part in near)

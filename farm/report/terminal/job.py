@@ -1,4 +1,4 @@
-"""One job of a run -> all that there is of it, for a terminal. Pure."""
+"""One job of a run in full, for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], places: Mapping[str, Path]) -> list[str]:
-    """Return every attempt of a job with its reason, figures and log, what was kept, and how it is run again.
+    """Return every attempt of a job with its reason, figures and log, the kept files, and the commands to run it again.
 
-    Nothing is cut. `places` is where the files are that are on this machine, by hash.
+    No text is cut. `places` has the paths of files on this machine, by hash.
     """
     view, job = summary.view, item.job
     ended = "unfinished" if view.exit_code is None else f"exit code {view.exit_code}"
@@ -104,7 +104,7 @@ def _attempt(
             spread = spread_of(one)
             figures = (spread.value, spread.least, spread.p90, spread.most) if spread else ()
             shown = [fmt.quantity(value, one.unit) for value in (figures[:1] if len(one.samples) == 1 else figures)]
-            # The others have the unit of the first.
+            # All figures of a row have the unit of the first.
             shown = [*shown[:1], *(text.partition(" ")[0] for text in shown[1:]), *[""] * (4 - len(shown))]
             rows.append((one.metric, *shown, str(len(one.samples))))
         yield ""
@@ -119,7 +119,7 @@ def _attempt(
         yield f"  layers: {fmt.plural(len(attempt.layers), 'row')}, see --json"
     if attempt.log:
         yield f"  log, {fmt.plural(len(attempt.log), 'character')}:"
-        # A log is read and searched as it was written.
+        # The log is printed unchanged, so that it can be searched.
         yield from (f"    {line}".rstrip() for line in attempt.log.rstrip("\n").split("\n"))
 
 

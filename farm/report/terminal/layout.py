@@ -1,7 +1,7 @@
-"""Lines of a terminal: columns, text that fits, what there is below a title. Pure.
+"""Layout of terminal lines: columns, wrapped and cut text, titled lists. Pure.
 
-`columns` is no `rich.Table`: to import rich takes 33 ms, a tenth of a short command, and a thousand rows of eight
-columns 0.4 s.
+`columns` replaces `rich.Table`: the import of rich takes 33 ms, a tenth of a short command, and a thousand rows of
+eight columns take 0.4 s.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 WIDTH, LEAST_WIDTH = 80, 40
 UNBOUNDED = 100_000
-"""Columns of what is no terminal: more than a line has."""
+"""Width of output that is no terminal: more than any line has."""
 SIMULATED = "VIRTUAL: times and cycles are of a simulator, not comparable with hardware"
 
 STUBBED = "STUB: a stub took the place of QNN's libraries; no number is a measurement of Qualcomm's products"
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> list[str]:
-    """Return rows with their cells one below the other; `right` are the columns that end at one place."""
+    """Return rows with their cells aligned; the columns in `right` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         (indent + "  ".join(
@@ -35,13 +35,13 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: 
 
 
 def fitted(line: str, width: int) -> str:
-    """Return a line, indented as it is, cut to `width`."""
+    """Return a line cut to `width`, with its indentation."""
     indent = len(line) - len(line.lstrip())
     return " " * indent + one_line(line, width - indent)
 
 
 def wrapped(text: str, width: int = WIDTH, hanging: str = "  ", *, whole_words: bool = True) -> list[str]:
-    """Return a text in lines, indented as it is, those after the first moved in by `hanging`."""
+    """Return a text in lines with its indentation; lines after the first are indented further by `hanging`."""
     indent = " " * (len(text) - len(text.lstrip(" ")))
     lines = textwrap.wrap(
         # A per cent sign stays with its number.
@@ -56,7 +56,7 @@ def wrapped(text: str, width: int = WIDTH, hanging: str = "  ", *, whole_words: 
 
 
 def titled(title: str, found: Iterable[Sequence[str]], limit: int) -> list[str]:
-    """Return a blank line, a title with how many there are, and the lines of the first `limit`; nothing of nothing."""
+    """Return a blank line, a title with the count, and the lines of the first `limit` entries; [] without an entry."""
     blocks = list(found)
     if not blocks:
         return []
@@ -64,6 +64,6 @@ def titled(title: str, found: Iterable[Sequence[str]], limit: int) -> list[str]:
 
 
 def first_of(blocks: Sequence[Sequence[str]], limit: int, indent: str = "  ") -> list[str]:
-    """Return the lines of the first `limit`, each a name and what there is to it, and how many are left out."""
+    """Return the lines of the first `limit` entries, each a name and its details, and the number of further entries."""
     lines = [f"{indent}{'' if n == 0 else '  '}{line}" for block in blocks[:limit] for n, line in enumerate(block)]
     return lines + ([f"{indent}and {len(blocks) - limit} more: --limit"] if len(blocks) > limit else [])

@@ -1,4 +1,4 @@
-"""Profiles as lines of text, and two profiles node by node. Pure."""
+"""Profiles as lines of text, and the comparison of two profiles node by node. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from farm.results.attempt import OperatorProfile
     from farm.store.records import ProfileRecord
 
-# What QNN appends to the name of a node: numbers that change with the graph around it.
+# Suffix that QNN appends to the name of a node: a number that changes with the graph around the node.
 _OP_ID = re.compile(r":?\bOpId_\d+$")
 _HEAD = ("node", "delegate")
 _ORIGIN_HEAD = ("node", "module", "source line", "delegate")
 _LEAST_NAME = 12
-# The options at the end of a job's id; neither their names nor their values hold a hyphen.
+# Options at the end of a job's id; neither names nor values contain a hyphen.
 _OPTIONS = re.compile(r"(?:-[^-=\[\]]+=[^-\[\]]*)+\]$")
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """One node before and after; None where it was not there."""
+    """Node before and after; None for a side without the node."""
 
     node: str
     delegate: str
@@ -44,41 +44,42 @@ class NodeChange(msgspec.Struct, frozen=True):
     after: OperatorProfile | None
 
     ratio: float | None
-    """After through before, by medians; None where a side is missing or took nothing before."""
+    """After divided by before, by medians; None when a side is missing or its time before was 0."""
     told_apart: bool
-    """Whether no inference of one side was within the range of the other."""
+    """True when no inference of one side was within the range of the other."""
 
     @property
     def difference(self) -> float:
-        """After less before, by medians; a node that is not there took nothing."""
+        """Return after minus before, by medians; a missing node counts as 0."""
         return (self.after.p50 if self.after else 0.0) - (self.before.p50 if self.before else 0.0)
 
 
 class JobChanges(msgspec.Struct, frozen=True):
-    """One job's profiles in two runs."""
+    """Profiles of one job in two runs."""
 
     before_job: str
-    """The same as `job_id`, or the job of the same case and target with other options."""
+    """Id of the job before: `job_id`, or the job of the same case and target with other options."""
     job_id: str
     before_run: str
     after_run: str
     device_kind: str
     differences: tuple[str, ...]
-    """What else is different: fingerprint, device, the case itself."""
+    """Other differences: fingerprint, device, the case itself."""
     refused: str
-    """Why they are not compared; empty when they are."""
+    """Reason why the profiles are not compared; empty when they are."""
     nodes: tuple[NodeChange, ...] = ()
 
     @property
     def comparable(self) -> bool:
-        """Whether there is something to compare."""
+        """Return True when the profiles can be compared."""
         return not self.refused
 
 
 def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord]) -> list[JobChanges]:
-    """Return what changed of each job that both sides have.
+    """Return the changes of each job that both sides have.
 
-    Where options make the ids differ, a side's only job of a case and target is the same as the other side's only one.
+    If options make the ids differ, the only job of a case and target on one side is paired with the only one on the
+    other side.
     """
     before, after = list(before), list(after)
     old = {record.job_id: record for record in before}
@@ -134,15 +135,15 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
 
 
 def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile]) -> list[NodeChange]:
-    """Return each node of either side once, in the order of execution; nodes that went come last.
+    """Return each node of either side once, in the order of execution; nodes that are gone come last.
 
-    Nodes are the same by delegate call, name and unit, the n-th of a name with the n-th; where that finds none, by
-    name without the number that QNN gives it.
+    Nodes are paired by delegate call, name and unit, the n-th of a name with the n-th; unpaired nodes are paired by
+    name without the number that QNN appends.
     """
     old, new = _numbered(before), _numbered(after)
     same = old.keys() & new.keys()
     lost = _numbered((row for key, row in old.items() if key not in same), without_id=True)
-    # The others of `new` in their order, each with what it was called before.
+    # The nodes of `new` without a pair, each with its former name.
     renamed = _numbered((row for key, row in new.items() if key not in same), without_id=True)
     earlier = {id(row): lost.pop(key, None) for key, row in renamed.items()}
     found = [_change(old[key] if key in same else earlier[id(row)], row) for key, row in new.items()]
@@ -176,7 +177,7 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
             table.append([f"{len(rest)} more", *none, fmt.count(left), _percent(left / total if total else 0.0)])
         table.append([f"all {len(found)}", *none, fmt.count(total), ""])
         if origins and len({row.delegate for row in found}) == 1:
-            # One delegate call has them all: its name goes above, and leaves room.
+            # One delegate call has all nodes: its name moves to the title, which leaves room for the other columns.
             table = [[*row[:3], *row[4:]] for row in table]
             table[0][0] = f"node in {found[0].delegate}" if found[0].delegate else "node"
         lines += ["", *_aligned(table, width)]
@@ -189,7 +190,7 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
 
 
 def sum_lines(found: Sequence[OriginSum], what: str, limit: int, width: int = 80) -> list[str]:
-    """Return tables of what modules or lines of code took, one a unit; `what` they are stands above them."""
+    """Return tables of the totals of modules or lines of code, one a unit; `what` is the title of the names."""
     lines: list[str] = []
     for unit, of_unit in groupby(found, key=lambda one: one.unit):
         rows = list(of_unit)
@@ -229,7 +230,7 @@ def _node_cells(row: OperatorProfile) -> tuple[str, ...]:
 
 
 def _origin_cells(row: OperatorProfile) -> tuple[str, ...]:
-    # Where it comes from says more than the number that QNN gave it.
+    # With a module or source line shown, the number that QNN appends is left out.
     node = _OP_ID.sub("", row.node) if row.module or row.source else row.node
     return node, row.module, row.source, row.delegate
 
@@ -244,7 +245,7 @@ def _change_cells(change: NodeChange, *, several: bool) -> tuple[str, str, str, 
         mark = "new"
     elif change.after is None:
         mark = "gone"
-    # Of `QnnBackend[1]`, what tells it from the others.
+    # The index of `QnnBackend[1]` is enough to distinguish delegate calls.
     name = (
         f"{change.node} {change.delegate[change.delegate.find('[') :]}" if several and change.delegate else change.node
     )
@@ -269,7 +270,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return lines: names cut to what the other columns leave, a delegate where there is one, and figures."""
+    """Return aligned lines: names are cut to the width that the delegate and the figures leave."""
     cells = [[one_line(cell) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     cut = 1 + sum(name in _ORIGIN_HEAD[1:3] for name in cells[0][1:])
@@ -283,12 +284,12 @@ def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def _cut_front(name: str, width: int) -> str:
-    """Return a path with its beginning left out: modules of one model begin alike, and so do files."""
+    """Return a path with its beginning cut: modules and files of one model begin alike."""
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
 def _cut(name: str, width: int) -> str:
-    """Return a name with its middle left out: the operator is at its beginning, its number at the end."""
+    """Return a name with its middle cut: the operator is at its beginning, its number at the end."""
     if len(name) <= width:
         return name
     tail = width // 3

@@ -1,4 +1,4 @@
-"""Status, alerts and red jobs -> lines for a terminal, what needs a look first. Pure."""
+"""Status, alerts and red jobs -> lines for a terminal, urgent groups first. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> list[str]:
-    """Return the status, what needs a look first; at most `limit` jobs of a kind, no line wider than `width`."""
+    """Return the status, urgent groups first; at most `limit` jobs of a kind, no line wider than `width`."""
     lines = _runs(status, now_ms, limit) if status.runs else [f"no run yet: '{FIRST_RUN}' makes one"]
     if status.devices:
         lines += ["", f"DEVICES: {len(status.devices)} not fit"]

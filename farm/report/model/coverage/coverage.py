@@ -1,4 +1,4 @@
-"""Operators x precisions: what the newest results say of every operator that the backend can build. Pure."""
+"""Operators x precisions: the newest result for every operator that the backend can build. Pure."""
 
 from __future__ import annotations
 
@@ -21,38 +21,41 @@ if TYPE_CHECKING:
 WORST_FIRST = (
     Outcome.FAILED, Outcome.INFRA, Outcome.STALE, Outcome.NOT_RUN, Outcome.SKIPPED, Outcome.KNOWN, Outcome.PASSED
 )  # fmt: skip
-"""States of a job; stale is also a result of a case that has changed since, or older than a run that left it out."""
+"""States of a job, the worst first.
+
+A result is stale as well when its case has changed since, or when a newer run did not execute the job.
+"""
 
 
 class CoveredJob(msgspec.Struct, frozen=True):
-    """One job of the table."""
+    """Job of the table."""
 
     job_id: str
     case: str
     precision: str
     state: Outcome
     reason: str
-    """Why it did not pass, or is stale; empty when it passed."""
+    """Reason why the job did not pass or is stale; "" when it passed."""
     operators: tuple[str, ...] | None
-    """What the backend builds of it; None where nobody knows."""
+    """Operators that the backend builds for the job; None when they are not known."""
     run_id: str = ""
     time_ms: int = 0
     kind: str = ""
 
 
 class CoverageCell(msgspec.Struct, frozen=True):
-    """One operator in one precision."""
+    """Jobs of one operator in one precision."""
 
     items: tuple[CoveredJob, ...]
     in_passing: bool = False
-    """No job is about this operator: others have it in their programs."""
+    """True when the jobs are about other operators and only contain this one."""
 
     @property
     def state(self) -> Outcome | None:
-        """The worst; None where there is no job.
+        """Return the worst state of the jobs; None without a job.
 
-        An operator that is in jobs about others has passed where one of them passes: who fails among them, fails for
-        what it is about.
+        If jobs only contain the operator, a pass of any of them decides: their failures concern the operators they
+        test.
         """
         states = {item.state for item in self.items}
         if self.in_passing and Outcome.PASSED in states:
@@ -61,64 +64,64 @@ class CoverageCell(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Jobs in this state."""
+        """Return the number of jobs in this state."""
         return sum(item.state is self.state for item in self.items)
 
 
 class CoverageRow(msgspec.Struct, frozen=True):
-    """One builder, or what is not a builder's: an operator without one, or a case whose operators nobody knows."""
+    """Row of a builder, of an operator without a builder, or of a case whose operators are not known."""
 
     name: str
     targets: tuple[str, ...]
     cells: dict[str, CoverageCell]
-    """By precision; those with jobs."""
+    """Cells by precision; precisions without a job are absent."""
     without: str = ""
-    """Why no case is for it."""
+    """Reason why no case tests the builder."""
 
 
 class MadeOfOthers(msgspec.Struct, frozen=True):
-    """An ATen operator that no case has, but the operators that ExecuTorch's tests of it are made of."""
+    """ATen operator without a case, whose tests in ExecuTorch consist of other operators."""
 
     name: str
     operators: tuple[str, ...]
     cases: tuple[str, ...]
-    """One with all of the operators; where none has, one for each of them."""
+    """Smallest case with all of the operators, or a case for each operator."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """The table of one SoC and backend."""
+    """Table of one SoC and backend."""
 
     soc: str
     backend: str
     precisions: tuple[str, ...]
-    """Those that have jobs, in the order of the backend's, then others."""
+    """Precisions with jobs, in the order of the backend, then other precisions."""
     unused: tuple[str, ...]
-    """Those that the backend has, and no case."""
+    """Precisions of the backend without a case."""
     rows: tuple[CoverageRow, ...]
-    """Every builder, by name."""
+    """Rows of every builder, by name."""
     beyond: tuple[CoverageRow, ...]
-    """What cases cover beyond."""
+    """Rows of cases beyond the builders."""
     items: tuple[CoveredJob, ...]
     tested: tuple[str, ...] = ()
     """ATen operators that ExecuTorch's own tests name."""
     made_of_others: tuple[MadeOfOthers, ...] = ()
-    """Those of them that no case has, but what they are in these tests."""
+    """Tested operators without a case, whose tests consist of operators with cases."""
     untested: tuple[str, ...] = ()
-    """Those of them that no case has in any way."""
+    """Tested operators without a case in any way."""
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        """Jobs by state, every state."""
+        """Return the number of jobs by state, for every state."""
         counted = Counter(item.state for item in self.items)
         return {state: counted[state] for state in WORST_FIRST}
 
     @property
     def uncovered(self) -> tuple[CoverageRow, ...]:
-        """Builders that no job has in its program."""
+        """Return the builders that are in the program of no job."""
         return tuple(row for row in self.rows if not row.cells)
 
     def reasons(self) -> dict[tuple[Outcome, str], tuple[CoveredJob, ...]]:
-        """Return what is not as it should be by state and reason, the worst first."""
+        """Return all jobs except passed and not-run ones by state and reason, the worst first."""
         found: dict[tuple[Outcome, str], list[CoveredJob]] = {}
         for state in WORST_FIRST:
             for item in self.items:
@@ -138,11 +141,11 @@ def items_of(
     versions: Mapping[str, str],
     declared: Mapping[tuple[str, str], tuple[str, ...]],
 ) -> tuple[CoveredJob, ...]:
-    """Return the jobs with what is known of them.
+    """Return the jobs with their newest results.
 
-    `versions` are what the cases are now, by job id; a job that is not among them is never stale for that. What a
-    backend builds of a case is taken from the job, else from the same case in other precisions, else from `declared`,
-    by module and name of the case.
+    `versions` are the current versions of the cases, by job id; a job without one is not checked for a change. The
+    operators of a case come from the job, else from the same case in other precisions, else from `declared`, by module
+    and name of the case.
     """
     by_case: dict[tuple[str, str], dict[str, None]] = {}
     for result in results.values():
@@ -169,10 +172,10 @@ def coverage(
     builders: Mapping[str, Sequence[str]],
     without: Mapping[str, str],
 ) -> Coverage:
-    """Return the table; `builders` and their operators, `without` the reasons of those that no case is for.
+    """Return the table; `builders` maps names to operators, `without` has the reasons for builders without a case.
 
-    A job is counted in the row of what it is about: of the operators in its program, the one that the fewest cases
-    have. So a convolution that fails is not held against the transpositions around it.
+    A job counts for its subject: the operator of its program with the fewest cases. So a failing convolution is not
+    held against the transpositions around it.
     """
     builder_of = {target: name for name, targets in builders.items() for target in targets}
     built = {item.job_id: {builder_of.get(name, name) for name in item.operators or ()} for item in items}
@@ -185,13 +188,13 @@ def coverage(
     for item in items:
         names = built[item.job_id]
         fewest = min((len(cases[name]) for name in names), default=0)
-        # What none is built of, or nobody knows, has a row of its own.
+        # A case without known operators has a row of its own.
         for name in names or {item.case}:
             subject = not names or len(cases[name]) == fewest
             (about if subject else passing).setdefault(name if names else f"case {name}", []).append(item)
 
     used = dict.fromkeys(item.precision for item in items)
-    # A program that was compiled elsewhere has a precision that is none of the backend's.
+    # Programs compiled elsewhere may have a precision that the backend does not list.
     columns = [name for name in precisions if name in used] + [name for name in used if name not in precisions]
 
     def row(name: str) -> CoverageRow:
@@ -216,9 +219,10 @@ def coverage(
 def made_of_others(
     names: Iterable[str], tests: Mapping[str, Sequence[str]], cases: Mapping[str, Collection[str]]
 ) -> tuple[MadeOfOthers, ...]:
-    """Return those of the operators `names`, which no case has, that are others in their tests, each in a case.
+    """Return the operators among `names` whose tests consist of other operators, each of them in a case.
 
-    `tests` has the operators of the tests of each name, `cases` those of each case.
+    `names` are operators without a case; `tests` has the operators of each name's tests, `cases` the operators of each
+    case.
     """
     smallest_first = sorted(cases, key=lambda case: (len(cases[case]), case))
     found = []
