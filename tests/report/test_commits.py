@@ -83,7 +83,7 @@ def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_befor
 
 def test_the_terminal_and_json_say_it_and_a_run_of_which_nothing_is_known_is_as_ever() -> None:
     view = msgspec.structs.replace(run_view(), toolchain=MAIN)
-    shown = render_summary(view, 100)
+    shown = " ".join(render_summary(view, 100).split())
     assert "main, commit bbbbbbbbbb on branch main: Fix <b>pad</b>" in shown
     assert "5 new commits since the run before in its line" in shown
     assert parse_json(render_json(view)).toolchain == MAIN

@@ -99,9 +99,10 @@ def simulated() -> RunView:
 
 def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simulated: RunView) -> None:
     text = " ".join(render_summary(phone, 100).split())
-    assert "generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]" in text
+    rates = "decode 71.6 tokens/s; prefill 1,869 tokens/s"
+    assert f"generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]: {rates}" in text
+    text = " ".join(job_lines(summarize(phone), summarize(phone).jobs[0], (), {}))
     for words in (
-        "decode 71.6 tokens/s; prefill 1,869 tokens/s",
         "first token 10.55 ms after 5 tokens, 21.40 ms after 40, 38.76 ms after 96",
         "step p50 13.96, p90 15.17, p99 15.25 ms",
         "rate -15.2 % after 60 s",
@@ -111,7 +112,7 @@ def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simul
         assert words in text, words
     lines = render_summary(simulated, 60).splitlines()
     assert max(map(len, lines)) <= 60
-    assert "generated, simulated: llm_tiny/llama_kv[SM8650-htp-16a8w]" in lines
+    assert "generated, simulated: llm_tiny/llama_kv[SM8650-htp-16a8w]:" in lines
     assert "conv2d" not in "".join(lines)
     assert "rate -" not in "".join(lines)
 
@@ -183,10 +184,10 @@ def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
     [attempt] = job.attempts
     attempt = msgspec.structs.replace(attempt, measurements=(*attempt.measurements, *figures))
     view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
-    text = " ".join(render_summary(view, 100).split())
+    text = " ".join(" ".join(job_lines(summarize(view), summarize(view).jobs[0], (), {})).split())
     for words in (
-        "60.2 dB to the quantized module, 68.7 dB at the worst position; 47.4 dB to FP32; prefill equal to decode;",
-        "tokens 100.0 % as the quantized module, 56.2 % as FP32; least margin 0.997",
+        "60.2 dB to the quantized module, 68.7 dB at the worst position 47.4 dB to FP32 prefill equal to decode",
+        "tokens 100.0 % as the quantized module, 56.2 % as FP32 least margin 0.997",
     ):
         assert words in text, words
     page = unescape(render_html(view))

@@ -10,7 +10,7 @@ import pytest
 from farm.report.formats.junit import render_junit
 from farm.report.formats.run_json import parse_json, render_json
 from farm.report.terminal.run import render_summary
-from farm.results.attempt import Attempt, Comparison, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.store.view import RunView
 
 
@@ -104,11 +104,36 @@ def test_the_terminal_summary_is_short_and_names_the_trouble(example_run: RunVie
     assert "VIRTUAL" in text
     assert "FAILED quantized_ops/group_norm[SM8650-htp-8a8w]" in lines
     assert "INFRA quantized_ops/sdpa[SM8750-htp-8a8w]" in lines
-    assert "known issue, 2x: shared weights" in text
-    assert "resnet18[SM8650-8a8w] 12.4 s" in text
-    assert len(lines) < 24
+    assert "known issues, 2x: shared weights" in text
+    assert len(lines) < 20
     assert all(len(line) <= 80 for line in lines if not line.startswith("again:"))
     assert "\x1b" not in text
+
+
+def test_the_terminal_summary_of_a_success_has_ten_lines_with_the_path_of_the_report(example_run: RunView) -> None:
+    good = [job for job in example_run.jobs if job.attempts and job.attempts[-1].verdict is Verdict.PASSED]
+    known = [
+        msgspec.structs.replace(
+            job, attempts=(msgspec.structs.replace(job.attempts[-1], verdict=Verdict.FAILED, known_issue=f"issue {n}"),)
+        )
+        for n, job in enumerate(good[:40])
+    ]
+    lines = render_summary(msgspec.structs.replace(example_run, jobs=(*known, *good[40:])), 80).splitlines()
+    assert "none of" in lines[0]
+    assert len(lines) <= 9
+    [line] = [line for line in lines if line.startswith("known issue")]
+    assert line.startswith("known issues, 40x: issue 0; issue 1")
+    assert len(line) <= 80
+
+
+def test_details_of_a_success_leave_room_for_the_rest(run_of: Callable[..., RunView]) -> None:
+    reasons = [f"no DSP heap: cause {n}" for n in range(20)]
+    skipped = [Attempt("j", Verdict.SKIPPED, Stage.EXECUTE, one, "phone-1", cause=Cause.REQUEST) for one in reasons]
+    lines = render_summary(run_of(*((one,) for one in skipped)), 80).splitlines()
+    assert reasons[0] in "".join(lines)
+    assert len(lines) <= 9
+    assert lines[-1].startswith("and ")
+    assert lines[-1].endswith(" lines more in the report")
 
 
 def test_the_terminal_summary_of_a_bad_night_stays_short(large_run: RunView) -> None:

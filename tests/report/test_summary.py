@@ -255,12 +255,6 @@ def test_backend_options_are_targets_of_their_own(run_of: Callable[..., RunView]
     assert [column.options for column in matrix.columns] == ["", "htp_performance_mode=2"]
 
 
-def test_slowest_builds_leave_out_the_cache(example_run: RunView) -> None:
-    slowest = summarize(example_run).slowest_builds(3)
-    assert slowest[0].job.case == "resnet18"
-    assert not any(one.job.cached for one in slowest)
-
-
 def test_every_exit_code_has_a_meaning() -> None:
     assert exit_meaning(0) == "all passed"
     assert exit_meaning(None).startswith("none yet")

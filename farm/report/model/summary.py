@@ -1,6 +1,6 @@
-"""What a run says: outcomes, counts, the verdict line and the key numbers of each job. Pure.
+"""Summary of a run: outcomes, counts, the verdict line and the key numbers of each job. Pure.
 
-Every renderer takes its counts and its final attempts from here, so that no two of them can disagree.
+All renderers take counts and final attempts from here, so that two of them cannot disagree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
-from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
+from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """How a job ended, as it is shown: the verdict of its final attempt, with known issues by themselves."""
+    """Outcome of a job as reports show it: the verdict of its final attempt, with known issues apart."""
 
     FAILED = "failed"
     KNOWN = "known"
-    """It failed as a known issue says it does: shown, but it does not turn the run red."""
+    """Failed as a known issue predicts: shown, without turning the run red."""
     INFRA = "infra"
     STALE = "stale"
-    """It has no attempt, as the run had no time for it: what is known of it is old."""
+    """Without an attempt, as the run had no time for it: the last result is old."""
     PASSED = "passed"
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
-    """It has no attempt: the run is still going, was stopped, or had no device for it."""
+    """Without an attempt: the run still executes, was stopped, or had no device for it."""
 
 
 GLYPHS = dict(zip(Outcome, "✗◇△◷✓○·", strict=True))
@@ -47,14 +47,14 @@ WORDS = {one: {"known": "known issue", "not_run": "not run"}.get(one.value, one.
 
 
 class Tone(StrEnum):
-    """The run in one word."""
+    """Result of a run in one word."""
 
     PASSED = "passed"
     FAILED = "failed"
     INFRA = "infra"
-    """No failure of the code, but the farm could not judge everything."""
+    """No failure of the code, but some jobs could not be judged."""
     STALE = "stale"
-    """Nothing that ran needs attention, but some of it was left out."""
+    """No executed job needs attention, but some jobs were skipped for lack of time."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
 
@@ -64,7 +64,7 @@ OF_STUB = "those of a stub of QNN"
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The samples of one measurement that are numbers, in its unit."""
+    """Samples of one measurement without NaN, in its unit."""
 
     n: int
     value: float
@@ -76,25 +76,25 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class KeyNumbers(msgspec.Struct, frozen=True):
-    """The numbers a job is compared by, from its final attempt; None where there is none.
+    """Numbers by which jobs are compared, from the final attempt; None without a measurement.
 
     Numerics are the worst over all outputs; NaN counts as the worst of all.
     """
 
     sqnr_fp32: float | None = None
-    """dB against the FP32 module; inf where the outputs are equal."""
+    """SQNR against the FP32 module in dB; inf where the outputs are equal."""
     sqnr_quantized: float | None = None
-    """dB against the quantized module on the CPU."""
+    """SQNR against the quantized module on the CPU in dB."""
     cosine: float | None = None
-    """Against the FP32 module."""
+    """Cosine similarity with the FP32 module."""
     max_abs: float | None = None
-    """Against the FP32 module, in the unit of the output."""
+    """Greatest difference from the FP32 module, in the unit of the output."""
     mismatch: float | None = None
     """Greatest share of unequal elements against either reference; integer and boolean outputs only."""
     latency_ms: float | None = None
-    """Median."""
+    """Median latency."""
     load_ms: float | None = None
-    """Median."""
+    """Median load time."""
     htp_cycles: float | None = None
     pte_bytes: float | None = None
     partitions: float | None = None
@@ -102,135 +102,135 @@ class KeyNumbers(msgspec.Struct, frozen=True):
 
 
 class JobSummary(msgspec.Struct, frozen=True):
-    """One job, judged over all its attempts."""
+    """Job, judged over all its attempts."""
 
     index: int
-    """Place in the run, from 0: names the job in a page."""
+    """Place in the run, from 0, which identifies the job in a page."""
     job: JobView
     outcome: Outcome
     attempt: Attempt | None
-    """The final attempt, which `outcome` and `numbers` are taken from."""
+    """Final attempt, from which `outcome` and `numbers` are taken."""
     numbers: KeyNumbers
     kind: str
-    """Of the device of the final attempt: `virtual`, `hardware`, or "" when none took part."""
+    """Kind of the device of the final attempt: `virtual`, `hardware`, or "" without a device."""
     kinds: tuple[str, ...]
-    """The same for every attempt, in their order."""
+    """Kind of the device of every attempt, in their order."""
     options: str
     """Backend options in the name of the job, "" when it has none."""
     rerun: str
     """Command that runs this job alone, quoted for a shell."""
     stale: str = ""
-    """Why it is stale, and when and how it was last judged; "" when it is not."""
+    """Reason for skipping a stale job with its last result and age; "" for other jobs."""
     stub: str = ""
-    """Product name of the stub that took the place of QNN's libraries; "" for Qualcomm's, and on the CPU."""
+    """Product name of the stub in place of QNN's libraries; "" for Qualcomm's, and on the CPU."""
 
     @property
     def reason(self) -> str:
-        """Why it did not pass; "" when it did."""
+        """Return why the job did not pass; "" when it did."""
         if self.attempt is None:
             return self.stale or "no attempt was made"
         return self.attempt.reason
 
     @property
     def device(self) -> str:
-        """Serial of the device of the final attempt, or ""."""
+        """Return the serial of the device of the final attempt, or ""."""
         return self.attempt.device if self.attempt else ""
 
     @property
     def seconds(self) -> float:
-        """Wall time of all its attempts on devices."""
+        """Return the wall time of all attempts on devices, in seconds."""
         return math.fsum(one.seconds for one in self.job.attempts if math.isfinite(one.seconds))
 
     @property
     def virtual(self) -> bool:
-        """Whether its numbers come from a virtual device."""
+        """Return True when the numbers come from a virtual device."""
         return self.kind == "virtual"
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is a baseline by the processor alone."""
+        """Return True for a baseline by the processor alone."""
         return runs_on_cpu(self.job.backend)
 
     @property
     def host_time(self) -> str:
-        """What its times are, where they are not those of a device; "" where they are."""
+        """Return the origin of times that are not times of a device; "" for times of a device."""
         return self.host_time_on(self.kind)
 
     def host_time_on(self, kind: str) -> str:
-        """Return the same for an attempt on a device of this kind."""
+        """Return the origin of times for an attempt on a device of this kind."""
         if self.stub and kind:
             return OF_STUB
         return _host_time(on_cpu=self.on_cpu) if kind == "virtual" else ""
 
     @property
     def retried(self) -> bool:
-        """Whether it took more than one attempt; one that was skipped, as on a virtual device, tried nothing."""
+        """Return True after more than one attempt; skipped attempts, as on a virtual device, do not count."""
         return any(one.verdict is not Verdict.SKIPPED for one in self.job.attempts[:-1])
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One run, counted once for all renderers."""
+    """Run, counted once for all renderers."""
 
     view: RunView
     jobs: tuple[JobSummary, ...]
     counts: dict[Outcome, int]
-    """Every outcome, those that did not occur as 0."""
+    """Number of jobs for every outcome; 0 for an outcome that did not occur."""
     tone: Tone
     verdict_line: str
     attention: int
-    """Jobs somebody has to look at."""
+    """Number of jobs that need attention."""
 
     def having(self, *outcomes: Outcome) -> tuple[JobSummary, ...]:
-        """Return the jobs that ended so, in the order of the run."""
+        """Return the jobs with these outcomes, in the order of the run."""
         return tuple(job for job in self.jobs if job.outcome in outcomes)
 
     @property
     def recovered(self) -> tuple[JobSummary, ...]:
-        """Jobs that passed or were skipped in the end, but not at the first attempt."""
+        """Return the jobs that passed or were skipped in the end, but not at the first attempt."""
         return tuple(job for job in self.having(Outcome.PASSED, Outcome.SKIPPED) if job.retried)
 
     @property
     def virtual_devices(self) -> tuple[DeviceView, ...]:
-        """The devices that are not hardware."""
+        """Return the devices that are not hardware."""
         return tuple(device for device in self.view.devices if device.kind == "virtual")
 
     @property
     def on_cpu(self) -> bool:
-        """Whether all its jobs are baselines by the processor alone."""
+        """Return True when all jobs are baselines by the processor alone."""
         return bool(self.jobs) and all(job.on_cpu for job in self.jobs)
 
     @property
     def host_time(self) -> str:
-        """Origin of the times of virtual devices, or of a stub."""
+        """Return the origin of the times of virtual devices, or of a stub."""
         return OF_STUB if self.stub else _host_time(on_cpu=self.on_cpu)
 
     @property
     def stub(self) -> str:
-        """Product name of the stub that took the place of QNN's libraries; "" for Qualcomm's."""
+        """Return the product name of the stub in place of QNN's libraries; "" for Qualcomm's."""
         return next((job.stub for job in self.jobs if job.stub), "")
 
     @property
     def has_times_of_host(self) -> bool:
-        """True for a run with times of a virtual device or a stub."""
+        """Return True for a run with times of a virtual device or a stub."""
         return bool(self.virtual_devices or self.stub)
 
     @property
     def mixed(self) -> bool:
-        """Whether both virtual devices and hardware took part."""
+        """Return True when both virtual devices and hardware took part."""
         return 0 < len(self.virtual_devices) < len(self.view.devices)
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of the run; None while it is unfinished."""
+        """Return the wall time of the run in seconds; None while it is unfinished."""
         return None if self.view.finished_ms is None else (self.view.finished_ms - self.view.started_ms) / 1000
 
     @property
     def socs(self) -> tuple[str, ...]:
-        """Names of the SoCs that its jobs are for, in the order of the run."""
+        """Return the SoCs of the jobs, in the order of the run."""
         return tuple(dict.fromkeys(job.job.soc for job in self.jobs))
 
     def notes(self) -> dict[str, tuple[JobSummary, ...]]:
-        """Return what the final attempts noted, and the jobs that say so."""
+        """Return the notes of the final attempts, each with its jobs."""
         found: dict[str, list[JobSummary]] = {}
         for job in self.jobs:
             for note in dict.fromkeys(job.attempt.notes if job.attempt else ()):
@@ -283,9 +283,9 @@ def summarize(view: RunView) -> RunSummary:
 
 
 def stale_words(stale: Stale, now_ms: int) -> str:
-    """Return how old what is known of a stale job is, and why it is: `last run 3 days before, passed; ...`.
+    """Return age and reason of a stale job's last result: `last run 3 days before, passed; ...`.
 
-    `now_ms` is when the run began that left it out, so that the words are the same whenever they are read.
+    `now_ms` is the start of the run that skipped the job, so that the text does not depend on the time of reading.
     """
     if not stale.last_ms:
         return f"never run before; {stale.reason}"
@@ -294,7 +294,7 @@ def stale_words(stale: Stale, now_ms: int) -> str:
 
 
 def outcome_of(attempt: Attempt | None) -> Outcome:
-    """Return how a job ended whose final attempt is `attempt`."""
+    """Return the outcome of a job with the final attempt `attempt`."""
     if attempt is None:
         return Outcome.NOT_RUN
     if attempt.verdict is Verdict.FAILED and attempt.known_issue:
@@ -332,7 +332,7 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
 
 
 def spread_of(measurement: Measurement) -> Spread | None:
-    """Return the spread of the samples; NaN is left out. None when there are none."""
+    """Return the spread of the samples without NaN; None without a sample."""
     samples = sorted(sample for sample in measurement.samples if not math.isnan(sample))
     if not samples:
         return None
@@ -345,9 +345,9 @@ def spread_of(measurement: Measurement) -> Spread | None:
 
 
 def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:
-    """Return the measurements that tell more than the comparisons of `attempt` do.
+    """Return the measurements of `attempt` that its comparisons do not contain.
 
-    SQNR and cosine of each output are in both; with `samples`, they stay where there is more than one of them.
+    SQNR and cosine of each output are in both; with `samples` they are returned if they have several samples.
     """
     return tuple(
         measurement
@@ -363,7 +363,7 @@ def _in_comparison(metric: str) -> bool:
 
 
 def broken_limits(comparison: Comparison) -> frozenset[str]:
-    """Return which figures of `comparison` its violations are about, by the names of its fields."""
+    """Return the figures of `comparison` that its violations name, by the names of its fields."""
     return frozenset(
         figure.name
         for violation in comparison.violations

@@ -76,7 +76,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
     standing = standing_text(view.toolchain)
-    # Of a status or a job it stands beside the run's purpose.
+    # A status or a job shows the standing beside the purpose of the run; here the purpose is part of it.
     standing = f"a trial: {standing}" if view.purpose == Purpose.TRIAL and standing else standing
     origin = "; ".join(filter(None, (toolchain_text(view.toolchain), standing, since_text(view.toolchain))))
     lines += _wrapped(origin, width, "") if origin else []
@@ -112,7 +112,7 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
 
 
 def _heap(summary: RunSummary, width: int) -> list[Text]:
-    """Return what a run for the DSP's heap found, which is all that it was for."""
+    """Return the result of a run for the DSP's heap, which measures nothing else."""
     attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
     rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
     lines = []
@@ -124,7 +124,7 @@ def _heap(summary: RunSummary, width: int) -> list[Text]:
 
 
 def _frames(summary: RunSummary, width: int) -> list[Text]:
-    """Return the settings of each program that QNN refused: skipped jobs have no other line."""
+    """Return a line for each program with settings that QNN refused: skipped jobs have no other line."""
     lines = []
     for grid in frame_grids(summary):
         if grid.infeasible:
@@ -133,11 +133,11 @@ def _frames(summary: RunSummary, width: int) -> list[Text]:
 
 
 def _generated(summary: RunSummary, width: int) -> list[Text]:
-    """Return rates of generating, job by job; `farm show` has the other figures."""
+    """Return rates and tasks of text generation, job by job; `farm show` has the other figures."""
     lines = []
     for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
-        lines += _wrapped(f"{title}: {'; '.join(rates(figures)[:2])}", width, "")
+        lines += _wrapped(f"{title}: {'; '.join([*rates(figures)[:2], *figures.told])}", width, "")
     return lines
 
 
