@@ -227,7 +227,7 @@ class _App:
     def _broken(self, request: Request, error: Exception) -> Response:
         # The traceback goes to the server's output, which only the operator reads.
         return self._error(
-            request, 500, f"{type(error).__name__}: this is a bug in farm, the server's output says more"
+            request, 500, f"{type(error).__name__}: this is a bug in farm; the server's output has the traceback"
         )
 
     def _error(self, request: Request, status: int, problem: str) -> Response:

@@ -68,7 +68,7 @@ def test_a_table_is_sorted_by_share_and_says_what_it_leaves_out() -> None:
 
 def test_what_is_said_of_whole_calls_is_in_no_sum() -> None:
     lines = profile_lines(ROWS, 20)
-    assert "  what the delegate says of whole calls" in lines[-2]
+    assert "  totals of whole calls, from the delegate" in lines[-2]
     assert lines[-1].split() == ["QNN", "(execute)", "time", "QnnBackend[0]", "12", "us"]
     assert not any(line.split()[:2] == ["all", "1"] and "12" in line for line in lines)
 
@@ -103,7 +103,7 @@ def test_what_else_is_different_is_told() -> None:
         "qnn: 2.50 -> 2.51",
         "torch: – -> 2",  # noqa: RUF001
         "device: phone-1 -> phone-2",
-        "the case: what is measured is another test",
+        "the case has changed: another test is measured",
     )
     assert job_changes([record()], [record()])[0].differences == ()
 

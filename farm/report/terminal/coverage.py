@@ -32,7 +32,7 @@ _MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
 _SHOWN_PLACES = 12
 _INTRODUCTION = (
     "A row is an op builder of ExecuTorch's Qualcomm backend, a column a precision. A program has several operators; "
-    "its job counts for the one that the fewest cases have. A cell shows the worst state of its jobs, and how many "
+    "its job counts for the operator with the fewest cases. A cell shows the worst state of its jobs, and how many "
     "have it."
 )
 
@@ -213,7 +213,7 @@ def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
 
 
 def _uncovered(table: Coverage) -> list[str]:
-    """Return a line for every builder that cannot have a case, and one for all other builders that are in no
+    """Return a line for every builder that cannot have a case, and a line for all other builders in no program.
     program."""
     lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
     open_ones = [row.name for row in table.uncovered if not row.without]

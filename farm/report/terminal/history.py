@@ -31,8 +31,8 @@ def history_lines(
 ) -> list[str]:
     """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps.
 
-    `commit_url` is the address of a commit, with `{commit}` in it: the newest change of commits is linked. What changed
-    is cut to `width`.
+    `commit_url` is the address of a commit with a place `{commit}`, for a link to the newest change of commits. Changes
+    are cut to `width`.
     """
     lines: list[str] = []
     width = max(width, LEAST_WIDTH)
@@ -62,7 +62,7 @@ def history_lines(
         if job in records:
             lines.append(f"  {fmt.record(records[job])}")
         if link := _newest_change(commits, commit_url):
-            # Not cut: somebody wants to open it.
+            # The address is not cut, so that it can be opened.
             lines.append(f"  {link}")
         lines += _plots(table, width)
         for one in alerts:
@@ -73,7 +73,7 @@ def history_lines(
 
 
 def _narrowed(rows: list[list[str]], least: int, width: int) -> tuple[list[list[str]], list[str]]:
-    """Return as many columns of a table, `least` at least, as fit, and the titles of those that do not."""
+    """Return the columns of a table that fit, at least `least`, and the titles of the dropped columns."""
     kept = len(rows[0])
     while kept > least and max(map(len, columns([row[:kept] for row in rows], indent="  "))) > width:
         kept -= 1
@@ -81,7 +81,7 @@ def _narrowed(rows: list[list[str]], least: int, width: int) -> tuple[list[list[
 
 
 def _newest_change(commits: Sequence[str], url: str) -> str:
-    """Return what leads to the newest commits that a history has, those between two runs where there are two."""
+    """Return the address of a history's newest commit, or of the commits between two runs if it has two commits."""
     found = [commit for commit in commits if commit]
     if not found:
         return ""
@@ -90,9 +90,9 @@ def _newest_change(commits: Sequence[str], url: str) -> str:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Return one block a value, by where it lies between the least and the greatest.
+    """Return one block per value, by its place between the least and the greatest.
 
-    None and NaN are a gap, what is infinite is an arrow.
+    None and NaN are a gap, infinite values an arrow.
     """
     finite = [value for value in values if value is not None and math.isfinite(value)]
     least, most = min(finite, default=0.0), max(finite, default=0.0)
@@ -106,13 +106,13 @@ def _block(value: float | None, least: float, most: float) -> str:
         return _BEYOND[value > 0]
     if least == most:
         return _BLOCKS[len(_BLOCKS) // 2 - 1]
-    # Halved first: the difference of two great numbers may be infinite.
+    # Halved first: the difference of two great numbers may overflow to infinity.
     share = (value / 2 - least / 2) / (most / 2 - least / 2)
     return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
 
 
 def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
-    """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
+    """Return a line for every metric that moved: oldest to newest, with its least and greatest value."""
     lines = []
     width = max(map(len, table.metrics), default=0)
     series = [row for row in table.rows if not row.first.trial] or table.rows
@@ -120,7 +120,7 @@ def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
         found = [point for point in column if point is not None]
         known = sorted((point for point in found if point.value is not None), key=lambda point: point.value or 0.0)
         if known and known[0].value != known[-1].value:
-            # The newest are the ones that somebody asks for.
+            # The newest values are kept when the line is too short for all.
             line = sparkline([point.value for point in found][-max(1, columns_shown - width - _LEAST_ROOM - 4) :])
             lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
     return lines
@@ -130,7 +130,7 @@ def _with_change(line: str, what: str, width: int) -> list[str]:
     if not what:
         return [line]
     room = width - len(line) - 2
-    # Figures are not cut, and half a word says nothing.
+    # Figures are not cut, and a few characters of the change would be unreadable: the change gets its own line.
     if len(what) > room and room < _LEAST_ROOM:
         return [fitted(f"  from here: {what}", width), line]
     return [f"{line}  {fitted(what, room)}"]

@@ -1,4 +1,4 @@
-"""One job of a run in full, for a terminal. Pure."""
+"""A job of a run in full, for a terminal. Pure."""
 
 from __future__ import annotations
 

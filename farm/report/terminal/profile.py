@@ -121,7 +121,7 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
         fact_line(name, one_line(was or fmt.NOTHING, 60), one_line(now or fmt.NOTHING, 60)) for name, was, now in pairs
     ]
     if old.case_version != new.case_version:
-        differences.append("the case: what is measured is another test")
+        differences.append("the case has changed: another test is measured")
     return JobChanges(
         before_job=old.job_id,
         job_id=new.job_id,
@@ -177,13 +177,14 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
             table.append([f"{len(rest)} more", *none, fmt.count(left), _percent(left / total if total else 0.0)])
         table.append([f"all {len(found)}", *none, fmt.count(total), ""])
         if origins and len({row.delegate for row in found}) == 1:
-            # One delegate call has all nodes: its name moves to the title, which leaves room for the other columns.
+            # If a single delegate call has all nodes, its name moves to the title, which leaves room for the other
+            # columns.
             table = [[*row[:3], *row[4:]] for row in table]
             table[0][0] = f"node in {found[0].delegate}" if found[0].delegate else "node"
         lines += ["", *_aligned(table, width)]
     whole = [row for row in rows if is_whole_call(row)]
     if whole:
-        said = [("what the delegate says of whole calls", "delegate", "median", "")]
+        said = [("totals of whole calls, from the delegate", "delegate", "median", "")]
         said += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
         lines += ["", *_aligned(said, width)]
     return lines[1:]
