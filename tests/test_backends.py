@@ -1,4 +1,4 @@
-"""A backend is one descriptor and one line: the recipe of docs/reference/backends.md, followed literally."""
+"""A backend is one descriptor and one line: the recipe of docs/developers/recipes.md, followed literally."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_descriptor_is_complete() -> None:
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy:
     copy = FarmCopy.make(tmp_path_factory.mktemp("recipe"), farm_cache)
-    (code,) = recipe_code("reference/backends.md", "Adding a backend")
+    (code,) = recipe_code("developers/recipes.md", "Adding a backend")
     (copy.folder / "farm" / "base" / "backends" / "cpu_stub.py").write_text(code, encoding="utf-8")
     copy.insert("farm/base/backends/registry.py", '    "xnnpack",\n', '    "cpu_stub",\n')
     return copy

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/guides/devices.md of what was tried of each kind of device; `--write` puts them there.
+"""Prints the tables of docs/evidence/devices.md of what was tried of each kind of device; `--write` puts them there.
 
     python tools/device_tables.py --write
 
@@ -18,7 +18,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/guides/devices.md"
+PAGE = ROOT / "docs/evidence/devices.md"
 _TESTS = {"commands": "test_device_commands.py", "contract": "test_transport_contract.py"}
 _COLUMNS = {
     "commands": {"GNU": "GNU", "toybox": "toybox, mksh", "busybox": "busybox"},
@@ -68,7 +68,7 @@ def table(name: str) -> str:
 def main() -> None:
     """Make both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put them into docs/guides/devices.md")
+    parser.add_argument("--write", action="store_true", help="put them into docs/evidence/devices.md")
     arguments = parser.parse_args()
     text = PAGE.read_text(encoding="utf-8")
     for name in _TESTS:

@@ -60,7 +60,7 @@ KINDS = {
     "local": TransportKind(LocalAddress, _local),
     "stub": TransportKind(StubAddress, StubTransport),
 }
-"""By the tag of its address, each kind of transport: docs/guides/devices.md, "Adding a transport"."""
+"""By the tag of its address, each kind of transport: docs/developers/recipes.md, "Adding a transport"."""
 
 
 def open_transport(device: Device) -> Transport:

@@ -106,7 +106,7 @@ class Transport(abc.ABC):
     before it is to blame, and DeviceError itself for what broke while the device is still there.
 
     A kind of transport implements `spawn`, `push`, `pull` and `storage`, and overrides what it does otherwise than
-    here: docs/guides/devices.md, "Adding a transport".
+    here: docs/developers/recipes.md, "Adding a transport".
     """
 
     is_android = False

@@ -1,7 +1,7 @@
 """The figures, or metrics, that outputs are compared by, and counters: unit and direction of each, declared once.
 
 From the declaration of a figure follow its limit in a manifest, its text when the limit is broken, its measurement in
-the store and how its history is compared. Adding one: docs/explanation/verdicts.md.
+the store and how its history is compared. Adding one: docs/developers/recipes.md.
 """
 
 from __future__ import annotations

@@ -58,15 +58,10 @@ def test_floating_point_runs_what_quantized_runs_or_says_why_not() -> None:
     assert all(include["without"].values())
 
 
-def test_the_page_of_the_suites_has_each_with_its_cases_and_jobs() -> None:
-    page = Path(__file__).parents[2] / "docs/reference/suites.md"
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
-    suites = {name: load_suite(path) for name, path in find_suites().items()}
-    # SM8850 has all backends.
-    jobs = {name: plan([suite], [find_soc("SM8850")], suite.backends[0]) for name, suite in suites.items()}
-    assert {name: (int(cases), int(count)) for name, cases, count in rows} == {
-        name: (len(suite.cases), len(jobs[name])) for name, suite in suites.items()
-    }
+def test_the_page_of_the_suites_has_a_row_for_each() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/suites.md").read_text(encoding="utf-8")
+    table = page.partition("| suite | content |\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(find_suites())
 
 
 def test_the_kinds_of_tensors_and_precisions_are_represented() -> None:

@@ -1,7 +1,7 @@
 """Every script that farm sends to a device, as it is sent, under the tools of each kind of device.
 
 The tools are GNU's with the login shell of this machine, toybox under mksh on Android's own adbd, and busybox behind
-dropbear. `tools/device_tables.py` makes the table in docs/guides/devices.md from what this prints.
+dropbear. `tools/device_tables.py` makes the table in docs/evidence/devices.md from what this prints.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 import time
@@ -17,6 +16,7 @@ import msgspec
 import pytest
 from adbd_device import start_adbd
 from dropbear_server import DropbearServer, newer_system
+from recipe import recipe_code
 from ssh_server import SshServer, alive
 from waiting import until
 
@@ -95,9 +95,8 @@ def newer_dropbear_server(tmp_path_factory: pytest.TempPathFactory, farm_cache: 
 
 
 def container(storage: str) -> Device:
-    """Follow the recipe of docs/guides/devices.md and return a device of the kind that it makes, entered by `env`."""
-    text = (Path(__file__).parents[2] / "docs/guides/devices.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", text[text.index("## Adding a transport") :], re.DOTALL)
+    """Follow the recipe of docs/developers/recipes.md and return a device of its kind, entered by `env`."""
+    [code] = recipe_code("developers/recipes.md", "Adding a transport")
     module = sys.modules["adding_a_transport"] = ModuleType("adding_a_transport")
     exec(code, vars(module))  # noqa: S102
     return Device("board-2", "SM8650", "hardware", "", module.ContainerAddress(("env",), storage), "", "linux")

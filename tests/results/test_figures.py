@@ -1,4 +1,4 @@
-"""A figure is declared once: the recipe of docs/explanation/verdicts.md, from the manifest to the report."""
+"""A figure is declared once: the recipe of docs/developers/recipes.md, from the manifest to the report."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_direction_and_unit_say_how_a_limit_is_broken(
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy:
     copy = FarmCopy.make(tmp_path_factory.mktemp("recipe"), farm_cache)
-    function, entry = recipe_code("explanation/verdicts.md", "Adding a figure")
+    function, entry = recipe_code("developers/recipes.md", "Adding a figure")
     copy.insert("farm/suites/figures.py", "_LOWER, _HIGHER = ", function)
     copy.insert("farm/suites/figures.py", '        Figure("top1"', f"{entry.rstrip()},\n")
     suite = copy.folder / "signs"

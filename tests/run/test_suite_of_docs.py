@@ -1,4 +1,4 @@
-"""The suite of docs/reference/suites.md, copied out of it, is planned and run; a case without a limit is refused."""
+"""The suite of docs/start/my_operator.md, copied out of it, is planned and run; a case without a limit is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
-_PAGE = Path(__file__).parents[2] / "docs/reference/suites.md"
+_PAGE = Path(__file__).parents[2] / "docs/start/my_operator.md"
 _RUN = ("run", "--soc", "SM8650", "--suite", "./my_suite")
 _JOBS = ["residual[SM8650-htp-8a8w]", "residual[SM8650-htp-16a8w]", "stem[SM8650-htp-8a8w]"]
 

@@ -1,4 +1,4 @@
-"""All backends, by name. A new one is a module beside this one, and a line here: docs/reference/backends.md."""
+"""All backends, by name. A new one is a module beside this one, and a line here: docs/developers/recipes.md."""
 
 from __future__ import annotations
 

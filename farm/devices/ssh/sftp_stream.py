@@ -1,4 +1,4 @@
-"""SFTP, with many requests on their way at once: docs/guides/devices.md says why paramiko's own client is not used.
+"""SFTP, with many requests on their way at once: docs/evidence/devices.md says why paramiko's own client is not used.
 
 Version 3, as OpenSSH speaks it: https://datatracker.ietf.org/doc/html/draft-ietf-secsh-filexfer-02.
 """
