@@ -1,1 +1,1 @@
-"""The command line: a module or more for each command, imported only when it is called."""
+"""Command line: a module or more for each command, imported only when the command is called."""

@@ -1,6 +1,6 @@
-"""What Tab offers in bash, zsh and fish: commands, options and the values that there are.
+"""Completion in bash, zsh and fish: commands, options and known values.
 
-It is asked at every Tab: it loads little, waits for nobody, and where something is wrong it offers nothing.
+Every Tab starts this module, so it imports little and waits for no other process. Errors yield no completions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
 
 VARIABLE = "_FARM_COMPLETE"
-"""The shells' functions ask with it."""
+"""Variable with which the functions of the shells call `farm`."""
 SHELLS = ("bash", "zsh", "fish")
 
-# A name is put onto the command line as it is: none that a shell would take for anything but a word.
+# Names are inserted into the command line unquoted, so only names without special characters are offered.
 _WORD = re.compile(r"[A-Za-z0-9_./@~+:=,\[\]-]{1,250}")
 
 
 class _Bash(BashComplete):
-    # click's own expands patterns, which ids of jobs are, and shows what `farm` says where it is not there any more.
+    # click's template expands patterns such as ids of jobs, and prints errors of a `farm` that was removed.
     source_template = """\
 %(complete_func)s() {
     local kind value
@@ -56,13 +56,13 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
     @staticmethod
     def _check_version() -> None:
-        """Start no bash to ask for its version."""
+        """Skip click's check of the bash version, which would start bash."""
 
 
 def answer(cli: click.Command) -> int:
-    """Print what the shell asks for and return 0, whatever happens."""
+    """Print the completions for the shell and return 0, also after an error."""
     with contextlib.suppress(BaseException):
-        # Nothing may appear between what somebody types.
+        # Error messages would appear in the command line that the user types.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         add_completion_class(_Bash)
         click.Parameter.shell_complete = complete_parameter  # type: ignore[assignment, method-assign]
@@ -72,7 +72,7 @@ def answer(cli: click.Command) -> int:
 
 
 def script(cli: click.Command, shell: str) -> str:
-    """Return what a shell has to read to complete `farm`."""
+    """Return the completion script of `farm` for a shell."""
     add_completion_class(_Bash)
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101 - one of SHELLS
@@ -80,7 +80,7 @@ def script(cli: click.Command, shell: str) -> str:
 
 
 def complete_parameter(param: click.Parameter, context: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-    """Return the values that there are for an option or argument, else what click knows of it."""
+    """Return the known values of an option or argument, else click's completions."""
     values = _OPTIONS.get(param.opts[-1])
     if isinstance(param, click.Argument):
         name = param.name or ""
@@ -107,7 +107,7 @@ class _Asked(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether something of the command is there already."""
+        """Return True when the command line already has an argument or option."""
         given = [name for name, value in self.context.params.items() if value]
         return any(self.context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in given)
 
@@ -122,7 +122,7 @@ class _Asked(NamedTuple):
 
         found: list[str] = []
         for name in names:
-            # A store that is away, or of another version of farm.
+            # The store may be unreachable or of another version of farm: offer no names.
             with contextlib.suppress(Exception):
                 found += stored(self.config.store_url, name)
         return found
@@ -250,7 +250,7 @@ _ARGUMENTS = {
     ("", "shell"): _shells,
     ("devices", "names"): _devices,
     ("check", "names"): _devices,
-    # What has commands beside its arguments.
+    # Commands that take a subcommand in place of an argument.
     ("list", "names"): lambda asked: [*_suites(asked), *([] if asked.is_later else ["tune"])],
     ("run", "words"): lambda asked: [] if asked.is_later else ["list", "delete"],
     ("tune", "case"): _jobs,
@@ -259,4 +259,4 @@ _ARGUMENTS = {
     ("remove", "version"): _environments,
     ("fault", "kind"): _fault_kinds,
 }
-"""By command, any where it is empty, and argument."""
+"""Functions by command and argument; an empty command stands for any."""

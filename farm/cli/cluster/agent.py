@@ -1,4 +1,4 @@
-"""`farm agent`: what a host does for a shared farm."""
+"""`farm agent`: executes jobs and compiles on a host for a shared farm."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def command(
     farm agent                        devices attached to this host
     farm agent --build                its compilers as well
     farm agent --build --no-devices   only its compilers
-    farm agent list                   all hosts, their devices and how they are
-    farm agent drain HOST             let a host finish what it has, and end
+    farm agent list                   all hosts, their devices and their state
+    farm agent drain HOST             finish the running jobs of a host and end
 
-    It stays until SIGTERM or Ctrl-C, upon which what runs is finished and the
-    rest given to others; a second one breaks off what runs. What the store
-    has not heard of yet is kept on this host's disk until it has.
+    The agent runs until SIGTERM or Ctrl-C. It then finishes the running jobs
+    and leaves the others to other hosts; a second signal interrupts the running
+    jobs. Results that the store has not received are kept on this host's disk.
     See docs/guides/three_hosts.md for systemd units.
     """
     if context.invoked_subcommand is not None:
@@ -76,7 +76,7 @@ def command(
 
 
 def _begin_log(name: str, form: str) -> None:
-    """Log on standard error: as JSON, as the journal reads it, or with the time in front."""
+    """Log on standard error: as JSON, in the format of the journal, or with the time in front."""
     from farm.base.log_setup import (
         JournalFormatter,
         JsonFormatter,
@@ -97,7 +97,7 @@ def _begin_log(name: str, form: str) -> None:
 @command.command("list")
 @json_option()
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
-    """List the hosts of the farm, their devices, and who has these; the nights that they started last."""
+    """List the hosts of the farm, their devices and the users of these, and the last nightly runs they started."""
     from farm.dispatch.cluster.nights import night_lines
     from farm.report.terminal.layout import LEAST_WIDTH
 
@@ -126,9 +126,9 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
 @click.argument("name", metavar="HOST")
 @config_option
 def drain(name: str, config_file: Path | None) -> None:
-    """Let the agent of a host finish what it has, take nothing else, and end.
+    """Let the agent of a host finish its running jobs, take no others, and end.
 
-    What it has not begun is given to other hosts.
+    Jobs that it has not begun are left to other hosts.
     """
     _require_shared(load_config(config_file))
     with opened(config_file, existing=True) as (_, store):
@@ -139,7 +139,7 @@ def drain(name: str, config_file: Path | None) -> None:
 
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:
-    """Yield what is shown of agents and their devices, in lines of at most `columns`. Pure."""
+    """Yield the lines about agents and their devices, of at most `columns` characters. Pure."""
     from farm.report.model.format import short_age
     from farm.report.terminal.layout import wrapped
 

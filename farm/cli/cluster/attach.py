@@ -1,4 +1,4 @@
-"""`farm attach` and `farm cancel`: a run on a shared farm that somebody handed in."""
+"""`farm attach` and `farm cancel`: follow or end a submitted run of a shared farm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farm.cli.output import deliver, echo, notice, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What agents need to end what runs, with some to spare for one that is busy.
+# Seconds within which even a busy agent ends the running jobs of a cancelled run.
 _AWAIT_SECONDS = 15.0
 
 
@@ -26,11 +26,11 @@ _AWAIT_SECONDS = 15.0
 def attach_command(
     run: str, config_file: Path | None, *, html: Path | None, junitxml: Path | None, as_json: bool
 ) -> int:
-    """Follow RUN on a shared farm until it is over, as who handed it in would.
+    """Follow RUN on a shared farm until it ends, like the command that submitted it.
 
     Without RUN it is your newest. Ctrl-C asks whether to leave it running or
-    to cancel it. The exit code is that of the run, as of farm run; 130 where
-    it goes on without you, or was cancelled.
+    to cancel it. The exit code is the run's, as of farm run; 130 for a run
+    that was left or cancelled.
     """
     from farm.cli.cluster.following import asking, show_left
     from farm.cli.progress import make_front
@@ -56,8 +56,8 @@ def attach_command(
 def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | None) -> None:
     """Cancel RUN on a shared farm: its jobs end at once, and its devices are free.
 
-    What it found so far is kept, and farm run --resume RUN does what is
-    missing. A run that is not on a shared farm ends by Ctrl-C.
+    Results so far are kept, and farm run --resume RUN executes the missing
+    jobs. A run outside of a shared farm ends by Ctrl-C.
     """
     from farm.dispatch.cluster.client.cancel import await_end, cancel
     from farm.dispatch.cluster.client.devices import require_shared

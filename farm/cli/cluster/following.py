@@ -1,4 +1,4 @@
-"""What Ctrl-C means to who follows a run on a shared farm, and how a run ends that is followed no more."""
+"""Following a run on a shared farm: the question after Ctrl-C, and the output for a run that was left."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def asking(front: Front) -> Callable[[], Meaning] | None:
-    """Return what asks whoever sits at the terminal; None where nobody does."""
+    """Return the function that asks the user about Ctrl-C; None without a terminal."""
     return partial(_ask, front) if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
 def _ask(front: Front) -> Meaning:
-    """Ask whether to leave the run running. A second Ctrl-C raises KeyboardInterrupt, and leaves as well."""
+    """Ask whether to leave the run running. A second Ctrl-C raises KeyboardInterrupt, which leaves it as well."""
     from farm.dispatch.cluster.client.follow import Meaning
 
     meanings = {"l": Meaning.LEAVE, "c": Meaning.CANCEL, "f": Meaning.FOLLOW}
@@ -37,7 +37,7 @@ def _ask(front: Front) -> Meaning:
 
 
 def show_left(outcome: RunOutcome, *, as_json: bool) -> int:
-    """Print the id of a run that goes on, for scripts, where it was not Ctrl-C that left it; return the exit code."""
+    """Print the id of a submitted run for scripts, unless Ctrl-C left the run; return the exit code."""
     if outcome.exit_code == 0:
         run_id = outcome.view.id
         if as_json:

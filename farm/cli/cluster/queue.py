@@ -1,4 +1,4 @@
-"""`farm queue`: who waits for what on a shared farm, why, and about how long."""
+"""`farm queue`: waiting runs and commands of a shared farm, with the reason and the expected time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from farm.dispatch.cluster.queue import QueuedRun
 
-# Names are last, and cut where there is no room.
+# Names come last, since they are cut when the terminal is narrow.
 _HEAD = ("run", "age", "runs on", "waiting", "builds", "begins", "ends", "user")
 _INDENT = "    "
 
@@ -25,16 +25,17 @@ _INDENT = "    "
 @click.option("--mine", is_flag=True, help="Only your runs and commands.")
 @json_option()
 def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
-    """Show the runs on a shared farm that are not over, and who else waits.
+    """Show the unfinished runs on a shared farm, and other waiting commands.
 
-    What a run has to do is divided into shards of about a minute. Of each
-    run: how many devices work for it, how many shards wait, how many bundles
-    are still to be compiled, and about when its next shard begins and when it
-    ends, by what its jobs took before. Below it stands why something waits.
+    The jobs of a run are divided into shards of about a minute. For each run
+    the table shows the number of devices at work, of waiting shards and of
+    bundles to compile, and the estimated start of its next shard and end of the
+    run, from earlier durations. Reasons for waiting stand below the run.
     Commands that wait for devices without a submitted run are listed last.
 
-    A person comes before a night; among users of the same urgency who has
-    the fewest devices is next: see docs/explanation/leases.md. farm quota bounds users.
+    A person comes before a nightly run; among users of the same urgency the
+    user with the fewest devices is next: see docs/explanation/leases.md.
+    farm quota limits the devices of a user.
     """
     from farm.cli.devices.compact import waiting_lines
     from farm.dispatch.cluster.client.devices import require_shared
@@ -87,7 +88,7 @@ def _cells(run: QueuedRun, now_ms: int) -> list[str]:
 
 
 def _about(seconds: float | None) -> str:
-    """Return a time in one number, as it is only about so long."""
+    """Return a time as one rounded number, since it is an estimate."""
     if seconds is None:
         return "-"
     if seconds < 1:

@@ -1,4 +1,4 @@
-"""`farm quota`: how many devices somebody has at most at once."""
+"""`farm quota`: limits of the devices that a user may have at once."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
 @click.option("--remove", is_flag=True, help="There is no limit any more.")
 @json_option()
 def command(*, subject: str | None, most: int | None, remove: bool, config_file: Path | None, as_json: bool) -> None:
-    """Show or set how many devices somebody has at most at once.
+    """Show or set the number of devices that a user may have at once.
 
     \b
-    farm quota                      what is set
+    farm quota                      show the quotas
     farm quota user:ada 4           ada has 4 devices at most
     farm quota label:camera 1       of those labelled camera any user has 1
-    farm quota user:ada --remove    no limit any more
+    farm quota user:ada --remove    remove the quota
 
-    A quota binds every request of a user, of all SoCs together: submitted
-    runs, nightly runs and single commands. A device that is held when the
-    quota is set is kept until its shard or command ends. With 0 nothing
-    begins.
+    A quota applies to all requests of a user, over all SoCs: submitted runs,
+    nightly runs and single commands. A device that is held when the quota is
+    set is kept until its shard or command ends. A quota of 0 lets nothing begin.
     """
     from farm.report.terminal.layout import columns
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.devices.device import AdbAddress, Device
 
-# They choose no device, or say something of adb alone.
+# Options that select no device and work without one.
 _HARMLESS_OPTIONS = {"--version", "--help", "-h", "--exit-on-write-error"}
 _OF_THE_SERVER = {"kill-server", "start-server", "server", "nodaemon", "fork-server"}
 _OF_OTHERS = {"connect", "disconnect", "pair"}
@@ -37,7 +37,7 @@ class _Adb(CommandWithWords):
 @click.command("adb", cls=_Adb)
 @held_device_options
 def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
-    """Run your own adb on a device; nobody else uses it meanwhile.
+    """Run your own adb on a device, leased for the duration of the command.
 
     \b
     farm adb pixel -- logcat -d
@@ -67,7 +67,8 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
 
 
 def refusal(words: Sequence[str]) -> str:
-    """Return why adb may not be called with `words` on one leased device, and what to do; empty where it may. Pure."""
+    """Return why adb may not be called with `words` on a leased device, with the next step; "" if allowed. Pure.
+    Pure."""
     verb = verb_of(words)
     if not verb:
         return "say what adb is to do, behind --: farm adb DEVICE -- shell getprop"
@@ -83,19 +84,20 @@ def refusal(words: Sequence[str]) -> str:
 
 
 def verb_of(words: Sequence[str]) -> str:
-    """Return adb's command among its words, or the first option that says where it goes; empty for none. Pure."""
+    """Return adb's command among its words, or the first option that selects a device; "" without either. Pure.
+    Pure."""
     return next(
         (one for one in words if one not in _HARMLESS_OPTIONS and not one.startswith("wait-for-")), _last(words)
     )
 
 
 def _last(words: Sequence[str]) -> str:
-    # `adb wait-for-device` and `adb --version` are whole.
+    # `adb wait-for-device` and `adb --version` are complete commands.
     return words[-1].lstrip("-") if words else ""
 
 
 def adb_address(device: Device) -> AdbAddress:
-    """Return where the adb server of a device is. Raises UsageError where it hangs on none, saying what to do."""
+    """Return the adb server of a device. Raises UsageError with the next step for a device without one."""
     from farm.devices.device import AdbAddress
 
     if isinstance(device.address, AdbAddress):
@@ -108,7 +110,7 @@ def adb_address(device: Device) -> AdbAddress:
 
 
 def is_elsewhere(config: Config, device: Device) -> bool:
-    """Return whether the adb server of a device runs on another machine, also at the end of a tunnel."""
+    """Return True when the adb server of a device runs on another machine, directly or through a tunnel."""
     from farm.devices.device import LOOPBACK
 
     tunnelled = any(host.ssh is not None and host.name == device.host for host in config.hosts)
@@ -116,9 +118,9 @@ def is_elsewhere(config: Config, device: Device) -> bool:
 
 
 def adb_of(device: Device) -> tuple[list[str], dict[str, str]]:
-    """Return the adb that suits a device's server, and the environment in which it finds the device, and no other.
+    """Return the adb for a device's server, and the environment in which it finds this device only.
 
-    Raises InfraError where no adb has the server's version.
+    Raises InfraError if no adb has the server's version.
     """
     from farm.devices.adb.host import AdbHost
     from farm.devices.adb.names import environment_with

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
-# So that the reason has a third of 80 columns.
+# Limit of names, which leaves a third of 80 columns for the reason.
 _NAME_CHARACTERS = 24
 
 
@@ -42,7 +42,7 @@ def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
 
 
 def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow | Registered], width: int) -> list[str]:
-    """Return the processes that wait: for which device, since when, why and what for, within `width` columns."""
+    """Return the waiting processes: wanted device, start, reason and purpose, within `width` columns."""
     if not waiting:
         return []
     known = {row.id: row for row in found}
@@ -63,7 +63,7 @@ def _group(row: DeviceRow) -> str:
     if row.state == OUT:
         return "OUT OF SERVICE"
     if row.state == ABSENT:
-        # One that farm.toml names says why it is missed.
+        # A device of farm.toml has a reason for its absence, and needs attention.
         return ATTENTION if row.reason and row.in_service else "ABSENT"
     if row.state != "ready" or row.health != "healthy":
         return ATTENTION
@@ -75,7 +75,7 @@ def _name(row: DeviceRow) -> str:
 
 
 def _text(title: str, row: DeviceRow) -> str:
-    """Return what is worth saying of a device of a group."""
+    """Return the details of a device that matter in its group."""
     holder = holder_of(row)
     if title == ATTENTION:
         word = row.health if row.state == "ready" else row.state
@@ -93,7 +93,7 @@ def _text(title: str, row: DeviceRow) -> str:
 
 
 def holder_of(row: DeviceRow) -> str:
-    """Return who has a device, and until when where it is reserved; empty for nobody."""
+    """Return the user of a device, with the end of a reservation; "" for a free device."""
     if not row.holder:
         return ""
     until = time.strftime(" until %H:%M", time.localtime(row.until_ms / 1000)) if row.until_ms else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _READY_SECONDS = 30.0
-# What a lost lease means, where the device hangs on the user's own server and where it was brought there.
+# State of the device after a lost lease: True if it belongs to the user's adb server, False if it was attached there.
 _AFTER = {True: "it stays on your adb server, and is not yours to use", False: "it was detached from your adb"}
 
 
@@ -44,8 +44,8 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     farm connect pixel -- ./gradlew connectedCheck
     farm connect pixel -- sh -c 'python script.py --device $ANDROID_SERIAL'
 
-    Nobody else uses the device meanwhile. It may hang on another machine or
-    another adb server: your own adb server sees it, alone, as 127.0.0.1:PORT.
+    The device is leased meanwhile. It may be attached to another machine or
+    another adb server: your own adb server shows it, alone, as 127.0.0.1:PORT.
     COMMAND finds it by ANDROID_SERIAL, and its exit code is handed on. When
     the lease is lost, the device is detached and the exit code is 4.
     """
@@ -86,7 +86,7 @@ def _show(held: Held, name: str) -> None:
 
 @contextlib.contextmanager
 def _under(server: AdbServer, held: Held) -> Iterator[str]:
-    """Have the device on the user's own adb server meanwhile, and yield what that calls it. Raises InfraError."""
+    """Attach the device to the user's own adb server for the body, and yield its name there. Raises InfraError."""
     from farm.devices.adb.host import AdbHost
     from farm.devices.adb.names import adb_target
     from farm.devices.device import LOOPBACK
@@ -116,18 +116,18 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
             over.set()
             keeper.join()
             with contextlib.suppress(InfraError):
-                # Where the server is gone, the device is as well.
+                # If the server has ended, the device is detached already.
                 server.query(f"host:disconnect:{name}")
 
 
 def _hangs_on(server: AdbServer, held: Held) -> bool:
-    """Return whether the device is on the user's own adb server anyway."""
+    """Return True when the device is attached to the user's own adb server."""
     address = adb_address(held.device)
     return (address.port, address.host) == (server.port, server.host)
 
 
 def _keep(server: AdbServer, name: str, held: Held, over: threading.Event) -> None:
-    """Attach it again after a reboot, a tunnel that broke, or an end of the user's adb server, which they start."""
+    """Attach the device again after a reboot, a broken tunnel or a restart of the user's adb server."""
     from farm.devices.hosts import revive_tunnels
 
     while not over.wait(_LOOK_SECONDS):
@@ -138,7 +138,7 @@ def _keep(server: AdbServer, name: str, held: Held, over: threading.Event) -> No
 
 
 def _is_attached(server: AdbServer, name: str) -> bool:
-    """Return whether the server has the device. Raises InfraError without a server."""
+    """Return True when the server has the device. Raises InfraError without a server."""
     server.query("host:version")
     try:
         return server.query(f"host-serial:{name}:get-state") == "device"

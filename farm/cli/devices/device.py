@@ -1,4 +1,4 @@
-"""`farm device`: what people say of a device, and what the farm remembers of its health."""
+"""`farm device`: names, labels and service state of a device, and its health."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-# Of quarantine, the nearest is the opposite.
+# The nearest command to `quarantine` by spelling is its opposite, `unquarantine`.
 _OTHERWISE = {"quarantine": "'farm device out DEVICE' lets no run use it, until 'farm device in DEVICE'"}
 
 
@@ -40,7 +40,7 @@ def command() -> None:
 @click.argument("name")
 @config_option
 def name_command(*, device: str, name: str, config_file: Path | None) -> None:
-    """Give a device a name; an empty one takes it away. One in farm.toml wins."""
+    """Give a device a name; an empty name removes it. A name in farm.toml has priority."""
     with _device(config_file, device) as (store, known):
         store.devices.set_name(known.id, name, None)
         echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
@@ -51,7 +51,7 @@ def name_command(*, device: str, name: str, config_file: Path | None) -> None:
 @click.argument("labels", nargs=-1)
 @config_option
 def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | None) -> None:
-    """Replace the labels of a device; without any, they are taken away."""
+    """Replace the labels of a device; without LABELS they are removed."""
     with _device(config_file, device) as (store, known):
         store.devices.set_name(known.id, None, labels)
         echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
@@ -62,7 +62,7 @@ def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | N
 @click.option("--note", default="", help="Why, for those who look for it.")
 @config_option
 def out_command(*, device: str, note: str, config_file: Path | None) -> None:
-    """Take a device out of service: it gets no new lease; who has it may finish."""
+    """Take a device out of service: it gets no new lease, and a present lease may finish."""
     _set_service(config_file, device, note, in_service=False)
 
 
@@ -78,7 +78,7 @@ def in_command(*, device: str, config_file: Path | None) -> None:
 @click.argument("device")
 @config_option
 def unquarantine_command(*, device: str, config_file: Path | None) -> None:
-    """Give a device that is in quarantine another chance: its canary decides."""
+    """Give a quarantined device another chance: the next health check decides."""
     from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 
     # A forgotten device keeps its quarantine.
@@ -91,7 +91,7 @@ def unquarantine_command(*, device: str, config_file: Path | None) -> None:
         echo(f"{known.called} is {state}: {reason}")
 
 
-# As it was called before: too like `farm release`, which gives back what is leased.
+# Former name of the command, too similar to `farm release`, which ends a lease.
 command.add_command(
     click.Command(
         "release", params=unquarantine_command.params, callback=unquarantine_command.callback, hidden=True,
@@ -106,11 +106,11 @@ command.add_command(
               help="Wait so long for a device that somebody else has.")  # fmt: skip
 @json_option()
 def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool, config_file: Path | None) -> int:
-    """Run the canary on devices now, all attached ones without a name.
+    """Run the health check on devices now, all attached ones without a name.
 
-    Each is leased meanwhile, and what is found out is its health from then on.
-    The exit code is 4 where one is not fit, where one that was named could not
-    be checked, or where none could be.
+    Each device is leased meanwhile, and the result is its health from then on.
+    The exit code is 4 if a device is not fit, if a named device could not be
+    checked, or if no device could.
     """
     from farm.base.errors import InfraError
     from farm.cli.output import notice
@@ -136,11 +136,11 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool
 @click.argument("device")
 @config_option
 def forget_command(*, device: str, config_file: Path | None) -> None:
-    """Leave a device that is gone out of every list; what it ran stays.
+    """Remove a device that is gone from every list; its results stay.
 
-    Its name, labels, note and health are gone with it. Where it is attached
-    again it is in the lists again, as one that is new; in quarantine still, if
-    it was: farm device unquarantine alone ends that.
+    The name, labels, note and health are removed. A device that is attached
+    again is listed again like a new one. A quarantine stays:
+    farm device unquarantine alone ends it.
     """
     with _device(config_file, device) as (store, known):
         store.devices.forget(known.id)
@@ -155,10 +155,10 @@ def forget_command(*, device: str, config_file: Path | None) -> None:
 @limit_option("Newest events.")
 @json_option("Print JSON.")
 def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | None) -> None:
-    """Show what is known of a device, and its health, event by event.
+    """Show the facts of a device, and its health, event by event.
 
-    The canary is the same small program every time: what it takes is the
-    drift of the device.
+    The health check is always the same small program, so that its times show
+    the drift of the device.
     """
     with _device(config_file, device, forgotten=True) as (store, known):
         events = store.devices.health_events(known.id, limit)

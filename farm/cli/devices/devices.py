@@ -44,11 +44,11 @@ _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 def command(
     *, names: tuple[str, ...], watch: bool, details: bool | None, as_json: bool, config_file: Path | None
 ) -> None:
-    """Show the attached devices: what they are, how they are, who has them.
+    """Show the attached devices: their SoC, state, health and users.
 
-    The SoC is what the device says itself. Those that were attached before
-    are shown as absent. Of many devices, what needs attention is first. Who
-    waits for devices is shown below.
+    The device itself reports its SoC. Devices that were attached before are
+    shown as absent. In a long list, devices that need attention come first.
+    Processes that wait for devices are shown below.
     """
     from farm.base.processes import Supervisor
     from farm.dispatch.pool.inventory import find_rows, take_inventory
@@ -76,7 +76,7 @@ class _DeviceList(NamedTuple):
 
 
 def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width: int, height: int = 0) -> Text:
-    """Return the devices, and who waits for them; with a `height` no more lines than that."""
+    """Return the devices and the waiting processes; with a `height` at most that many lines."""
     from rich.text import Text
 
     waiting = waiting_lines(seen.waiting, seen.devices, width)
@@ -93,7 +93,7 @@ def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width
 
 
 def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool | None, *, as_json: bool) -> None:
-    """Show until Ctrl-C, which is how it ends."""
+    """Show the list until Ctrl-C ends the command."""
     import contextlib
 
     import msgspec
@@ -111,7 +111,7 @@ def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool 
                     echo(f"{time.strftime('%H:%M:%S')}\n{_screen(found, names, details, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
             return
-        # Nothing is cut silently: what is shown is made to fit.
+        # The list is fitted to the height beforehand, so that no line is cut without a note.
         with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 found = look()
@@ -131,9 +131,9 @@ def _console() -> Console:
 
 
 def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, height: int = 0) -> Text:
-    """Return two lines for each device, and a third for what is wrong with it, all within `width` columns.
+    """Return two lines for each device, and a third for its problem, all within `width` columns.
 
-    With a `height` it has no more lines than that: only the first of each device, and of too many devices some.
+    With a `height` at most that many lines: only the first of each device, or a part of the devices.
     """
     from rich.text import Text
 
@@ -154,7 +154,7 @@ def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, heigh
 
 
 def _heads(found: Sequence[DeviceRow], width: int) -> list[list[Text]]:
-    """Return what each device is and how it is: columns, or over several lines each where these are too wide."""
+    """Return facts and state of each device: in columns, or in several lines if the columns are too wide."""
     from rich.text import Text
 
     rows = [_cells(row) for row in found]
@@ -168,7 +168,7 @@ def _heads(found: Sequence[DeviceRow], width: int) -> list[list[Text]]:
                 continue
             if not fits and lines[-1].cell_len + len(cell) > width:
                 lines.append(Text(_INDENT))
-            # What is too long for a line of its own is cut: `--json` has all of it.
+            # Text that exceeds a line of its own is cut: `--json` has all of it.
             shown = cell[: width - lines[-1].cell_len]
             lines[-1].append(shown, style)
             lines[-1].append(" " * (2 + (wide - len(shown) if fits else 0)))
@@ -180,7 +180,7 @@ def _heads(found: Sequence[DeviceRow], width: int) -> list[list[Text]]:
 
 def _cells(row: DeviceRow) -> list[tuple[str, str]]:
     """Return the columns of a device with their styles."""
-    # Of a device that was never asked nothing is known.
+    # The health of a device that was never asked is unknown.
     health = row.health if row.soc else ""
     cells = [
         (row.name or row.serial, "bold"),

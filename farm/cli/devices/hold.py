@@ -1,4 +1,4 @@
-"""A device that one command holds for as long as somebody uses it: `farm shell`, `farm adb` and `farm connect`."""
+"""Lease of a device for one command: `farm shell`, `farm adb` and `farm connect`."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.store import Store
 
-# What a shell gets to end by itself after SIGHUP.
+# Seconds for a shell to end by itself after SIGHUP.
 _HANGUP_SECONDS = 1.0
 _COMMAND = "farm.cli.devices.hold"
 
 
 class CommandWithWords(click.Command):
-    """A command that hands on what stands behind `--`: `words_of` returns it."""
+    """Command with words for another program behind `--`, which `words_of` returns."""
 
     meaning = "COMMAND..."
-    """What the words are, for the usage line."""
+    """Placeholder of the words in the usage line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep what stands behind `--` out of click's sight."""
-        # What follows `--` is for the device, also where no device is named before it.
+        """Store the words behind `--`, and parse the others."""
+        # All words behind `--` belong to the device's program, also when no device is named before.
         if "--" in args:
             ctx.meta[_COMMAND] = args[args.index("--") + 1 :]
             args = args[: args.index("--")]
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return what the usage line has, with the words at its end."""
+        """Return the usage line with the words at its end."""
         return [*super().collect_usage_pieces(ctx), f"[-- {self.meaning}]"]
 
 
 def held_device_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command take a device, which may be left out, and how long it waits for that, and the context of click."""
+    """Add the arguments of a command on a device: an optional DEVICE, `--wait`, `--config` and click's context."""
     for decorate in (
         click.pass_context,
         config_option,
@@ -71,17 +71,17 @@ def held_device_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def words_of(context: click.Context) -> list[str]:
-    """Return what stood behind `--`."""
+    """Return the words behind `--`."""
     words: list[str] = context.meta.get(_COMMAND, [])
     return words
 
 
 class Held(NamedTuple):
-    """A device that is leased to this process, and what belongs to that."""
+    """Leased device of this process, with its lease and configuration."""
 
     device: Device
     name: str
-    """What messages call it, which every command takes."""
+    """Name of the device for messages; every command accepts it."""
     config: Config
     supervisor: Supervisor
     hold: Hold
@@ -96,17 +96,18 @@ def device_held(
     config_file: Path | None,
     require: Callable[[Device], object] = lambda _: None,
 ) -> Iterator[Held]:
-    """Lease a device meanwhile, by name or SoC, else by ANDROID_SERIAL, else the only reserved device.
+    """Lease a device for the body: by name or SoC, else by ANDROID_SERIAL, else the only reserved device.
 
-    `require` raises for a device that cannot serve: of several, those that can are taken. What former owners left on
-    the device is ended first. Raises UsageError, NoDeviceError, and LeaseLostError by what is run in the body.
+    `require` raises for an unsuitable device; if several match, only suitable ones are considered. Processes and files
+    of former owners are removed from the device. Raises UsageError and NoDeviceError; the body may raise
+    LeaseLostError.
     """
     from farm.base.processes import Supervisor
     from farm.cli.devices.lease import acquire, ended_in_order, find_devices
     from farm.devices.adb.names import named_device
 
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
-        # The device of ANDROID_SERIAL, where it names one.
+        # ANDROID_SERIAL, if set, names the device.
         wanted = wanted or ("" if named_device(os.environ) else _my_only(store))
         devices = _serving(find_devices(config, store, supervisor, wanted), require)
         try:
@@ -117,7 +118,7 @@ def device_held(
                 _take_over(found)
                 yield Held(found, name, config, supervisor, hold)
         finally:
-            # Not only what was returned: a signal may come in between.
+            # A signal may arrive between the grant and the assignment, so release all leases of this process.
             store.leases.release(_held_here(store))
 
 
@@ -134,7 +135,7 @@ def _my_only(store: Store) -> str:
 
 
 def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> list[Device]:
-    """Return those that `require` accepts. Raises what it says of the first one where there are none."""
+    """Return the devices that `require` accepts. Raises its error for the first device if it accepts none."""
     from farm.base.errors import FarmError
 
     serving, refusals = [], []
@@ -150,10 +151,10 @@ def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> 
 
 
 class Hold:
-    """Keeps a lease alive, and ends what runs by it when that is lost."""
+    """Lease that is renewed in the background; its program is ended when the lease is lost."""
 
     def __init__(self, store: Store, lease: Lease, times: LeaseConfig, name: str) -> None:
-        """`name` is what the device is called."""
+        """Prepare the renewal; `name` is the name of the device for messages."""
         self._store, self._lease, self._times, self._name = store, lease, times, name
         self._over = threading.Event()
         self._gone = threading.Event()
@@ -164,10 +165,10 @@ class Hold:
     def run(self, supervisor: Supervisor, argv: Sequence[str], env: dict[str, str], what: str = "the shell") -> int:
         """Run a program in the foreground and return its exit code, 128 + n for signal n.
 
-        `what` is what messages call it. Raises LeaseLostError, once it has ended, where somebody else may use the
-        device.
+        `what` is the name of the program for messages. Raises LeaseLostError, after the program has ended, when the
+        lease is lost.
         """
-        # Ctrl-C is for what runs on the device. A handler of ours and not SIG_IGN, which the child would inherit.
+        # Ctrl-C is for the program on the device. A handler of ours and not SIG_IGN, which the child would inherit.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             self._child = supervisor.spawn(argv, name=what, env=env, foreground=True)
@@ -181,7 +182,7 @@ class Hold:
         return code if code >= 0 else 128 - code
 
     def wait(self, what: str) -> None:
-        """Return never: raises LeaseLostError where somebody else may use the device, with `what` became of it."""
+        """Wait until the lease is lost, and raise LeaseLostError with `what`, the state of the device afterwards."""
         self._gone.wait()
         self._raise_if_lost(what)
 
@@ -198,7 +199,7 @@ class Hold:
         renewed, ttl_s, heartbeat_s = time.monotonic(), self._times.ttl_s, self._times.heartbeat_s
         while not self._over.wait(LOOK_SECONDS):
             asked = time.monotonic()
-            # A store that cannot be reached now may be in time.
+            # The store may be reachable again before the lease expires.
             with contextlib.suppress(StoreError):
                 if self._store.leases.renew([self._lease], ttl_s=ttl_s, heartbeat_s=heartbeat_s).lost:
                     self._lost = self._whose()
@@ -212,7 +213,7 @@ class Hold:
                 return
 
     def _whose(self) -> str:
-        """Return what became of a lease that was lost. Raises StoreError."""
+        """Return the reason for the loss of the lease. Raises StoreError."""
         from farm.cli.devices.lease import clock_time
 
         now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
@@ -223,7 +224,7 @@ class Hold:
         return "was given back, and nobody has it"
 
     def _end(self) -> None:
-        """End it with all that it started. An interactive shell is deaf to SIGTERM, and tells its jobs of SIGHUP."""
+        """End the program and its children. SIGHUP first: interactive shells ignore SIGTERM and forward SIGHUP."""
         if self._child is None:
             return
         if self._child.process.poll() is None:
@@ -242,7 +243,7 @@ class Hold:
 
 
 def _take_over(device: Device) -> None:
-    """End what former owners left on a device, and say so where that cannot be: a shell may be what helps."""
+    """End processes of former owners on a device; a failure is only reported, since a shell may help to repair it."""
     from farm.base.errors import DeviceError
     from farm.devices.connect import open_transport
     from farm.devices.execution.takeover import take_over
@@ -262,16 +263,16 @@ def _held_here(store: Store) -> list[Lease]:
 
 
 def purpose_of(command: str, words: Sequence[str]) -> str:
-    """Return what a lease for `farm COMMAND -- WORDS` is for, as everybody who shares the store reads it."""
+    """Return the purpose of a lease for `farm COMMAND -- WORDS`, which all users of the store can read."""
     from farm.devices.text import clean_text
 
-    # Not the arguments, which may be secrets.
+    # Arguments may be secrets, so only the first word is recorded.
     return clean_text(shlex.join(["farm", command, *(["--", words[0]] if words else [])]))
 
 
 @contextlib.contextmanager
 def terminal_restored() -> Iterator[None]:
-    """Leave the terminal as it was: a program that is killed cannot."""
+    """Restore the state of the terminal after the body, since a killed program cannot."""
     import termios
 
     if not sys.stdin.isatty():
@@ -284,7 +285,7 @@ def terminal_restored() -> Iterator[None]:
         yield
     finally:
         if modes:
-            # Whoever is in the background may not do this, unless deaf to the signal.
+            # A background process may change the terminal only while it ignores SIGTTOU.
             deaf = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             with contextlib.suppress(termios.error, OSError):
                 os.tcsetpgrp(terminal, group)

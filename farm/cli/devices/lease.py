@@ -1,4 +1,4 @@
-"""`farm lease` and `farm release`, and how `farm shell` finds a device and gets hold of it."""
+"""`farm lease` and `farm release`, and the search and lease of a device for `farm shell`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def lease_command(
 ) -> None:
     """Reserve a device for yourself: only your commands may use it until then.
 
-    A SOC gives one more device each time; of a DEVICE that you have, the time
-    is changed, and counts from now. farm release gives it back earlier.
+    Each use with a SOC reserves one more device. For a DEVICE that you have,
+    the time is changed, and counts from now. farm release ends it earlier.
     """
     from farm.base.processes import Supervisor
     from farm.base.socs import reported_profile
@@ -85,7 +85,7 @@ def lease_command(
 
 
 def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
-    """Return how the user's own adb gets to a device, with adb's name of it and its server; nothing without adb."""
+    """Return the command for the user's own adb on a device, with its name and server in adb; empty without adb."""
     from farm.devices.adb.names import adb_target
     from farm.devices.device import LOOPBACK, AdbAddress
 
@@ -105,7 +105,7 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
 )  # fmt: skip
 @config_option
 def release_command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
-    """Give a device back: DEVICE, or the only one that you have."""
+    """Give a device back: DEVICE, or the only device that is reserved for you."""
     if device and everything:
         raise UsageError("give a device or --all, not both")
     with opened(config_file) as (_, store):
@@ -124,7 +124,7 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
 
 
 def _find_lease(store: Store, device: str) -> Lease:
-    """Return what is held of a device. Raises UnknownNameError, UsageError when it is free."""
+    """Return the lease of a device. Raises UnknownNameError, and UsageError when it is free."""
     from farm.dispatch.pool.inventory import resolve_device
 
     leases = {lease.device: lease for lease in store.leases.all()}
@@ -158,16 +158,16 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
 
 
 def _names(store: Store) -> dict[str, str]:
-    """Return what devices are called, by id."""
+    """Return the names of devices by id."""
     return {known.id: known.called for known in store.devices.all()}
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
-    """Return the attached devices that a name, serial, id or SoC means and that may be used, best first.
+    """Return the attached devices with a name, serial, id or SoC that may be used, best first.
 
-    ANDROID_SERIAL, where it is set, chooses among the devices of an SoC, and the device for an empty `wanted`.
+    ANDROID_SERIAL, if set, chooses among the devices of an SoC, and the device for an empty `wanted`.
 
-    Raises UnknownNameError for what is none of these, NoDeviceError, with the reasons, where none can be used.
+    Raises UnknownNameError for an unknown name, and NoDeviceError with the reasons if no device can be used.
     """
     from farm.base.socs import load_socs, reported_profile
     from farm.devices.discovery import scan_all
@@ -206,9 +206,9 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
 def acquire(
     store: Store, devices: Sequence[Device], *, purpose: str, wait_s: float, ttl_s: float, seconds: float = 0.0
 ) -> Lease:
-    """Return a lease of one of `devices`, waiting up to `wait_s` for it. Raises NoDeviceError, saying who has them.
+    """Return a lease of one device of `devices`, waiting up to `wait_s`. Raises NoDeviceError with the present users.
 
-    With `seconds`, it is reserved for the user as well before anybody else can have it.
+    With `seconds` the device is also reserved for the user, in the same step.
     """
     from farm.dispatch.pool.device_pool import LOOK_SECONDS
     from farm.policy.situation import Priority
@@ -252,8 +252,8 @@ def _why(store: Store, token: str) -> str:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, once, so that everything is given back."""
-    # What nohup makes deaf stays so.
+    """Let SIGTERM and SIGHUP raise SystemExit once, so that leases are released."""
+    # A signal that nohup ignores stays ignored.
     numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -271,7 +271,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
-    """Return who else waits for one of `devices`, in one text; nothing where there is nobody."""
+    """Return the other processes that wait for any of `devices`, in one text; empty without any."""
     from farm.devices.text import clean_text
 
     ids, here = {device.id for device in devices}, (os.getpid(), socket.gethostname())
@@ -284,12 +284,12 @@ def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
 
 
 def reserved_by_me(store: Store) -> list[Lease]:
-    """Return what is reserved for this user."""
+    """Return the leases of devices that are reserved for this user."""
     return [lease for lease in store.leases.all() if lease.reserved_for == store.user]
 
 
 def _holder(lease: Lease, name: str) -> str:
-    """Return who has the device that is called `name`, since when or until when, and what for."""
+    """Return user, time and purpose of the lease of the device `name`."""
     from farm.devices.text import clean_text
 
     parts = []
@@ -299,12 +299,12 @@ def _holder(lease: Lease, name: str) -> str:
         purpose = f" for {lease.purpose!r}" if lease.purpose else ""
         where = f"process {lease.pid} on {lease.host}"
         parts.append(f"is used by {lease.user} since {clock_time(lease.acquired_ms)}{purpose} ({where})")
-    # Others' programs wrote it into the store.
+    # Programs of other users wrote these texts into the store.
     return clean_text(f"{name} {' and '.join(parts)}", _SHOWN_CHARACTERS)
 
 
 def clock_time(time_ms: int) -> str:
-    """Return a time as a person reads it here, with the date where it is not today."""
+    """Return a local time, with the date unless it is today."""
     then = time.localtime(time_ms / 1000)
     today = time.strftime("%Y-%m-%d", then) == time.strftime("%Y-%m-%d")
     return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", then)
@@ -320,7 +320,7 @@ def _why_not(known: Registered) -> str:
 
 
 def _refuse_unusable(scan: Scan, known: Iterable[Registered], wanted: str) -> None:
-    """Raise NoDeviceError when `wanted` is a device that is not there, or cannot be used."""
+    """Raise NoDeviceError when `wanted` is a known device that is absent or cannot be used."""
     serials = {one.serial: one.serial for one in scan.unusable}
     for one in known:
         serials |= {name: one.serial for name in (one.id, one.serial, one.name) if name}

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 @click.command("shell", cls=CommandWithWords)
 @held_device_options
 def command(context: click.Context, *, device: str | None, wait_s: float | None, config_file: Path | None) -> int:
-    """Open a shell on a device, or run COMMAND there; nobody else uses it meanwhile.
+    """Open a shell on a device, or run COMMAND there, leased meanwhile.
 
     Without a name, it is the device that is reserved for you. COMMAND is a
     program and its arguments; for pipes and the like, sh -c '...'. The exit
-    code is that of the shell, or of COMMAND.
+    code is the exit code of the shell or of COMMAND.
     """
     words = words_of(context)
     with (
@@ -44,7 +44,7 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
 def shell_of(device: Device, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the program, and its environment, that opens a shell on a device or runs the program `words` there.
 
-    It gets a terminal there where there is one here: for a command, where its output goes to it as well.
+    The shell gets a terminal if standard input is one; a command, if standard output is one as well.
     """
     from farm.devices.connect import open_transport
 

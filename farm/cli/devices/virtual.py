@@ -37,7 +37,7 @@ _folder_option = click.option(
 
 @click.group("virtual", cls=SuggestingGroup)
 def command() -> None:
-    """Start virtual devices that stay, and let them misbehave.
+    """Start virtual devices for other commands, and inject faults into them.
 
     \b
     farm virtual up --soc SM8650 -n 4
@@ -82,7 +82,7 @@ def up(
         if is_running(place / serial):
             raise UsageError(f"{serial} is up already, in {place}: end that, or say another --folder")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # What nohup makes deaf stays so.
+        # A signal that nohup ignores stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     with Supervisor() as supervisor:
@@ -114,7 +114,7 @@ def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_serv
 
 
 def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
-    """Return never: KeyboardInterrupt ends it, and InfraError when a device does."""
+    """Wait for ever: KeyboardInterrupt ends the command, and InfraError when a device ends."""
     while True:
         for device in devices:
             child = supervisor.find(device.serial)
@@ -124,14 +124,14 @@ def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
 
 
 def _attached(server: AdbServer) -> dict[str, str]:
-    """Return what adb calls every attached device, by what farm calls it."""
+    """Return adb's names of the attached devices, by their names in farm."""
     from farm.devices.adb.host import AdbHost
 
     return {one.serial: one.adb_name for one in AdbHost(server.port).attached()}
 
 
 def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
-    """Raise UsageError where a device of that name hangs on the server: adb could not tell them apart."""
+    """Raise UsageError when a device of that name is attached to the server: adb could not distinguish them."""
     for serial, address in _attached(server).items():
         if serial.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
             raise UsageError(
@@ -152,7 +152,7 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
         try:
             AdbHost(server.port).query(f"host:disconnect:{address}")
         except InfraError:
-            # The server is gone, and what it knew with it.
+            # The server has ended, and its list of devices with it.
             return
 
 
@@ -169,7 +169,7 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
 def fault(config_file: Path | None, folder: Path | None, device: str, kind: str, **details: Any) -> None:
-    """Let a virtual device fail: `farm virtual faults` lists how."""
+    """Inject a fault into a virtual device: `farm virtual faults` lists the kinds."""
     if kind == "clear":
         raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)}' ends those that there are")
     wanted = _kind(kind)
@@ -187,7 +187,7 @@ def fault(config_file: Path | None, folder: Path | None, device: str, kind: str,
 @_folder_option
 @click.argument("device")
 def clear(config_file: Path | None, folder: Path | None, device: str) -> None:
-    """Let a virtual device be well again."""
+    """End all faults of a virtual device."""
     clear_faults(_device_folder(config_file, folder, device))
 
 
@@ -196,7 +196,7 @@ def clear(config_file: Path | None, folder: Path | None, device: str) -> None:
 @click.argument("device", required=False)
 @json_option("Print JSON instead of a table.")
 def faults(config_file: Path | None, folder: Path | None, device: str | None, *, as_json: bool) -> None:
-    """List the faults that there are, or what struck DEVICE so far."""
+    """List the kinds of faults, or the faults that DEVICE has met so far."""
     if device is None:
         kinds = {str(kind): kind.description for kind in FaultKind}
         show({"faults": kinds}, columns(list(kinds.items())), as_json=as_json)
@@ -222,7 +222,7 @@ def _place(config_file: Path | None, folder: Path | None) -> Path:
 
 
 def _device_folder(config_file: Path | None, folder: Path | None, device: str) -> Path:
-    """Return the folder of a device that is up. Raises UnknownNameError."""
+    """Return the folder of a running virtual device. Raises UnknownNameError."""
     place = _place(config_file, folder)
     up = {path.name: path.name for path in place.glob("virtual-*") if is_running(path)}
     known = up if device in up else {**_serials(config_file), **up}
@@ -233,7 +233,7 @@ def _device_folder(config_file: Path | None, folder: Path | None, device: str) -
 
 
 def _serials(config_file: Path | None) -> dict[str, str]:
-    """Return the serials of the devices that people have named, by name."""
+    """Return the serials of named devices, by name."""
     config = load_config(config_file)
     named = {one.name: one.serial for one in config.devices if one.name}
     with contextlib.suppress(StoreError), opened(config_file, readonly=True, existing=True) as (_, store):
