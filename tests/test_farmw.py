@@ -108,7 +108,7 @@ def test_it_works_through_a_link_from_anywhere(machine: Machine, tmp_path: Path)
 def test_pytest_runs_the_tests_with_the_same_workers_for_all_arguments(
     arguments: tuple[str, ...], workers: int, machine: Machine
 ) -> None:
-    machine.set_up("build,simulator,conformance,dev")
+    machine.set_up("build,simulator,conformance,dev,docs")
     expected = " ".join(["stub python -m pytest -n", str(workers), "--dist worksteal", *arguments])
     assert machine.farmw("test", *arguments).stdout == f"{expected}\n"
 
@@ -117,10 +117,10 @@ def test_pytest_runs_the_tests_with_the_same_workers_for_all_arguments(
     ("command", "chosen", "installed", "asked"),
     [
         ("socs", "cluster", "build,simulator,cluster", None),
-        ("socs", "", "build,simulator,conformance,dev,cluster", None),
-        ("test", "conformance,dev cluster", "build,simulator,conformance,dev,cluster", None),
-        ("test", "dev,dev", "build,simulator", "build,simulator,conformance,dev"),
-        ("socs", "cluster", "build,simulator,conformance,dev", "build,simulator,conformance,dev,cluster"),
+        ("socs", "", "build,simulator,conformance,dev,docs,cluster", None),
+        ("test", "conformance,dev cluster", "build,simulator,conformance,dev,docs,cluster", None),
+        ("test", "dev,dev", "build,simulator", "build,simulator,conformance,dev,docs"),
+        ("socs", "cluster", "build,simulator,conformance,dev,docs", "build,simulator,conformance,dev,docs,cluster"),
         ("socs", "", "build,removed", "build,simulator"),
     ],
 )
