@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-# Name -> its module below farm.cli, where it is called `NAME_command`, or `command` where it is the only one; and what
-# `farm --help` says of it.
+# Name -> module below farm.cli, and text for `farm --help`. The module has a `NAME_command`, or one called `command`.
 _COMMANDS = {
     "run": ("running.run", "Compile suites for SoCs, run them on devices, judge and report."),
     "attach": ("cluster.attach", "Follow a run on a shared farm that was handed in."),
@@ -77,13 +76,13 @@ _COMMANDS = {
 
 @contextmanager
 def _broken_pipes() -> Iterator[None]:
-    """Report a pipe that broke as any error of the system: click would end with 1, which says that a job failed."""
+    """Raise InfraError for a broken pipe: click would exit with 1, the exit code for a failed job."""
     try:
         yield
     except BrokenPipeError as error:
         if {"-h", "--help", "--version"}.isdisjoint(sys.argv):
             raise InfraError(f"the system: {error.strerror}") from error
-        # What click prints by itself.
+        # click printed the text of --help or --version itself.
         from farm.cli.output import discard
 
         discard(sys.stdout)
@@ -119,7 +118,7 @@ class _LazyGroup(SuggestingGroup):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
         from click.shell_completion import CompletionItem
 
-        # Not every command is imported for its name.
+        # Completion needs names and texts of the commands alone, so no command is imported.
         found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items()]
         names = [one for one in found if one.value.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -146,12 +145,12 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: errors become one line on standard error and their exit code."""
+    """Run the command line: errors become one line on standard error and their exit code."""
     if "_FARM_COMPLETE" in os.environ:
         from farm.cli.completion import answer
 
         sys.exit(answer(cli))
-    # What imports make stays, 100,000 objects with SQLAlchemy: to look through it for garbage again and again is a
+    # Imports create 100,000 objects that stay, with SQLAlchemy: repeated garbage collections over them would take a
     # twentieth of a short command.
     gc.set_threshold(150_000)
     try:
@@ -174,13 +173,13 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
         _say(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
-    # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.
+    # The two collections at exit would take a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _spoken(arguments: list[str]) -> list[str]:
-    """Return a command line for click, as `with_numbers` does; -v may stand anywhere before --."""
+    """Return the command line for click, as `with_numbers` does; -v may stand anywhere before --."""
     words = with_numbers(arguments)
     end = words.index("--") if "--" in words else len(words)
     if not set(_VERBOSE).isdisjoint(words[:end]):
@@ -191,7 +190,7 @@ def _spoken(arguments: list[str]) -> list[str]:
 
 
 def _explain(error: BaseException) -> None:
-    """With -v, say where in farm an error came from, and what came before it."""
+    """With -v, print the place in farm where an error was raised, and the errors before it."""
     if "farm.cli.output" not in sys.modules:
         return
     from farm.cli.output import is_verbose, notice

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# No beginning of an id, and no path.
+# A name must differ from the beginning of an id and from a path.
 _RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
 
 
 class SuggestingGroup(click.Group):
-    """A group that offers the nearest command where a name is unknown, or what `otherwise` says of that name."""
+    """Group that suggests the nearest command for an unknown name, or the text of `otherwise` for that name."""
 
     def __init__(self, *args: Any, otherwise: dict[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,15 +44,15 @@ class SuggestingGroup(click.Group):
 
     @property
     def name_in_help(self) -> str:
-        """What stands between `farm` and `--help`."""
+        """Return the words between `farm` and `--help`."""
         return "" if self.name == "cli" else f"{self.name} "
 
 
 class _OutputFile(click.Path):
-    """A file that a command writes at its end: what cannot be written is refused before it begins."""
+    """Path of a file that a command writes at its end; an unwritable path is refused before the command begins."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises BadParameter where it cannot be written."""
+        """Return the path. Raises BadParameter if it cannot be written."""
         path: Any = super().convert(value, param, ctx)
         folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
         if not folder.is_dir():
@@ -80,7 +80,7 @@ def json_option(text: str = "Print JSON instead of text.") -> Decorator:
 
 
 def limit_option(text: str, default: int = 20) -> Decorator:
-    """Return the option `--limit`: how much of a kind is shown."""
+    """Return the option `--limit`: the number of shown entries of a kind."""
     return click.option("--limit", type=click.IntRange(min=1), default=default, show_default=True, help=text)
 
 
@@ -96,7 +96,7 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
 
 
 class _Time(click.ParamType[float]):
-    """A time as `duration` takes it; a number alone is in seconds."""
+    """Time in the format of `duration`; a number alone is in seconds."""
 
     name = "time"
 
@@ -125,9 +125,9 @@ def timeout_option(text: str, default: float = 300.0, most_s: float = LONGEST_S)
 
 
 def virtual_option(text: str, *, one: bool = False) -> Decorator:
-    """Return the option `--virtual [N]`: 1 without a number, and no more than that, as a truth value, with `one`.
+    """Return the option `--virtual [N]`: 1 without a number; with `one` a truth value, and 1 is the most.
 
-    `farm.cli.main` gives it the number that it was given without.
+    `with_numbers` adds the number to a `--virtual` without one.
     """
     most, metavar = (1, "[1]") if one else (None, "[N]")
 
@@ -142,7 +142,7 @@ def virtual_option(text: str, *, one: bool = False) -> Decorator:
 
 
 def with_numbers(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which every `--virtual` has a number: what follows it may be a job."""
+    """Return a command line in which every `--virtual` has a number, since a job may follow it."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     following = [*arguments[1:], ""]
     return [
@@ -157,9 +157,9 @@ def soc_option(text: str) -> Decorator:
 
 
 def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return what names something; raises BadParameter for an empty text, as of a variable that is not set.
+    """Return a name from the command line; raises BadParameter for an empty text, as of a variable that is not set.
 
-    The callback of options and arguments: what nobody gave stays as it is.
+    The callback of options and arguments; a default value is not checked.
     """
     given = value if isinstance(value, tuple) else (value,)
     source = context.get_parameter_source(option.name or "")
@@ -176,13 +176,13 @@ toolchain_option = click.option(
 
 
 def line_option(text: str = "What belongs to it alone.") -> Decorator:
-    """Return the option `--line`: whose runs are looked at."""
+    """Return the option `--line`: the branch whose runs a command reads."""
     whose = "Line: a toolchain of farm.toml, a version, or default, which it is unless there are runs of others alone."
     return click.option("--line", metavar="NAME", help=f"{text} {whose}")
 
 
 def refuse_together(given: dict[str, Any], because: str) -> None:
-    """Raise UsageError for the first of the options `given` that has a value: `because` says what to leave out."""
+    """Raise UsageError for the first of the options `given` with a value; `because` has a place `{}` for its name."""
     if chosen := [option for option, value in given.items() if value]:
         raise UsageError(because.format(chosen[0]))
 
@@ -218,7 +218,7 @@ def _together(*options: Decorator) -> Decorator:
 
 
 def _run_name(context: click.Context, option: click.Parameter, value: str) -> str:
-    """Return the name of a run, which stands where a run's id may; raises BadParameter for what is none."""
+    """Return the name of a run, which is usable in place of its id; raises BadParameter for an invalid name."""
     if value and (not _RUN_NAME.fullmatch(value) or value.startswith("latest")):
         problem = f"{value!r}: expected a letter, then letters, digits and _ . + -, 80 at most, and not latest"
         raise click.BadParameter(problem, context, option)
@@ -243,7 +243,7 @@ one_off_options = _together(
 
 
 def executions(iterations: int | None, warm_up: int | None) -> dict[str, Any]:
-    """Return how often a sample is executed, given `--iterations` and `--warm-up`, and whether nobody named that."""
+    """Return the executions of a sample from `--iterations` and `--warm-up`; `reducible` if neither is given."""
     return {
         "iterations": 3 if iterations is None else iterations,
         "warm_up": 1 if warm_up is None else warm_up,
@@ -252,7 +252,7 @@ def executions(iterations: int | None, warm_up: int | None) -> dict[str, Any]:
 
 
 def typed(**options: str) -> list[str]:
-    """Return those of `options`, by parameter, that the command line has."""
+    """Return the options among `options`, by parameter, that the command line has."""
     source = click.get_current_context().get_parameter_source
     return [option for name, option in options.items() if source(name) is ParameterSource.COMMANDLINE]
 

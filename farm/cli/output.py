@@ -1,4 +1,4 @@
-"""Where the result of a command goes: text or JSON on standard output, files where asked."""
+"""Output of commands: text or JSON on standard output, and files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.store.view import RunView
 
-# Streams whose reader has left.
+# Streams whose reader has closed the pipe.
 _UNREAD: list[IO[str]] = []
 
 
@@ -64,17 +64,17 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
 
 
 def as_called() -> str:
-    """Return the command line that this process was called with, for a shell."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["farm", *sys.argv[1:]])
 
 
 def width() -> int:
-    """Return the columns of the terminal, or $COLUMNS; what goes to a pipe or a file is as wide as its lines are."""
+    """Return the columns of the terminal, or $COLUMNS; output to a pipe or a file has no limit."""
     return shutil.get_terminal_size((UNBOUNDED, 24)).columns
 
 
 def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:
-    """Print what a command answers: as JSON, or else as text."""
+    """Print the answer of a command: as JSON, or else as text."""
     if as_json:
         print_json(answer)
     elif text := "\n".join(lines):
@@ -82,13 +82,13 @@ def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -
 
 
 def print_json(answer: Mapping[str, object]) -> None:
-    """Print what a command answers as JSON, with the version of its layout."""
+    """Print the answer of a command as JSON, with the version of its layout."""
     echo(json_document({"schema": 1, **answer}).decode())
 
 
 def notice(text: str) -> None:
-    """Print on standard error how a command goes on."""
-    # On one line: what a device says is not to begin one, which GitHub could take for a command.
+    """Print the progress of a command on standard error."""
+    # On one line: a line break in a device's text could start a workflow command of GitHub.
     when = f"{time.strftime('%H:%M:%S')} " if is_verbose() else ""
     echo(f"farm: {when}{one_line(text)}", err=True)
 
@@ -97,7 +97,7 @@ _verbose = threading.Event()
 
 
 def be_verbose() -> None:
-    """Say from now on what a command works with, and when it says what."""
+    """Print the configuration in use from now on, and the time of each notice."""
     from farm.base.config import settings
     from farm.base.config.store_address import shown_address
 
@@ -121,31 +121,31 @@ def be_verbose() -> None:
 
 
 def is_verbose() -> bool:
-    """Return whether somebody asked for more with -v."""
+    """Return True when the user asked for more with -v."""
     return _verbose.is_set()
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print `text` with nothing in it that a terminal would obey or not show: names come from files and devices."""
+    """Print `text` with control characters and invisible ones spelled out: names come from files and devices."""
     echo_coloured(visible(str(text)), err=err, nl=nl)
 
 
 def echo_coloured(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text whose colours are ours; whatever else is in it is visible already."""
+    """Print text with our colours; all other control characters are spelled out before."""
     try:
         click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
     except BrokenPipeError:
-        # As `| head` leaves: what a command does goes on, and its exit code is about that.
+        # The reader closed the pipe, like `| head`: the command continues, and its exit code is about its own work.
         discard(sys.stderr if err else sys.stdout)
 
 
 def has_reader() -> bool:
-    """Return False once the reader of standard output has left: what only shows something ends then."""
+    """Return False once the reader of standard output has left: commands that only print end then."""
     return sys.stdout not in _UNREAD
 
 
 def discard(stream: IO[str]) -> None:
-    """Let a stream whose reader is gone lead nowhere: Python would complain when it flushes what is left."""
+    """Redirect a stream with a broken pipe to /dev/null: Python would print an error when it flushes the rest."""
     _UNREAD.append(stream)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
@@ -160,11 +160,11 @@ def write_file(path: Path, text: str) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that is at `path` when all of it is written, and nowhere when that fails. Raises UsageError."""
+    """Yield a file that appears at `path` when it is complete, and not at all after a failure. Raises UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            # A terminal, a pipe: nothing can take its place.
+            # A terminal or a pipe cannot be replaced.
             with path.open("wb") as file:
                 yield file
             return

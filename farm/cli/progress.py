@@ -1,4 +1,4 @@
-"""What `farm run` shows while it works: a live display on a terminal, plain lines elsewhere. On standard error."""
+"""Progress of `farm run` on standard error: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped
 
 
 class Front:
-    """Counts; the two ways to show them derive from it. Called from several threads."""
+    """Counts of a run; subclasses show them in two ways. Called from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,11 +36,11 @@ class Front:
 
     @property
     def ended(self) -> int:
-        """Jobs that have ended."""
+        """Return the number of jobs that have ended."""
         return sum(self.counts.values())
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        """The run is planned."""
+        """Show the plan of the run."""
         with self._lock:
             self.total, self.to_build = jobs, to_build
             self.running = dict.fromkeys(devices, "")
@@ -49,25 +49,25 @@ class Front:
         self.note(f"{plural(jobs, 'job')}, {cached}{used}")
 
     def build_started(self, job_id: str) -> None:
-        """A builder took a job."""
+        """Record that a builder took a job."""
         with self._lock:
             self.building[job_id] = job_id
 
     def build_ended(self, job_id: str, reply: BuildReply) -> None:
-        """A builder finished it; what it could not compile is shown when the job ends, with its verdict."""
+        """Record that a builder finished a job; a failure is shown when the job ends, with its verdict."""
         del reply
         with self._lock:
             self.built += 1
             self.building.pop(job_id, None)
 
     def devices(self, running: dict[str, str]) -> None:
-        """Which device is busy with which job now."""
+        """Record the job of each busy device."""
         with self._lock:
             self.running.update(dict.fromkeys(self.running, ""))
             self.running.update(running)
 
     def job_ended(self, shown: dict[str, Any]) -> None:
-        """An attempt was recorded."""
+        """Count a recorded attempt and show it."""
         kind = "known issue" if shown["known_issue"] else shown["verdict"]
         with self._lock:
             self.counts[kind] += 1
@@ -75,11 +75,11 @@ class Front:
         self.show_job(kind, shown)
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
-        """An attempt was recorded, and another device is to try the job."""
+        """Show that another device will try the job."""
         self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:REASON_LIMIT]}")
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Show how a job ended."""
+        """Show the end of a job."""
 
     def note(self, text: str) -> None:
         """Show a line."""
@@ -91,11 +91,11 @@ class Front:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Show nothing while the body asks something."""
+        """Show nothing while the body asks a question."""
         yield
 
     def eta_seconds(self) -> float | None:
-        """Return how long it will take at the pace since the first job ended, which had everything to start first."""
+        """Return the remaining seconds at the pace since the first job ended; the first job includes the start-up."""
         paced = self.ended - 1
         if paced < 1 or self.ended >= self.total:
             return None
@@ -103,30 +103,30 @@ class Front:
 
 
 class PlainFront(Front):
-    """One line for everything that matters, for logs and pipes."""
+    """Progress as plain lines for logs and pipes, one per event."""
 
     def note(self, text: str) -> None:
         """Show a line."""
         notice(text)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Show how a job ended."""
+        """Show the end of a job."""
         reason = f": {one_line(shown['reason'], REASON_LIMIT)}" if shown["reason"] else ""
         line = f"[{self.ended}/{self.total}] {_MARKS[kind]} {shown['job_id']} ({shown['seconds']:.2f} s){reason}"
         echo(line, err=True)
 
 
 class QuietFront(PlainFront):
-    """One line for what goes wrong, and for notes, for commands of many runs."""
+    """Plain lines for failures and notes only, for commands with many runs."""
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Show how a job ended, unless it passed."""
+        """Show the end of a job unless it passed."""
         if kind != "passed":
             super().show_job(kind, shown)
 
 
 class LiveFront(Front):
-    """A display that is drawn anew ten times a second, with what went wrong scrolling above it."""
+    """Display that is redrawn ten times a second, with failures scrolling above it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -136,13 +136,13 @@ class LiveFront(Front):
         self.live = Live(get_renderable=self._render, console=console, refresh_per_second=10, transient=True)
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        """The run is planned: draw it from now on. Not before, as that takes a thread, and workers are forked first."""
+        """Show the plan and start the display. Its thread starts only now, after the workers are forked."""
         super().begin(jobs=jobs, to_build=to_build, devices=devices)
         self.live.start()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Show nothing while the body asks something."""
+        """Show nothing while the body asks a question."""
         was_started = self.live.is_started
         self.live.stop()
         try:
@@ -156,7 +156,7 @@ class LiveFront(Front):
         self._console.print(visible(text), markup=False, highlight=False, soft_wrap=False)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Show how a job ended, unless it passed."""
+        """Show the end of a job unless it passed."""
         if kind == "passed":
             return
         from rich.text import Text
@@ -206,7 +206,7 @@ def _short(job_id: str) -> str:
 
 @contextmanager
 def make_front(plain: type[PlainFront] = PlainFront) -> Iterator[Front]:
-    """Yield what suits standard error; `plain` where that is no terminal."""
+    """Yield the progress display for standard error; `plain` if it is no terminal."""
     if not sys.stderr.isatty():
         yield plain()
         return

@@ -1,4 +1,4 @@
-"""Names in the store for a Tab: asked of the database as it is, as SQLAlchemy takes longer to load than this may."""
+"""Names in the store for completion, read with the database's driver, since SQLAlchemy loads too slowly for Tab."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SQLITE = "sqlite:///"
-# A store that others write to, or that is away, is not waited for.
+# A store that is locked or unreachable is not waited for.
 _WAIT_S = 0.1
 _WAIT_MS = 150
 
@@ -29,7 +29,7 @@ QUERIES = {
 
 
 def stored(url: str, *names: str) -> Iterator[str]:
-    """Yield the first column of each of the QUERIES `names`. Raises whatever a database raises."""
+    """Yield the first column of each of the QUERIES `names`. Raises the errors of the database driver."""
     with closing(_connected(url)) as connection:
         cursor = connection.cursor()
         for name in names:

@@ -1,4 +1,4 @@
-"""What click refuses, on one line and in farm's words."""
+"""Usage errors of click as one line in the words of farm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from farm.base.errors import UnknownNameError
 
 
 def refusal(error: click.ClickException) -> str:
-    """Return one line that says what is wrong with a command line, and where what is right can be read."""
+    """Return one line with the error of a command line, and the command that prints the correct usage."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption):
         options = context.command.get_params(context) if context is not None else []
         known = [name for one in options if isinstance(one, click.Option) for name in one.opts if name.startswith("--")]
-        # A short option has no letter to spare for a slip.
+        # A short option has one letter, so a suggestion would be arbitrary.
         near = known if error.option_name.startswith("--") else ()
         return f"{UnknownNameError('option', error.option_name, near)} {_see(context)}".rstrip()
     problem = " ".join(error.format_message().split()).rstrip(".")

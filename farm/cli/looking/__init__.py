@@ -1,1 +1,1 @@
-"""Commands that look at what the store has: status, history, reports, exports."""
+"""Commands that read the store: status, history, reports, exports."""

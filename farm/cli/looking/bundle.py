@@ -1,4 +1,4 @@
-"""`farm bundle`: what a job was compiled to, in a folder."""
+"""`farm bundle`: copies the bundle of a job into a folder."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def command(
     compiled: bool,
     as_json: bool,
 ) -> None:
-    """Copy what JOB was compiled to into a folder: the .pte, inputs, references,
-    and a README.md of how to run it by hand, with qnn_executor_runner.
+    """Copy the bundle of JOB into a folder: the .pte, inputs, references,
+    and a README.md with the commands to run it by hand with qnn_executor_runner.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one
-    job matches. It is the exact bundle of its newest result, or of that in
-    --run. With --compiled JOB is a whole id, and the bundle is what farm run
-    --compile-only left. Nothing is overwritten.
+    job matches. It is the exact bundle of its newest result, or of its result
+    in --run. With --compiled JOB is a whole id, and the bundle is the result of
+    farm run --compile-only. Nothing is overwritten.
 
     With --suite in place of --to the folder becomes a suite of those .pte
-    files, which has what they generated or gave, so that farm nightly sees
-    whether later toolchains still run them. JOB may mean many jobs then.
+    files with their outputs as references, so that farm nightly shows whether
+    later toolchains still run them. JOB may then match many jobs.
 
     \b
     Exit codes: 0 written; 2 usage, or there is no such bundle; 4 it could

@@ -42,11 +42,11 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Show every operator that ExecuTorch's Qualcomm backend builds, in every precision, and how its cases do.
+    """Show every operator that ExecuTorch's Qualcomm backend builds, in every precision, and the results of its cases.
 
-    Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program that the fewest
-    cases have; a cell shows the worst state of its jobs, and how many have it. Above the table is how many ATen
-    operators of ExecuTorch's own tests are in a case, below it what the others are made of there.
+    Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program with the fewest
+    cases; a cell shows the worst state of its jobs, and how many have it. Above the table is the number of ATen
+    operators of ExecuTorch's own tests with a case; below it are the operators whose tests consist of other operators.
     """
     from farm.report.model.coverage.query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown

@@ -1,4 +1,4 @@
-"""`farm history` and `farm baseline`: what numbers were, and what they are compared with."""
+"""`farm history` and `farm baseline`: numbers run by run, and the baselines for the next run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def history_command(
     trials: bool,
     as_json: bool,
 ) -> None:
-    """Show what the numbers of JOB were, run by run, oldest first.
+    """Show the numbers of JOB run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Times and counts are medians of an
-    attempt's samples, figures of outputs the worst sample: what a limit decides on. Virtual devices and hardware
-    are never in one table. What is different about a run from the one before is shown beside it. Below, how often
-    the job passed in its last 20 runs, and whether it is flaky; then a line for each metric that moved, from its
-    least to its greatest, and its known steps. Of your trials, and runs of a dirty or private checkout, the numbers
-    stand between those of the line, marked so; nothing is told of them below. Runs of 'farm debug' are left out.
+    attempt's samples, figures of outputs the worst sample, which a limit decides on. Virtual devices and hardware
+    are never in one table. Changed conditions are shown beside a run. Below the table follow the pass rate of the
+    last 20 runs, and whether the job is flaky; then a line for each metric that moved, from its least to its
+    greatest, and its known steps. Your trials, and runs of a dirty or private checkout, are marked in the table of
+    the branch and left out of the lines below. Runs of 'farm debug' are left out.
     """
     from farm.report.model.history import USUAL, ended, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of
@@ -83,7 +83,7 @@ def history_command(
 
 @click.group("baseline", cls=SuggestingGroup)
 def baseline_command() -> None:
-    """Show what numbers are compared with, or say that a new level is right."""
+    """Show the baselines of numbers, or accept a new level."""
 
 
 @baseline_command.command("show")
@@ -95,10 +95,10 @@ def baseline_command() -> None:
 def show_levels(
     job: str, soc: str | None, metrics: tuple[str, ...], line: str | None, config_file: Path | None, *, as_json: bool
 ) -> None:
-    """Show what the next run of JOB is compared with.
+    """Show the baselines for the next run of JOB.
 
-    JOB is as for 'farm history'. That is the median of at most 21 runs that
-    can be compared with the newest, on its level; 8 are needed.
+    JOB is as for 'farm history'. A baseline is the median of at most 21 runs
+    that are comparable with the newest, on its level; 8 are needed.
     """
     from farm.numbers.regressions.baseline import levels
 
@@ -143,12 +143,11 @@ def accept(
     *,
     as_json: bool,
 ) -> None:
-    """Say that the new level of JOB's numbers is right.
+    """Accept the new level of JOB's numbers.
 
-    Its open regressions are shown no more, and the next runs are compared
-    with the new level. Who said so, when and why stays in the store. JOB is
-    as for 'farm history': a suite, or a pattern, accepts all candidates and
-    regressions there.
+    Open regressions are closed, and the next runs are compared with the new
+    level. User, time and note stay in the store. JOB is as for 'farm history':
+    a suite, or a pattern, accepts all candidates and regressions there.
     """
     from farm.numbers.regressions import baseline
 
@@ -156,7 +155,7 @@ def accept(
         raise UsageError("--note says why the level is right: somebody will ask")
     with opened(config_file, existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
-        # A run says itself whose it is.
+        # A named run determines its branch.
         chosen = store.runs.line(run_id)[0] if run_id and line is None else store.status.line_to_show(line)
         done = baseline.accept(store, job, soc, metrics, run_id, user=store.user, note=note, line=chosen)
     if as_json:
@@ -171,7 +170,7 @@ def accept(
 
 
 def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
-    """Raise UsageError for metrics that somebody named, and that no job has."""
+    """Raise UsageError for named metrics that no job has."""
     if metrics:
         names = " or ".join(map(one_line, metrics))
         raise UsageError(

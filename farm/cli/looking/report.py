@@ -1,4 +1,4 @@
-"""`farm report`, `farm diff` and `farm serve`: runs as pages, two runs side by side, all of it in a browser."""
+"""`farm report`, `farm diff` and `farm serve`: runs as pages, two runs side by side, the store in a browser."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def report_command(
 def diff_command(
     before: str, after: str, limit: int, html: Path | None, config_file: Path | None, *, as_json: bool
 ) -> None:
-    """Compare two runs: new failures, what is missing, fixed, slower, faster, other counters.
+    """Compare two runs: new failures, missing jobs, fixed, slower, faster, other counters.
 
     RUN is an id, the start of one, latest or latest~1; the second is latest if left out. A time counts as slower
     when no sample of one side is within the range of the other and the medians are more than 2 % apart. Two runs are
-    two samples: that is a hint, no regression.
+    two samples: a difference is a hint, no regression.
     """
     from farm.report.model.diff import read_diff
     from farm.report.terminal.diff import diff_lines
@@ -72,8 +72,8 @@ def diff_command(
 def serve_command(*, host: str, port: int, token_file: Path | None, as_json: bool, config_file: Path | None) -> None:
     """Show the store in a browser: status, runs, devices, history, live.
 
-    Nothing can be changed. Without --host only this machine can look, and
-    needs no token unless one is set; beyond it, a token is needed.
+    All pages are read-only. Without --host only this machine can open them, and
+    needs no token unless one is set; other machines always need a token.
     """
     import json
     import os
@@ -87,10 +87,10 @@ def serve_command(*, host: str, port: int, token_file: Path | None, as_json: boo
     require_token(host, token)
     with listen(host, port) as bound:
         address = str(bound.getsockname()[0])
-        # A name may mean something else by now.
+        # The name may resolve to another address by now, so the bound address is checked as well.
         require_token(address, token)
         if as_json:
-            # On one line, for whoever waits for it.
+            # On one line, so that a script can read it while the server runs.
             echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
         else:
             echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")

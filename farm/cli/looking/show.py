@@ -25,7 +25,7 @@ if TYPE_CHECKING:
               help="Write the kept files here, such as inputs and outputs of failed attempts.")  # fmt: skip
 @json_option("Print all of it as JSON.")
 def command(job: str, ref: str | None, folder: Path | None, config_file: Path | None, *, as_json: bool) -> None:
-    """Show all there is of JOB: attempts, logs with their tracebacks, numbers, files, how to run it again.
+    """Show a job in full: attempts, logs with their tracebacks, numbers, files, commands to run it again.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one
     job matches. Nothing is cut.

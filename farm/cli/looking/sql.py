@@ -29,14 +29,15 @@ _CELL = 60
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")
 @json_option("Print JSON instead of a table.")
 def command(query: str, limit: int, timeout_s: float, config_file: Path | None, *, as_csv: bool, as_json: bool) -> None:
-    """Ask the store one question in SQL, read only; a QUERY of - is read from standard input.
+    """Query the store in SQL, read-only; a QUERY of - is read from standard input.
 
     \b
     farm sql "SELECT verdict, count(*) FROM attempt GROUP BY verdict"
 
-    QUERY is one SELECT, with or without WITH, or VALUES. Tables: docs/reference/store.md. It is the SQL of the database
-    that the store is in, SQLite or PostgreSQL. Samples are shown as hexadecimal digits, and characters that a terminal
-    would obey or not show are spelled out.
+    QUERY is one SELECT, with or without WITH, or VALUES. Tables: docs/reference/store.md. The SQL dialect is SQLite's
+    or
+    PostgreSQL's, depending on the store. Samples are shown as hexadecimal digits; control characters and invisible
+    characters are spelled out.
     """
     if as_csv and as_json:
         raise UsageError("--csv or --json, one of the two")
@@ -64,7 +65,7 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
 
 
 def _plain(value: object) -> object:
-    """Return a value of a database as what JSON and CSV have: types that they lack become text."""
+    """Return a value of a database as JSON and CSV have it: other types become text."""
     if isinstance(value, (bytes, memoryview)):
         return bytes(value).hex()
     return value if value is None or isinstance(value, (str, int, float, list, dict)) else str(value)

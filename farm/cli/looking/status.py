@@ -1,4 +1,4 @@
-"""`farm status` and `farm triage`: what needs somebody, and who sees to it."""
+"""`farm status` and `farm triage`: jobs and numbers that need attention, and remarks on them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 def status_command(run: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
     """Show the status: newly red, regressions, not tested, infra trouble.
 
-    Then what is fixed, newly flaky and healed, and devices that are not fit.
+    Then follow fixed, newly flaky and healed jobs, and devices that are not fit.
 
-    Without RUN it is about the newest night of the last eight days: all
-    cells of a farm nightly, and nightly runs that began within 18 hours, the
-    worst first. Without a night it is about the newest run of the line, or a
-    trial of yours. A failure is new when the job did not fail the last time
-    that it had a verdict in the line on this kind of device. Regressions are
-    all that are open, of whatever run: see farm triage. Trials, and runs of
-    a dirty or private checkout, are in no line.
+    Without RUN the status is of the newest nightly run of the last eight days:
+    all cells of a farm nightly, and nightly runs that began within 18 hours,
+    the worst first. Without a nightly run it is of the newest run of the
+    branch, or a trial of yours. A failure is new when the job did not fail at
+    its previous verdict in the branch on this kind of device. Regressions are
+    all open ones, of any run: see farm triage. Trials, and runs of a dirty or
+    private checkout, belong to no branch.
     """
     from farm.report.model.status_query import read_status
     from farm.report.terminal.status import status_lines
@@ -71,16 +71,16 @@ def triage_command(
     *,
     as_json: bool,
 ) -> None:
-    """Say what becomes of a regression or of a red job, or list them.
+    """Add a remark to a regression or a red job, or list both.
 
     \b
-    farm triage                                     what needs somebody
-    farm triage 12 --owner ada --note "see #345"    alert 12 has somebody
+    farm triage                                     open regressions, red jobs
+    farm triage 12 --owner ada --note "see #345"    ada handles alert 12
     farm triage 12 --state accepted --note "..."    the new level is right
-    farm triage suite/case[...] --owner ada         the same of a red job
+    farm triage suite/case[...] --owner ada         ada handles a red job
 
-    A remark changes no verdict: a red job stays red, and says who sees to
-    it. Accepted and fixed alerts are not shown any more.
+    A remark changes no verdict: a red job stays red, and is shown with its
+    owner. Accepted and fixed alerts are hidden.
     """
     if subject is None:
         options = (("--state", state), ("--owner", owner), ("--note", note), ("--until", until))
@@ -107,7 +107,7 @@ def _subject(store: Store, subject: str) -> tuple[str, str]:
     if number.isascii() and number.isdigit():
         from farm.report.model.alerts import change_of, word_of
 
-        # No database has as many.
+        # No database has an alert with so many digits.
         if len(number) > 18:
             raise UnknownNameError("alert", number[:18] + "…", [])
         alert = store.alerts.get(int(number))
@@ -119,7 +119,7 @@ def _subject(store: Store, subject: str) -> tuple[str, str]:
 
 
 def _state_now(store: Store, key: str) -> str:
-    """Return what a remark without a state makes of a subject: what is accepted or fixed stays so."""
+    """Return the state of a remark without --state: an accepted or fixed subject stays so."""
     remarks = store.alerts.remarks([key]).get(key)
     over = not remarks or (remarks[-1].until_ms or math.inf) <= time.time() * 1000
     return "acknowledged" if not remarks or over or remarks[-1].state == "open" else remarks[-1].state

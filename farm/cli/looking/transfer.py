@@ -43,7 +43,7 @@ def export_command(
     everything: bool,
     unfinished: bool,
 ) -> None:
-    """Write what RUN (an id, the start of one, latest, latest~1) holds, for other tools; otherwise the latest."""
+    """Write the contents of RUN (an id, the start of one, latest, latest~1) for other tools; otherwise the latest."""
     form = export_formats()[name]
     if sum(map(bool, (runs, everything, since))) > 1:
         raise UsageError("say which runs: RUN..., or --all, or --since TIME")
@@ -98,9 +98,9 @@ def _since_ms(text: str) -> int:
 def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """Read the runs in FILE, which 'farm export --format jsonl' wrote, into this store; - is standard input.
 
-    A run that is there already is left as it is. Every line is checked before the first run is imported: when one
-    cannot be, nothing is. Files that were kept of an attempt, such as ETDumps, are known by their hashes, and do not
-    come along.
+    A run that the store already has stays unchanged. Every line is checked before the first run is imported: an
+    invalid line stops the import. Kept files of attempts, such as ETDumps, are known by their hashes and are not
+    imported.
     """
     from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 

@@ -1,4 +1,4 @@
-"""`farm bisect`: since which run, or which commit of a checkout, a job is worse."""
+"""`farm bisect`: first run, or first commit of a checkout, in which a job is worse."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
 
     With --good and --bad: stored bundles are run again. First the whole step
     is measured, as by 'farm confirm'; then, while runs are left between the
-    last good and the first bad one, the bundle of one of them is compared with
-    that of the good run. What is nearer to the bad level is bad. Runs of one
-    bundle are measured once; at most 8 bundles are. Nothing is compiled unless
-    the same bundle comes of it.
+    last good and the first bad one, a bundle between them is compared with the
+    bundle of the good run. A level nearer to the bad one is bad. Runs of equal
+    bundles are measured once; at most 8 bundles are. A bundle is compiled again
+    only if the result is identical.
 
     With --commits: 'git bisect' chooses commits of a checkout, and each is
     compared with GOOD as by 'farm compare', in a source tree of its own. The
@@ -83,7 +83,7 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
     a time or a figure of outputs; --metric names another, such as pte_size.
     Commits that do not build or fail in another way are skipped, and a merge is
     one commit (first parents). git keeps the answers: after Ctrl-C or a kill
-    the same command continues. Nothing is recorded of either.
+    the same command continues. Neither search is recorded in the store.
 
     \b
     Exit codes: 0 no step is confirmed; 3 it got worse, and since when is

@@ -57,24 +57,23 @@ def command(
 ) -> int:
     """Compare two toolchains, SDKs or option sets: is B worse than A?
 
-    Both are compiled. What is the same program needs no device; what differs
-    is run in turns on the same warm devices, with the statistics of farm
-    confirm. Nothing is recorded in the store; page and JSON are kept in the
-    state folder.
+    Both are compiled. Equal programs need no device; different programs run in
+    turns on the same warm devices, with the statistics of farm confirm. Nothing
+    is recorded in the store; page and JSON are kept in the state folder.
 
     \b
     farm compare --toolchain 1.4.1 --toolchain 1.5.1 --suite smoke --virtual 2
     farm compare --checkout . --base origin/main --suite smoke --virtual 2
     farm compare --qnn 2.49 --qnn 2.51 --suite smoke --virtual 2
 
-    B is worse where a job fails newly, is confirmed slower or less exact, or
+    B is worse if a job fails newly, is confirmed slower or less exact, or
     leaves more operators to the CPU.
 
     \b
     Exit codes: 0 B is not worse; 2 usage, configuration or a missing tool;
     3 B is worse; 4 not worse as far as known, but jobs could not be compared
     for want of a device or for trouble of the farm; 5 nothing selected; 130
-    interrupted, with what is known reported.
+    interrupted, with the results so far reported.
     """
     from farm.dispatch.pool.fleet import Choice
     from farm.numbers.compare.compare import compare_sides
@@ -109,7 +108,7 @@ def command(
 
 
 def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int, as_json: bool) -> None:
-    """Print the comparison, write the page where asked, and the summary of a step on GitHub. Raises UsageError."""
+    """Print the comparison, write the page if asked, and the summary of a GitHub step. Raises UsageError."""
     from farm.numbers.compare.compare import PAGE_FILE
     from farm.report.formats.compare import compare_commands, compare_data, compare_markdown
     from farm.report.formats.github import add_summary

@@ -1,4 +1,4 @@
-"""`farm run --compile-only`: what goes with it, and what it shows."""
+"""`farm run --compile-only`: its options and its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
-    """Raise UsageError for options that say how to run: nothing is."""
+    """Raise UsageError for options about execution, which --compile-only skips."""
     devices = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
     running = {
         "--nightly": asked.nightly,
@@ -41,7 +41,7 @@ def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
 
 
 def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> int:
-    """Compile the jobs, print what became of each, and return the exit code."""
+    """Compile the jobs, print the result of each, and return the exit code."""
     with make_front() as front:
         compilation = compile_only(config, request, front)
     answer = {"exit_code": compilation.exit_code, "interrupted": compilation.interrupted, "jobs": compilation.jobs}
@@ -50,13 +50,13 @@ def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> i
 
 
 def compiled_lines(compilation: Compilation, columns_at_most: int) -> list[str]:
-    """Return what became of each job, why some failed, and how many there are of each outcome."""
+    """Return the result of each job, the reasons of failures, and the number of jobs by outcome."""
     rows = [["job", "", "took", "size", "partitions", "left to the CPU"], *map(_row, compilation.jobs)]
     counts = Counter(job.outcome for job in compilation.jobs)
     failures = [job for job in compilation.jobs if job.reason]
     lines = columns(rows, right=(2, 3, 4))
     if max(map(len, lines)) > columns_at_most:
-        # A job has two lines then: neither its name nor what is left to the CPU can be spared.
+        # A narrow terminal needs two lines a job, since neither its name nor its operators on the CPU can be cut.
         figures = columns([row[1:] for row in rows], right=(1, 2, 3), indent="  ")
         lines = [line for row, below in zip(rows, figures, strict=True) for line in (row[0], below)]
     lines = [_cut(line, columns_at_most) for line in lines]

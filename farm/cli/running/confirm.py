@@ -71,15 +71,15 @@ def confirm_command(
 ) -> int:
     """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
 
-    Without JOB, all candidates of a run are measured: what comes of them is
-    recorded, with the first bad run and the likely cause, and shown by
-    farm status and farm triage. In the time that is left, programs that
-    changed are measured too, though no number of theirs is a candidate.
+    Without JOB, all candidates of a run are measured. The results are recorded,
+    with the first bad run and the likely cause, and shown by farm status and
+    farm triage. In the remaining time, changed programs without a candidate are
+    measured too.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when they show that it is less (p < 0.07), else unknown. While it is
-    unknown, as many pairs are measured once more; a time that is confirmed is measured again in new processes. Of a
-    confirmed change the likely cause is named. Of a JOB nothing is recorded.
+    unknown, as many pairs are measured once more; a confirmed time is measured again in new processes. For a
+    confirmed change the likely cause is named. With a JOB nothing is recorded.
 
     \b
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
@@ -104,7 +104,7 @@ def confirm_command(
 
 
 def pairs_request(bench: dict[str, Any]) -> PairsRequest:
-    """Return what the options of `interleaved_options` ask for. Raises UsageError."""
+    """Return the request from the options of `interleaved_options`. Raises UsageError."""
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.results.analysis.confirmation import INFERENCES
 
@@ -140,7 +140,7 @@ def _confirm_run(
         except (UsageError, MissingToolError) as error:
             if toolchain:
                 raise
-            # What is measured is recorded as the run's: with which toolchain, has to be said.
+            # Results are recorded for the run, so another toolchain needs an explicit option.
             problem = f"the toolchain of run {run_id} cannot be used: {error}"
             raise UsageError(f"{problem}; --toolchain measures with another one") from None
         with InterruptHandler():
@@ -184,7 +184,7 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
     if attribution := outcome.attribution:
         causes, reason = " and ".join(attribution.explanation.causes), attribution.explanation.reason
         who = f"likely cause: {causes}" if causes else "no likely cause"
-        # What it says first again: `program: program +7.7 % ...`.
+        # The reason may begin with the cause again: `program: program +7.7 % ...`.
         yield from wrapped(f"{who}, by {attribution.metric}: {reason.removeprefix(f'{causes}: ')}")
         for factor, why in attribution.not_swapped.items():
             yield from wrapped(f"{factor} differs and was not swapped: {why}")
@@ -193,7 +193,7 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
 
 
 def compared_table(compared: Sequence[Compared]) -> list[str]:
-    """Return a table of what interleaved A/B measured of each metric."""
+    """Return a table of the interleaved measurements, a row per metric."""
     rows: list[Sequence[str]] = [("metric", "good", "new", "change", "p", "answer")]
     for one in compared:
         result = one.confirmation
@@ -221,12 +221,12 @@ def change_interval(scale: Scale, one: Confirmation) -> str:
     if math.isnan(one.change):
         return fmt.NOTHING
     low, high = ("…" if math.isinf(end) else change_text(scale, end).split()[0] for end in (one.low, one.high))
-    # No "-0.0 %".
+    # Rounding and adding 0.0 avoids "-0.0 %".
     return f"{change_text(scale, round(one.change, 6) + 0.0)} ({low} to {high})"
 
 
 def differing_lines(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """Yield what is not the same in both results."""
+    """Yield the differences between both results."""
     from farm.results.analysis.facts import fact_line
 
     own = {
@@ -266,12 +266,12 @@ def _confirm_data(outcome: ConfirmOutcome) -> dict[str, object]:
 
 
 def result_data(one: StoredResult) -> dict[str, object]:
-    """Return which result it is, for JSON."""
+    """Return the identity of a result, for JSON."""
     return {"run": one.run.id, "bundle": one.attempt.bundle_key, "device": one.attempt.device, "kind": one.kind}
 
 
 def compared_data(one: Compared) -> dict[str, object]:
-    """Return what interleaved A/B measured of a metric, for JSON."""
+    """Return the interleaved measurements of a metric, for JSON."""
     series = one.series
     return {
         "metric": series.metric,

@@ -1,4 +1,4 @@
-"""Suspected regressions of a run of a nightly cell -> measured again by interleaved pairs, within a time."""
+"""Confirmation of a nightly cell's suspected regressions by interleaved pairs, within a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None], budget_s: float | None) -> Findings:
-    """Return the regressions of a run, its candidates measured within a time in seconds; None: as long as it takes."""
+    """Return the regressions of a run after measuring its candidates, in `budget_s` seconds at most; None: no limit."""
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.confirm_run import confirm_run
@@ -26,7 +26,7 @@ def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None],
         try:
             config = config_of_run(config, store.runs.view(run_id), "", note)
         except FarmError as error:
-            # Another toolchain's answers would be recorded as those of this one: it is judged, and nothing is measured.
+            # Results of another toolchain must not be recorded for this run, so it is judged without a measurement.
             note(f"candidates of run {run_id} are not measured, its toolchain cannot be used: {error}")
             budget_s = 0.0
         found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), note, budget_s=budget_s)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FIGURES = 21
 _METRIC, _SHOWN_METRICS = 10, 2
-"""Width of what a comparator of the user's says, and how many of them fit."""
+"""Width of a user comparator's value, and the number of comparators that fit."""
 _NAME = WIDTH - 2 * _FIGURES
 
 
@@ -70,13 +70,14 @@ def command(
     """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
 
     JOB is a job's id, "suite/case[SM8650-htp-8a8w]", or suite/case with --soc and --precision, which may be left out
-    where there are results on one SoC, and the case has one precision. It is compiled so that it writes what every
-    layer gives, runs on the HTP simulator and on an attached device, and each layer is compared in steps: FP32 with
+    if there are results on one SoC, and the case has one precision. It is compiled so that it writes the output of
+    every layer, runs on the HTP simulator and on an attached device, and each layer is compared in steps: FP32 with
     quantized on the CPU (quantization), quantized with the simulator (compiler), simulator with the device (device).
 
-    Of a program with several methods one is compiled, by itself: the one that the case executes, or --method.
+    For a program with several methods one is compiled, by itself: the method that the case executes, or --method.
 
-    --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score says which layer
+    --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score decides which
+    layer
     diverges. It is imported by the process that compiles, from PYTHONPATH, or as .metrics:Cosine from the folder of
     the suite.
 
@@ -120,7 +121,7 @@ def _file(outcome: DebugOutcome, kind: str) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError where a file cannot be written; makes its folder, and leaves no file that was not there."""
+    """Raise UsageError if a file cannot be written; makes its folder, and leaves no new file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -145,19 +146,19 @@ def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> lis
         known = [step for step in LayerStep if any(step in row.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
         lines += [*_operators(outcome.layers, known), ""] if operators else []
-    # With ExecuTorch's files, which its own tools open.
+    # The files include ExecuTorch's ETDump and ETRecord for its own tools.
     files = [f"files: {shlex.join(['farm', 'show', outcome.job_id])}"] if outcome.files else []
     return [*lines, *_verdict(outcome), *files, f"report: {outcome.report}"]
 
 
 def _metrics(outcome: DebugOutcome) -> list[str]:
-    """Return the comparators of the user's that the table shows: as many as there is room for."""
+    """Return the user's comparators that fit into the table."""
     names = dict.fromkeys(name for row in outcome.layers for gap in row.gaps.values() for name in gap.scores)
     return list(names)[:_SHOWN_METRICS]
 
 
 def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
-    # Three steps and a name do not fit into a line: the name gets its own.
+    # Three steps and a name exceed the width of a line: the name gets its own line.
     wide = len(known) * _FIGURES > WIDTH - _NAME
     indent = WIDTH - len(known) * _FIGURES
     heads = "".join(f"{step.value:>{_FIGURES}}" for step in known)
@@ -178,7 +179,7 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
 
 
 def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]:
-    """Return a row for each layer: operators ahead of time and at run time, the gap between these, module and line."""
+    """Return a row for each layer: operators ahead of time and at run time, their gap, module and source line."""
     from farm.builds.program.layers import LayerStep
     from farm.report.terminal.layout import columns
 
@@ -211,7 +212,7 @@ def _figures(gap: Gap | None, metrics: Sequence[str]) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a figure with as many digits as there is room for."""
+    """Return a figure with as many digits as fit."""
     return next(text for digits in range(6, 0, -1) if len(text := f"{value:.{digits}g}") <= _METRIC - 2)
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 FOLDER = "debug"
-"""Folder of pages and pictures, in the folder of a night."""
+"""Folder of pages and pictures, in the folder of a nightly run."""
 _REASON_CHARS = 300
-# Less is over before the compiler process has started.
+# A shorter time is over before the compiler process has started.
 _LEAST_SECONDS = 1.0
 
 
@@ -46,9 +46,9 @@ def debug_failures(
     note: Callable[[str], None],
     end_s: float | None,
 ) -> tuple[DebuggedJob, ...]:
-    """Return a line for each job of a cell's run that newly fails by numerics: the first `most` are debugged.
+    """Return a line for each job of a cell's run that newly fails by numerics; the first `most` are debugged.
 
-    `request` is of the cell, `end_s` the end of the time on the clock of `time.monotonic`; pages and pictures go into
+    `request` is the cell's, `end_s` the end of the time on the clock of `time.monotonic`; pages and pictures go into
     `folder`. Raises KeyboardInterrupt, StoreError, InfraError for a page that cannot be written.
     """
     from farm.store.store import open_store

@@ -26,7 +26,7 @@ _ENDED = {
 }
 _LINE = 78
 _NEW = 32
-"""Tokens that are generated where nobody says how many, as --help has it."""
+"""Default of --new, as --help shows it."""
 _WHOLE = 512
 """Tokens of one prompt that are printed."""
 
@@ -34,7 +34,7 @@ _WHOLE = 512
 def plan(
     program: ReadyRequest, prompt: Path, new: int | None, stop: tuple[int, ...], foreign: list[str]
 ) -> GeneratingProgram:
-    """Return what `farm exec --prompt` runs. Raises UsageError where some of `foreign`, or a profile, is wanted."""
+    """Return the plan of `farm exec --prompt`. Raises UsageError for options in `foreign`, or for a profile."""
     from farm.replay.generation import GenerateRequest, plan_generation
 
     if foreign:
@@ -45,7 +45,7 @@ def plan(
 
 
 def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int | None) -> list[str]:
-    """Return what was generated, and how long it took, for a terminal."""
+    """Return the generated tokens and their times, for a terminal."""
     from farm.report.model.generation import generation_of
     from farm.report.terminal.generation import generation_lines
 
@@ -58,7 +58,7 @@ def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int |
     found += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
     found += [f"  {generation.mode}: context {generation.context}, vocabulary {generation.vocabulary}, {by}"]
     host_time = "host time" if one.kind == "virtual" else ""
-    # What follows the first round are the same prompts again.
+    # Later rounds repeat the prompts of the first round.
     for entry in outcome.generated[: len(program.prompts)]:
         found += ["", *_prompt_lines(entry, generation)]
     if rounds := outcome.generated[len(program.prompts) :]:
@@ -97,7 +97,7 @@ def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
 
 
 def data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, object]:
-    """Return the same, and the time of every step, for JSON."""
+    """Return the generated tokens and the time of every step, for JSON."""
     one, generation = outcome.one, program.generation
     return {
         "job": program.job.id,
@@ -137,7 +137,7 @@ def _prefill_rate(entry: Generated) -> float | None:
 
 
 def _rate(entry: Generated) -> float | None:
-    """Return tokens a second after the first one, with what the runner does between calls."""
+    """Return tokens per second after the first token; the runner's work between calls counts as well."""
     if entry.first_token_ns is None or entry.total_ns is None or len(entry.tokens) < 2:
         return None
     took = entry.total_ns - entry.first_token_ns

@@ -29,9 +29,9 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
     Each [[run]] on each of its backends is a run as of farm run, one after
-    the other; what goes wrong with one is no matter to the next. Then come
-    the pages, the exports and notifications: see docs/guides/nightly.md.
-    Ctrl-C and SIGTERM finish the running jobs and report; --resume goes on.
+    the other; a failing run does not stop the next. Then come the pages, the
+    exports and notifications: see docs/guides/nightly.md. Ctrl-C and SIGTERM
+    finish the running jobs and report; --resume goes on.
 
     \b
     Exit codes, the first that holds: 130 interrupted; 2 usage or
@@ -73,7 +73,7 @@ def _tell(night: Night, *, as_json: bool) -> None:
     from farm.report.formats.github import add_summary
 
     add_summary(lambda: night_markdown(night))
-    # GitHub reads both; standard output may be JSON.
+    # GitHub reads standard error as well as standard output, which may be JSON.
     for line in night_annotations(night):
         echo(line, err=True)
     show({"night": night}, night_lines(night, width()), as_json=as_json)
@@ -81,7 +81,7 @@ def _tell(night: Night, *, as_json: bool) -> None:
 
 @contextmanager
 def _front() -> Iterator[ProgressListener]:
-    """Yield what shows one run: a live display on a terminal, elsewhere only what went wrong."""
+    """Yield the progress display of a run: a live display on a terminal, otherwise lines for failures."""
     from farm.cli.progress import QuietFront, make_front
 
     with make_front(QuietFront) as front:

@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Show where the time of JOB goes, node by node, in its newest attempt that has a profile.
 
-    Each node with the module of the model that it comes from, and the line of its code, where they are known.
+    Each node is shown with its module of the model and its line of code, if known.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
     inferences. 'farm run --profile detailed' makes profiles.

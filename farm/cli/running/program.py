@@ -1,4 +1,4 @@
-"""Options of `farm exec` and `farm repro` for `qnn_llama_runner` of the user's, in place of farm's runner."""
+"""Options of `farm exec` and `farm repro` for a `qnn_llama_runner` of the user in place of farm's runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOR_OURS = {
 
 
 class NamedProgram(NamedTuple):
-    """What the options say."""
+    """Values of the options."""
 
     program: Path | None
     tokenizer: Path | None
@@ -31,7 +31,7 @@ class NamedProgram(NamedTuple):
     flags: tuple[str, ...]
 
     def found(self) -> LlamaProgram | None:
-        """Return what is to run, None for farm's own runner. Raises UsageError for options that do not go together."""
+        """Return the program to run; None for farm's own runner. Raises UsageError for options that exclude others."""
         if self.program is None:
             rest = {"--tokenizer": self.tokenizer, "--library": self.libraries, "--program-flag": self.flags}
             refuse_together(rest, "{} is for --program")
@@ -46,7 +46,7 @@ class NamedProgram(NamedTuple):
 
 
 def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options, which the command gets as `by: NamedProgram`."""
+    """Add the options; the command receives them as `by: NamedProgram`."""
 
     @functools.wraps(command)
     def run(

@@ -52,10 +52,10 @@ def command(
 ) -> int:
     """Run any pytest tests on devices, one worker a device.
 
-    What stands behind `--` goes to your pytest, with your rootdir, conftest
-    and plugins. Tests have the fixtures device, runner and bundle;
-    ExecuTorch's own Qualcomm tests find what they need. Every test is a job
-    of a run in the store: farm report latest shows it.
+    Arguments behind `--` go to your pytest, with your rootdir, conftest and
+    plugins. Tests have the fixtures device, runner and bundle; ExecuTorch's
+    own Qualcomm tests get the device and the options they need. Every test is
+    a job of a run in the store: farm report latest shows it.
 
     \b
     farm pytest --soc SM8650 --virtual 2 -- tests -k conv

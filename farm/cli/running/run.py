@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 FAILED = 1
-# Exit codes of runs that came to their end.
+# Exit codes after which --confirm measures: all jobs have ended.
 _CONFIRMED_AFTER = (0, FAILED, 4)
-# Of several runs, by what is to be done about it: the last is that of all.
+# Exit codes of several runs by urgency: the last that occurs is the exit code of the command.
 _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 _OF_RUNS = ("list", "delete")
 
 
 class _RunCommand(click.Command):
-    """`farm run`, which runs; `farm run list` and `farm run delete` are about runs that are there."""
+    """Command `farm run`, with the subcommands `farm run list` and `farm run delete` for existing runs."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Return the context of what the first word names."""
+        """Return the context of the subcommand that the first word names, else of `farm run`."""
         if args and args[0] in _OF_RUNS:
             from farm.cli.running import runs
 
@@ -134,24 +134,25 @@ def command(
     a second one stops at once. farm run --resume latest goes on.
 
     --watch runs everything once, then looks twice a second at ExecuTorch's
-    source tree and at the suites. After a save, jobs whose bundle is another
-    one run again; of a source tree, only those in which the edit took part
-    are compiled. Ctrl-C while it waits ends it, with the last run's exit code.
+    source tree and at the suites. After a save, jobs whose bundle has changed
+    run again; after an edit of a source tree, only jobs that use the edited
+    code are compiled. Ctrl-C while it waits ends it, with the last run's exit
+    code.
 
     On a shared farm (store and artifacts in farm.toml) agents run the jobs,
     and the run goes on without you: Ctrl-C asks whether to leave or cancel
-    it; without a terminal Ctrl-C and SIGTERM cancel it. With --virtual it is
-    this machine's own.
+    it; without a terminal Ctrl-C and SIGTERM cancel it. With --virtual the
+    jobs run on this machine.
 
-    --compile-only leaves the bundles in the cache, and its exit code says
-    whether all jobs compiled; farm bundle --compiled copies one out.
+    --compile-only leaves the bundles in the cache, and its exit code is 0 if
+    all jobs compiled; farm bundle --compiled copies one out.
 
     \b
-    farm run list           the runs that there are, newest first
+    farm run list           the runs of the store, newest first
     farm run delete RUN     remove one, with its files
 
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
-    --budget then puts them in order and leaves out what does not fit.
+    --budget then sorts them and leaves out jobs beyond the time.
 
     \b
     Exit codes: 0 all passed, known issues and stale jobs aside; 1 a job
@@ -187,7 +188,7 @@ def command(
     if asked.watch:
         return _watched(config, requests[0], asked, html=html, junitxml=junitxml)
     if len(requests) > 1:
-        # What is not there is said before an hour is spent on the first.
+        # A missing toolchain is reported before the first run spends an hour.
         for request in requests:
             use_toolchain(config, request.toolchain, notice)
     codes = []
@@ -208,7 +209,7 @@ def command(
 
 
 def _manner(asked: SimpleNamespace, front: Front) -> Manner:
-    """Return how a run is handed in to a shared farm."""
+    """Return the manner of submitting a run to a shared farm."""
     from farm.cli.cluster.following import asking
     from farm.dispatch.cluster.client.manner import Manner
 
@@ -218,7 +219,7 @@ def _manner(asked: SimpleNamespace, front: Front) -> Manner:
 def _watched(
     config: Config, request: RunRequest, asked: SimpleNamespace, *, html: Path | None, junitxml: Path | None
 ) -> int:
-    """Run again what edits touch, until Ctrl-C; return the last exit code."""
+    """Run jobs again that edits touch, until Ctrl-C; return the last exit code."""
     from farm.cli.progress import make_front
     from farm.dispatch.cluster.client.anywhere import run
     from farm.dispatch.run.watch import Watch
@@ -242,7 +243,7 @@ def _watched(
 
 
 def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
-    """Raise UsageError for options of a fresh run that do not go together; `outputs` are those that name a result."""
+    """Raise UsageError for options of a fresh run that exclude each other; `outputs` are options that name a result."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
@@ -293,13 +294,13 @@ def _requests(asked: SimpleNamespace) -> list[RunRequest]:
     from farm.builds.toolchains.select import absolute_ref
 
     request = _request(asked)
-    # A run may be resumed from another folder.
+    # A run may be resumed from another folder, so paths are stored as absolute.
     refs = dict.fromkeys(map(absolute_ref, asked.toolchains)) or ("",)
     return [msgspec.structs.replace(request, toolchain=ref) for ref in refs]
 
 
 def _request(asked: SimpleNamespace) -> RunRequest:
-    """Return what options of a fresh run ask for: most of them are called as the field is."""
+    """Return the request of a fresh run's options; most options have the name of their field."""
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.request.request import RunRequest
     from farm.dispatch.request.selection import parse_shard
@@ -319,7 +320,7 @@ def _request(asked: SimpleNamespace) -> RunRequest:
 
 
 def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
-    """Return the outcome with candidates measured again, where that was asked for."""
+    """Return the outcome after measuring candidates again, if --confirm was given."""
     if not outcome.confirm or outcome.exit_code not in _CONFIRMED_AFTER:
         return outcome
     import msgspec

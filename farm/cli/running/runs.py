@@ -29,10 +29,10 @@ _HEAD = ("run", "purpose", "age", "user", "exit", "jobs", "name")
 def list_command(
     user: str, purpose: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool
 ) -> None:
-    """List the runs, newest first: what they are called and were for, and how they ended.
+    """List the runs, newest first: name, purpose and result.
 
     A run that ended without a device, or before anything was executed, never
-    began: it is listed, and nothing else tells of it.
+    began: it appears in this list alone.
     """
     from farm.report.terminal.layout import LEAST_WIDTH, columns
     from farm.store.queries.browse import RunFilter
@@ -43,7 +43,7 @@ def list_command(
         runs, total = store.browse.runs(RunFilter(user=user, purpose=purpose or "", line=chosen), limit)
     lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run is like that" if total else "no run"]
     lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
-    # What is last, and cut where there is no room, are names.
+    # Names come last, since they are cut when the terminal is narrow.
     at_most = max(width(), LEAST_WIDTH)
     cut = (text if len(text) <= at_most else f"{text[: at_most - 1]}…" for text in lines)
     show({"runs": runs, "total": total}, cut, as_json=as_json)
@@ -69,12 +69,12 @@ def _cells(run: ListedRun) -> list[str]:
 @click.option("--yes", is_flag=True, help="Delete it without asking.")
 @json_option()
 def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
-    """Delete RUN: what the store has of it, files that no other run has, its folder here.
+    """Delete RUN: its rows in the store, files that no other run has, its folder here.
 
-    A run that is going on is not deleted, nor one that an open alert names:
-    see farm triage. Of one that belongs to a line the numbers leave its
-    history and baselines. Files that were kept in the last ten minutes stay
-    until farm prune --orphans. Old runs in numbers are for farm prune.
+    Unfinished runs and runs named by an open alert are not deleted: see farm
+    triage. The numbers of a run of a branch leave its history and baselines.
+    Files that were kept in the last ten minutes stay until
+    farm prune --orphans. farm prune deletes many old runs at once.
     """
     from farm.dispatch.request.pruning import delete_run, require_deletable
     from farm.report.model.format import size

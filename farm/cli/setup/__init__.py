@@ -1,1 +1,1 @@
-"""Commands about this machine: what is installed, signed, cached and kept."""
+"""Commands about this machine: toolchains, SDKs, runtimes, signing, caches and old runs."""

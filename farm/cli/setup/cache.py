@@ -39,10 +39,10 @@ _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 @click.group("cache", cls=SuggestingGroup, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Show (without a word more) or prune compiled bundles, and what compiles left.
+    """Show (without a subcommand) or prune compiled bundles, and files left by interrupted compiles.
 
-    A compile that is ended (time, memory, Ctrl-C, a crash) leaves files; farm
-    removes them then, or at the next compile when it was killed itself.
+    An interrupted compile (time, memory, Ctrl-C, a crash) leaves files; farm
+    removes them at once, or at the next compile if farm itself was killed.
     """
     if context.invoked_subcommand is None:
         context.invoke(show_bundles)
@@ -85,15 +85,15 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 def prune(
     config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, dry_run: bool
 ) -> None:
-    """Remove bundles, and what compiles that were ended left behind.
+    """Remove bundles, and files left by interrupted compiles.
 
-    Environments of toolchains go as well: those of that AGE or all; with --keep
-    those that no command uses, as farm's own packages have changed since. QNN
-    SDKs go that are of that AGE, or all, unless farm.toml names them. Source
-    trees of commits go that are of that AGE, or all, unless a command uses one.
+    Environments of toolchains are removed as well: by AGE or all; with --keep
+    unusable ones, as farm's own packages have changed since. QNN
+    SDKs are removed by AGE, or all, unless farm.toml names them. Source trees
+    of commits are removed by AGE, or all, unless a command uses one.
 
-    Without --yes nothing is removed. A script without a terminal still
-    removes, as it always did, and hears that --yes is missing.
+    Without --yes nothing is removed. A script without a terminal still removes
+    without --yes, and gets a notice that --yes is missing.
     """
     from farm.builds.toolchains.overview import remove_environment
 
@@ -123,7 +123,7 @@ def prune(
     trees = prune_worktrees(
         cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=dry_run
     )
-    # With --keep they stay: that is about bundles, and these are small.
+    # --keep limits the size of bundles; these files are small and stay.
     files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=dry_run)
     freed = size(sum(entry.nbytes for entry in removed))
     others = [_total(left)] if left else []
@@ -139,7 +139,7 @@ def prune(
 
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
-    """Return environments not used for so long; without an age those that no command uses any more."""
+    """Return environments unused for `age_s`; without an age the environments that no command can use."""
     from farm.builds.toolchains.overview import environment_rows
 
     rows = environment_rows(cache_dir)
@@ -166,7 +166,7 @@ def _files(files: Sequence[CachedObject]) -> str:
 
 
 def _total(left: Sequence[Leftover]) -> str:
-    """Return how much is left over, for people."""
+    """Return the files left by interrupted compiles in words."""
     files, nbytes = sum(one.files for one in left), sum(one.nbytes for one in left)
     return f"{plural(len(left), 'folder')} that compiles left, with {files} files, {size(nbytes)}"
 

@@ -12,14 +12,14 @@ from farm.cli.output import echo
 @click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print what lets a shell complete farm's commands, options and values.
+    """Print the script with which a shell completes farm's commands, options and values.
 
     \b
     bash  farm completion bash > ~/.local/share/bash-completion/completions/farm
     zsh   farm completion zsh > ~/.zfunc/_farm     (a folder of $fpath)
     fish  farm completion fish > ~/.config/fish/completions/farm.fish
 
-    Tab then offers suites, cases, SoCs, devices, runs, toolchains and more:
-    those of farm.toml, of the store and of the cache.
+    Tab then offers suites, cases, SoCs, devices, runs, toolchains and more,
+    from farm.toml, the store and the cache.
     """
     echo(script(context.find_root().command, shell), nl=False)

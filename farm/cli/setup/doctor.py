@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from farm.builds.runtime.doctor import Ability, Availability, MissingItem, Tool
     from farm.devices.adb.host import AdbHost
 
-# Longer than a healthy phone takes; one that hangs must not hold up everything else.
+# A healthy phone answers sooner; a hanging device must not delay all other checks.
 _SCAN_SECONDS = 3.0
-# More SoCs than these are not named when they are all that have the backend.
+# With more SoCs than these in a line, they are counted if they are all that have the backend.
 _MOST_NAMES = 6
 _NAMES = {"here": "yes"}
 
@@ -53,10 +53,10 @@ def command(
     *,
     as_json: bool,
 ) -> int:
-    """Say what can be compiled, staged and run here, and how to repair the rest.
+    """Show what can be compiled, staged and run here, and how to repair the rest.
 
-    Nothing is built or fetched. Exit code 0, unless --soc and --backend ask for
-    one that cannot be run: then 2.
+    Nothing is built or fetched. Exit code 0, unless --soc and --backend name
+    a combination that cannot be run: then 2.
     """
     from farm.builds.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
     from farm.builds.toolchains.select import look_into, use_toolchain
@@ -116,7 +116,7 @@ def _attached() -> tuple[dict[str, list[str]] | None, str]:
     except OSError:
         return None, f"no server on {server.place}"
     found: list[tuple[dict[str, list[str]], str]] = []
-    # Not waited for at the end either: a device may hang for longer than anybody waits.
+    # A daemon thread, so that a hanging device does not delay the exit.
     asking = threading.Thread(target=lambda: found.append(_scan(server)), daemon=True)
     asking.start()
     asking.join(_SCAN_SECONDS)
@@ -161,7 +161,7 @@ def _abilities(abilities: list[Ability]) -> Iterator[str]:
         where = ", ".join(dict.fromkeys(gap.where for gap in gaps if gap.where))
         what = _shortened([gap.what for gap in gaps])
         yield from wrapped(f"[{number}] {where and f'{where}: '}{what}", hanging="    ")
-        # A command is there to be copied: not wrapped.
+        # Commands are not wrapped, so that they can be copied.
         is_command = repair.startswith(("farm ", "pip ", "apt-get ", "adb "))
         yield from [f"    {repair}"] if is_command else wrapped(f"    {repair}", hanging="")
 
@@ -210,5 +210,5 @@ def _tools(tools: list[Tool], note: str) -> Iterator[str]:
         yield f"  {tool.name}".ljust(name_width) + first
         yield from (" " * name_width + one for one in more)
         if tool.path:
-            # Not wrapped: it is there to be copied.
+            # Paths are not wrapped, so that they can be copied.
             yield f"    {tool.path}"

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from farm.builds.runtime.doctor import Tool
 
 _LOG_BYTES = 256 << 10
-"""Kept of the end of one log."""
+"""Bytes kept of the end of one log."""
 _NEWEST_LOGS = 40
 _LOGS = ("agent/*/agent.log*", "agent/*/logs/*.log", "runs/*/logs/*.log")
-"""In the state folder: of agents, of their device processes, of the builders and device processes of runs."""
+"""Patterns below the state folder: logs of agents, device processes and builders."""
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|ACCESS_KEY|API_?KEY", re.IGNORECASE)
 _LEAST_SECRET_CHARS = 6
-"""Least length of a variable whose name makes it a secret."""
+"""Least length of a variable's value that its name makes a secret."""
 _LOGIN = re.compile(r"(://[^\s/:@]*):[^\s@]*@")
 _COMMANDS = ("power", "build")
 """Commands of users in farm.toml, whose arguments may be secrets."""
 
 
 def write_bundle(path: Path, config: Config, tools: Sequence[Tool]) -> list[str]:
-    """Write the archive and return the names of its files. Raises UsageError for a file that is there, or cannot be."""
+    """Write the archive and return the names of its files. Raises UsageError for an existing or unwritable file."""
     hide = _Redaction(_secrets(config))
     files = {
         "versions.json": _versions(tools, hide),
@@ -96,11 +96,11 @@ def _versions(tools: Sequence[Tool], hide: _Redaction) -> bytes:
 
 
 def _recent_logs(state_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the newest logs below the state folder: their names there and their ends."""
+    """Yield the newest logs below the state folder: their relative names and their ends."""
     found = [path for pattern in _LOGS for path in state_dir.glob(pattern) if path.is_file() and not path.is_symlink()]
     for path in sorted(found, key=_changed_ns, reverse=True)[:_NEWEST_LOGS]:
         text = end_of_log(path, _LOG_BYTES)
-        # A secret may be cut at the beginning of the first line.
+        # The first line may begin within a secret, which would hide it from the redaction.
         whole = text.partition("\n")[2] if path.stat().st_size > _LOG_BYTES else text
         yield visible(str(path.relative_to(state_dir))), whole
 
@@ -134,7 +134,7 @@ def _secrets(config: Config) -> Iterator[str]:
 
 
 def _secrets_of_files() -> Iterator[str]:
-    """Yield the passwords of ~/.pgpass and the keys of ~/.aws/credentials, or of the files that stand for them."""
+    """Yield the passwords of ~/.pgpass and the keys of ~/.aws/credentials, or of the files that variables name."""
     passwords = Path(os.environ.get("PGPASSFILE") or "~/.pgpass").expanduser()
     for line in end_of_log(passwords, _LOG_BYTES).splitlines():
         yield re.split(r"(?<!\\):", line)[-1]
@@ -148,7 +148,7 @@ def _secrets_of_files() -> Iterator[str]:
 
 
 class _Redaction:
-    """Text and values without secrets."""
+    """Redaction of secrets in texts and JSON values."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = {
@@ -161,7 +161,7 @@ class _Redaction:
         return _LOGIN.sub(rf"\1:{HIDDEN}@", redacted(text, self._secrets))
 
     def value(self, value: Any) -> Any:
-        """Return a value of JSON with the same hidden in its texts."""
+        """Return a value of JSON with the secrets in its texts hidden."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.option("--test", is_flag=True, help="Send everybody a notice that says that it is a test.")
 @json_option()
 def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
-    """Show who hears of a device that is quarantined, or try it.
+    """Show the receivers of notices about quarantined devices, or test them.
 
     Receivers are [[notify.webhook]] and [notify.mail] of farm.toml. With
-    --test: exit code 4 where one of them did not get it. See docs/explanation/health.md.
+    --test: exit code 4 if a delivery failed. See docs/explanation/health.md.
     """
     from farm.dispatch.notify.credentials import Credentials
 

@@ -34,22 +34,22 @@ _WHY = {
 
 
 class PruneAnswer(msgspec.Struct):
-    """What was deleted, or would be."""
+    """Deleted runs and files, or a preview of them."""
 
     freed: Freed
     runs: dict[str, KeepReason | None]
-    """Why each stays, newest first; None for one that goes."""
+    """Reason why each run stays, newest first; None for a run to delete."""
     deleted: bool = False
     rows: int = 0
     database_bytes: int = 0
-    """Of the database, about; only where nothing was deleted."""
+    """Approximate bytes of the deleted rows in the database; only in a preview."""
     not_shrunk: str = ""
-    """Why the database's file keeps its size."""
+    """Reason why the file of the database keeps its size."""
     stopped: bool = False
 
     @property
     def old(self) -> list[str]:
-        """The runs that go, newest first."""
+        """Return the runs to delete, newest first."""
         return [run_id for run_id, why in self.runs.items() if why is None]
 
 
@@ -75,9 +75,9 @@ def command(
 ) -> None:
     """Delete old runs: their rows, files that no other run has, their folders; comparisons and searches of that age.
 
-    A run stays for any one reason: its age, its place among the newest, one of the 30 newest results of a job, that
-    it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
-    nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
+    A run stays for any one reason: its age, its place among the newest, a result among the 30 newest of a job,
+    an unfinished state, an alert that names it. Values that are not given come from [retention] in farm.toml. Without
+    --yes nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
     """
     if yes and dry_run:
         raise UsageError("--yes deletes, and --dry-run does not: leave one of them out")
@@ -94,7 +94,7 @@ def command(
 
 
 def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: bool) -> Rules | None:
-    """Return what runs have to be to stay; None where no run is to go. Raises UsageError."""
+    """Return the conditions under which runs stay; None to delete no run. Raises UsageError."""
     asked = msgspec.structs.replace(config, **given)
     if asked.keep is None and asked.keep_runs is None:
         if orphans and asked.keep_nightly is None:
@@ -135,7 +135,7 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
     remains, freed = Remains(config, store.pruning), Freed()
     answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
     try:
-        # Oldest first: what is left when somebody stops it is what would go last.
+        # Oldest first: after an interruption the newest of the old runs remain.
         for run_id in reversed(answer.old):
             remains.remove(run_id, freed)
         store.pruning.sweep()
@@ -157,7 +157,7 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
 
 
 def _lines(answer: PruneAnswer, again: str) -> list[str]:
-    """Return the answer as text; `again` is the command that deletes, empty where something was deleted."""
+    """Return the answer as text; `again` is the command that deletes, empty after a deletion."""
     freed, old = answer.freed, answer.old
     verb = "deleted" if answer.deleted else "would delete"
     span = f", {old[-1]} to {old[0]}" if old else ""

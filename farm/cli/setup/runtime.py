@@ -27,7 +27,7 @@ _backend_option = click.option("--backend", default=DEFAULT_BACKEND, show_defaul
 
 @click.group("runtime", cls=SuggestingGroup)
 def command() -> None:
-    """Show, build and check what a device needs besides a compiled program.
+    """Show, build and check the files that a device needs besides a compiled program.
 
     \b
     A runtime is runner, libraries and skel for one target:
@@ -46,7 +46,7 @@ def command() -> None:
 def list_runtimes(
     config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
 ) -> None:
-    """List the runtimes there are, and what each lacks here. Builds nothing."""
+    """List the runtimes, and the missing parts of each. Builds nothing."""
     from farm.builds.runtime.inventory import list_offers
 
     chosen = find_soc(soc) if soc else None
@@ -68,7 +68,7 @@ def list_runtimes(
 )
 @json_option()
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
-    """Build the runner for a target, once, and print where it is."""
+    """Build the runner for a target, once, and print its path."""
     from farm.builds.runtime.device_files import android_kit
     from farm.builds.runtime.native.build import build_native
     from farm.builds.runtime.native.executorch import runner_executorch
@@ -78,7 +78,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 
     config = load_config(config_file)
     if target == OE_LINUX:
-        # There is no runner of ours to be built; what can be had is fetched.
+        # This target uses ExecuTorch's runner, so farm builds none and only fetches QNN's libraries.
         config.require_there("sdk_root", "executorch_linux_build")
         libraries = fetch_linux_files(
             config.cache_dir, config.sdk_root, log=_told_once(target, "fetching QNN's libraries")
@@ -102,7 +102,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 @_direct_option
 @json_option()
 def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
-    """Check every file of a runtime: where it is from, what is wrong.
+    """Check every file of a runtime: its origin and its problems.
 
     Exit code 0 when all are right, 2 when one is not.
     """
@@ -138,8 +138,8 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
     """Copy a device's runtime into FOLDER, every file checked.
 
-    For what is run by hand: farm run and farm exec bring it to a device by
-    themselves.
+    For programs that you run by hand: farm run and farm exec bring the runtime
+    to a device by themselves.
     """
     from farm.base.errors import IllegalTargetError
     from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, find_target
@@ -156,7 +156,7 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     stage_into(runtime, folder)
     echo(f"{folder}: {len(runtime.files)} files")
     echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
-    # Not wrapped: it is there to be copied.
+    # Commands are not wrapped, so that they can be copied.
     echo(f"  {device_command(runtime, backend, mode)}")
 
 
@@ -166,7 +166,7 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
 def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     """Print the environment for tools outside farm.
 
-    The runner and the libraries are built first, where that is needed.
+    Runner and libraries are built first, if needed.
 
     \b
     eval "$(farm runtime env --soc SM8650)"
@@ -189,13 +189,13 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
         print_json({"env": variables})
         return
     for name, value in variables.items():
-        # Always in quotes, for whoever reads it rather than evaluates it.
+        # Values are always quoted, which is easier for a person to read.
         quoted = "'" + value.replace("'", "'\"'\"'") + "'"
         echo(f"export {name}={quoted}")
 
 
 def _told_once(target: str, what: str = "building the native runner") -> Callable[[str], None]:
-    """Return what takes the lines of a build, which are in its log: it says once that there is one."""
+    """Return the receiver of a build's log lines: a notice for the first line; the log file has all of them."""
     lines: list[str] = []
 
     def log(line: str) -> None:
@@ -224,7 +224,7 @@ def _state_lines(states: Iterable[FileState]) -> Iterator[str]:
 
 
 def _repairs(needed: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield what to do, and of what; `needed` are repairs and names of what needs each."""
+    """Yield repairs with the names they are for; `needed` are pairs of repair and name."""
     by_repair: dict[str, list[str]] = {}
     for repair, name in needed:
         by_repair.setdefault(repair, []).append(name)
@@ -237,5 +237,5 @@ def _repairs(needed: Iterable[tuple[str, str]]) -> Iterator[str]:
         if prose:
             yield from wrapped(f"  {prose}:" if action else f"  {prose}", hanging="")
         if action:
-            # Not wrapped: it is there to be copied.
+            # Commands are not wrapped, so that they can be copied.
             yield f"  {action}"

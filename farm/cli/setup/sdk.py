@@ -28,10 +28,10 @@ _SHA256 = 64
 
 @click.group("sdk", cls=SuggestingGroup)
 def command() -> None:
-    """Show, fetch and choose QNN SDKs: what compiles, simulates and runs.
+    """Show, fetch and choose QNN SDKs, which compile, simulate and run.
 
     \b
-    farm sdk list                     what is here, and what can be fetched
+    farm sdk list                     SDKs here, and SDKs to fetch
     farm sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
     farm sdk fetch --accept-licence   Qualcomm's SDK, by ExecuTorch's downloader
     farm sdk use 2.49                 the default, in farm.toml
@@ -42,7 +42,7 @@ def command() -> None:
 @command.command("list")
 @json_option()
 def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
-    """List the SDKs on this machine, and what can be fetched.
+    """List the SDKs on this machine, and SDKs that can be fetched.
 
     Compiles: the backends that it can compile for, each for at least one SoC.
     """
@@ -86,9 +86,9 @@ def fetch(
 ) -> None:
     """Fetch an SDK into the cache, check it, and print its folder.
 
-    VERSION, such as 2.49, is that of a wheel of onnxruntime-qnn, or of the SDK
-    that ExecuTorch's downloader knows. Without one it is the latter. What pip
-    fetches from where is pip's own configuration.
+    VERSION, such as 2.49, is the version of a wheel of onnxruntime-qnn, or of
+    the SDK that ExecuTorch's downloader knows. Without VERSION it is the
+    latter. pip's own configuration applies to wheels.
     """
     from farm.builds.toolchains.sdk.downloader import fetch_sdk, offered_sdk
     from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
@@ -124,8 +124,8 @@ def fetch(
 def use(config_file: Path | None, sdk: str) -> None:
     """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
 
-    VERSION of one that 'farm sdk list' shows, or the folder of one. Comments
-    and all else in farm.toml stay as they are.
+    SDK is a version from 'farm sdk list', or the folder of an SDK. Comments
+    and all other settings in farm.toml stay as they are.
     """
     from farm.base.config.edit import set_sdk_root
     from farm.builds.toolchains.sdks import default_path, resolve_qnn
@@ -149,7 +149,7 @@ _WHEELS = "wheels of onnxruntime-qnn"
 
 
 def _require_licence(offer: SdkOffer, *, accepted: bool) -> None:
-    """Ask whether the licence is accepted, on a terminal. Raises UsageError where it is not."""
+    """Ask on a terminal whether the user accepts the licence. Raises UsageError if not, or without a terminal."""
     from farm.builds.toolchains.sdk.downloader import LICENCE
 
     about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
@@ -164,7 +164,7 @@ def _require_licence(offer: SdkOffer, *, accepted: bool) -> None:
 
 
 def _offers(config: Config) -> list[dict[str, str]]:
-    """Return what can be fetched and is not here."""
+    """Return the SDKs that can be fetched and are not here."""
     from farm.builds.toolchains.sdk.downloader import offered_sdk
     from farm.builds.toolchains.sdk.wheels import KNOWN_WHEELS, WHEEL_MB
     from farm.builds.toolchains.sdks import find_cached, wheel_version

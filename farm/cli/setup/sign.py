@@ -70,13 +70,13 @@ def command(
 
     \b
     farm sign --lpai v6                      the skel
-    farm sign --lpai v6 --direct --htp v81   and what direct mode runs on the DSP
-    farm sign --lpai v6 --adopt              vouch for all that came signed
+    farm sign --lpai v6 --direct --htp v81   also the files of direct mode
+    farm sign --lpai v6 --adopt              vouch for files that came signed
 
-    The tool asks whether you agree to its license terms; this command says yes
-    in your name. What it prints is shown and kept nowhere. Who signed what, and
-    when, is written beside the signed file; a skel without such a record, or
-    whose unsigned original has changed since, is not put on a device.
+    elfsigner asks whether you agree to its license terms; this command agrees
+    in your name. Its output is shown and not kept. User and time of a signature
+    are recorded beside the signed file; a skel without such a record, or with
+    an unsigned original that has changed since, is not put on a device.
     """
     if not lpai:
         from farm.builds.runtime.signing.sign import lpai_versions

@@ -24,25 +24,25 @@ def command() -> None:
               help="What the names of the groups begin with, where two farms share a server.")  # fmt: skip
 @config_option
 def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
-    """Print or apply the SQL that says who may do what on PostgreSQL.
+    """Print or apply the SQL for roles and their rights on PostgreSQL.
 
     \b
     farm_owner       everything: upgrades, 'farm prune', quotas
-    farm_agent       records results and runs what is submitted; deletes nothing
+    farm_agent       records results and runs submitted jobs; deletes nothing
     farm_builder     makes bundles: the login of a host that only compiles
-    farm_developer   submits, cancels and leases, as himself; writes no result
+    farm_developer   submits, cancels and leases for itself; writes no result
     farm_viewer      reads
 
     These are groups. A person or a host has a role that signs in, and is a
     member of one: CREATE ROLE ada LOGIN; GRANT farm_developer TO ada. Without
-    roles everybody does everything, as the owner of the tables. Sign in as a
-    superuser, or have one run what is printed: farm store roles | psql DATABASE
+    roles every user has all rights, as the owner of the tables. Sign in as a
+    superuser to apply the SQL, or let one run it: farm store roles | psql DATABASE
     """
     from farm.store.rights.rights import KINDS
 
     with opened(config_file) as (_, store):
         roles = store.roles
-        # What wakes agents is part of it.
+        # The rights include the tables of messages to agents, so the tables must exist.
         store.messages.require()
         if not is_applied:
             echo(roles.script(prefix))

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
 _FAILED = 1
-# A tiny job of each kind of flow: quantized on a Hexagon, and float on the CPU.
+# A small job of each kind of flow: quantized on a Hexagon, and float on the CPU.
 _TRIED = (DEFAULT_BACKEND, *cpu_backends())
 _TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
 _SHOWN_LOG_LINES = 15
-# A column of a table of 80.
+# Width of the name in a table of 80 columns.
 _NAME_CHARS = 24
 
 
 @click.group("toolchain", cls=SuggestingGroup)
 def command() -> None:
-    """List, show, check and make toolchains: what compiles.
+    """List, show, check and make toolchains, which compile bundles.
 
     A toolchain is a Python interpreter with torch and ExecuTorch, and a QNN
-    SDK. farm.toml names them ([toolchain.NAME]); where a NAME is expected, a
-    path and a version of ExecuTorch will do as well.
+    SDK. farm.toml names them ([toolchain.NAME]); a path or a version of
+    ExecuTorch can stand in place of a NAME.
     """
 
 
@@ -47,7 +47,7 @@ def command() -> None:
 def list_command(config_file: Path | None, *, as_json: bool) -> None:
     """List toolchains, and environments that farm made.
 
-    That is the environment farm runs in, the tables of farm.toml, and
+    The list has the environment farm runs in, the tables of farm.toml, and
     environments of releases in the cache.
     """
     from farm.builds.toolchains.overview import environment_rows, toolchain_rows
@@ -107,10 +107,10 @@ def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
 @click.argument("name", callback=named, metavar="NAME|PATH|VERSION")
 @json_option()
 def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
-    """Show all that is known of a toolchain, with what is worth a look.
+    """Show a toolchain in full, with remarks on possible problems.
 
     \b
-    Exit codes: 0; 2 it is not there, or something of it is missing.
+    Exit codes: 0; 2 it does not exist, or a part of it is missing.
     """
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
@@ -168,14 +168,14 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
 @click.argument("name", callback=named, metavar="[NAME|PATH|VERSION]", default="default")
 @json_option()
 def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
-    """Compile two tiny jobs for real, and say what is missing.
+    """Compile two small jobs, and list the missing parts.
 
-    One is quantized for the HTP, one in floating point for the CPU. Nothing is
-    taken from the cache and nothing is left in it.
+    The jobs are a quantized one for the HTP and a float one for the CPU. The
+    cache is neither used nor filled.
 
     \b
-    Exit codes: 0 it compiles; 1 a job does not compile; 2 it is not there, or
-    something of it is missing.
+    Exit codes: 0 both compile; 1 a job does not compile; 2 the toolchain does
+    not exist, or a part of it is missing.
     """
     from farm.builds.compile.trial import try_compiling
     from farm.builds.toolchains.prepare import prepare
@@ -219,8 +219,8 @@ def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:
 def make_command(version: str, config_file: Path | None) -> None:
     """Make the environment of a release of ExecuTorch.
 
-    VERSION is one such as 1.5.0. farm does so by itself when --toolchain VERSION first asks for it. It needs
-    the package index; packages of farm's own environment are linked.
+    VERSION is a release such as 1.5.0. farm makes the environment itself when --toolchain VERSION first asks for it.
+    The package index is needed; packages of farm's own environment are linked.
     """
     from farm.builds.toolchains.environments import made_environment
     from farm.builds.toolchains.overview import environment_rows

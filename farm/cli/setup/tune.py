@@ -39,11 +39,12 @@ def tune_command(
     apply_it: bool,
     as_json: bool,
 ) -> None:
-    """Suggest limits for a case from what it measured, as a diff of its manifest.
+    """Suggest limits for a case from its measurements, as a diff of its manifest.
 
-    Every SoC and backend that the case was run on counts, by its newest
-    result; a limit holds for a precision, so the worst of them decides. Look
-    at the figures before you take them: they say what is, not what is right.
+    Every SoC and backend with a result of the case counts, by its newest
+    result; a limit holds for a precision, so the worst result decides. Check
+    the figures before you take them: they show the present state, not the
+    correct one.
 
     \b
     farm suites tune my_suite/residual            the diff; nothing is written
@@ -89,13 +90,13 @@ def tune_command(
 
 
 def _shown(manifest: Path) -> str:
-    """Return the path as `patch` takes it from the current folder, where it is below that."""
+    """Return the path relative to the current folder, as `patch` takes it, if it is below that folder."""
     resolved = manifest.resolve()
     return str(resolved.relative_to(Path.cwd()) if resolved.is_relative_to(Path.cwd()) else resolved)
 
 
 def _comment(tuning: Tuning) -> str:
-    """Return where the limits come from, for the manifest: without runs, which are of one store."""
+    """Return the origin of the limits for the manifest: without runs, which exist in one store only."""
     places = (place.partition(" (")[0] for one in tuning.precisions for place in one.places)
     return f"measured on {'; '.join(dict.fromkeys(places))}"
 
@@ -122,7 +123,7 @@ def _limit_line(limit: SuggestedLimit) -> str:
 
 
 def _unmeasured(one: TunedPrecision) -> Iterator[str]:
-    """Yield what stays as it is because nothing was measured for it."""
+    """Yield the limits that stay since nothing was measured for them."""
     seen = {(limit.reference, limit.figure) for limit in one.limits}
     for reference, figures in one.written.items():
         for name, value in figures.items():
