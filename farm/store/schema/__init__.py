@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from farm.store.schema.base import metadata
 from farm.store.schema.devices import device_state, health_event, lease, waiter
 from farm.store.schema.recorded import (
@@ -37,8 +39,9 @@ from farm.store.schema.sharing import (
     soc_look,
 )
 
-# The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0015"
+# By its file name: an up-to-date store is recognized without importing Alembic.
+REVISION = max(file.name[4:8] for file in Path(__file__).parents[1].glob("migrations/versions/rev_*.py"))
+"""The newest revision of the tables."""
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
