@@ -60,9 +60,18 @@ def test_systemd_understands_its_units(tmp_path: Path) -> None:
         # The program is not installed here.
         (tmp_path / path.name).write_text(path.read_text().replace("/opt/farm/.venv/bin/farm", "/bin/true"))
     units = [str(path) for path in sorted(tmp_path.iterdir())]
-    assert len(units) == 2
+    assert len(units) == 3
     done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd")
+def test_systemd_makes_the_user_of_the_units(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    argv = ["systemd-sysusers", f"--root={tmp_path}", str(_FILES / "farm.sysusers.conf")]
+    subprocess.run(argv, check=True, capture_output=True)
+    assert re.search(r"^farm:.*:/var/lib/farm:", (tmp_path / "etc/passwd").read_text(), re.MULTILINE)
+    assert re.search(r"^plugdev:.*:farm$", (tmp_path / "etc/group").read_text(), re.MULTILINE)
 
 
 def test_the_units_come_back_unless_they_were_drained() -> None:
@@ -70,8 +79,9 @@ def test_the_units_come_back_unless_they_were_drained() -> None:
         unit = configparser.ConfigParser(strict=False, interpolation=None)
         unit.read(path)
         service = unit["Service"]
-        assert service["ExecStart"].split()[1] == "agent"
-        assert service["KillMode"] == "mixed"
+        if service["ExecStart"].split()[1] == "agent":
+            assert service["KillMode"] == "mixed"
+        assert service["User"] == "farm"
         # Drained, an agent ends with 0 and stays down; killed, it is started again.
         assert service["Restart"] == "on-failure"
         assert service["RestartPreventExitStatus"] == "2"
