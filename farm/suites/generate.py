@@ -50,6 +50,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Tokens after which nothing more is generated."""
     prompts: tuple[tuple[int, ...], ...] = ()
     """Token ids; each prompt is a sample."""
+    texts: tuple[str, ...] = ()
+    """Prompts in words, with a `tokenizer`; each is a sample, and its logits are judged."""
     prompts_file: str = ""
     """`.json` (a list of lists of token ids) or `.npy` (one row a prompt, -1 after its end)."""
     prompt_lengths: tuple[_Length, ...] = ()
@@ -71,8 +73,9 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """A multiple choice task in lm-eval's YAML, in place of prompts or beside a text."""
     documents: _Length | None = None
     """At most so many of its questions, from the first; None is all of them."""
-    prefix: tuple[int, ...] = ()
-    """Tokens at the beginning of the text and of each question, as that of a beginning."""
+    prefix: tuple[int, ...] | Literal["config"] = ()
+    """Tokens at the beginning of each text and question; `config`: `bos_token_id`, else `eos_token_id`, in
+    `config.json` of `hugging_face`, as in lm-eval."""
 
     @property
     def tells(self) -> bool:

@@ -72,9 +72,11 @@ def checked(manifest: Path, key: str, case: Case) -> int:
     _check_widths(manifest, key, case)
     vocabulary = _check_decoder(manifest, key, case)
     check_told(manifest, key, case, vocabulary)
-    # How many sequences there are, the tokenizer says when it is compiled.
-    prompts = 1 if generate_of(case).tells else _check_tokens(manifest, key, case, vocabulary)
-    if case.expected and not (case.pte and generate_of(case).score_file and len(case.expected) == prompts):
+    generate = generate_of(case)
+    _check_vocabulary(manifest, f"{key}.stop", (generate.stop,), vocabulary)
+    # The tokenizer counts sequences and tokens of words when they are compiled.
+    prompts = 1 if generate.tells else len(generate.texts) or _check_tokens(manifest, key, case, vocabulary)
+    if case.expected and not (case.pte and generate.score_file and len(case.expected) == prompts):
         problem = "is for a pte with a score_file, logits for each prompt; tokens stand in generate.expected_file"
         raise ConfigError(manifest, f"case.{case.name}.expected", problem)
     return prompts
@@ -110,10 +112,10 @@ def _check_sources(manifest: Path, key: str, case: Case) -> None:
         raise ConfigError(manifest, f"{key}.weights", f"{generate.weights!r} is none of {', '.join(_WEIGHTS)}")
     if generate.hugging_face:
         _check_hugging_face(manifest, f"{key}.hugging_face", case)
-    prompts = [name for name in ("prompts", "prompts_file", "prompt_lengths") if getattr(generate, name)]
+    prompts = [name for name in ("prompts", "prompts_file", "prompt_lengths", "texts") if getattr(generate, name)]
     if len(prompts) != 1 and not generate.tells:
         problem = f"{prompts[0]} and {prompts[1]} are both there: leave one out" if prompts else "has nothing to ask"
-        ways = "prompts, a prompts_file, prompt_lengths, a score_text or a task"
+        ways = "prompts, a prompts_file, prompt_lengths, texts, a score_text or a task"
         raise ConfigError(manifest, key, f"{problem}: give it {ways}")
     if case.pte and generate.prompt_lengths:
         problem = "are drawn from a vocabulary, which a pte does not say before it runs: give prompts or a prompts_file"
@@ -223,16 +225,10 @@ def _check_tokens(manifest: Path, key: str, case: Case, vocabulary: int | None) 
         raise ConfigError(manifest, f"{key}.prompts_file", "has no prompt")
     places: list[tuple[str, Tokens]] = [
         ("prompts_file" if generate.prompts_file else "prompts", prompts), ("score_file", scored),
-        ("expected_file", expected), ("stop", (generate.stop,)),
+        ("expected_file", expected),
     ]  # fmt: skip
     for name, rows in places:
-        for row, token in ((row, token) for row, tokens in enumerate(rows) for token in tokens):
-            if token < 0 or (vocabulary is not None and token >= vocabulary):
-                known = f"and below the vocabulary, {vocabulary}" if vocabulary is not None else "0"
-                where = "" if name == "stop" else f" in line {row}"
-                raise ConfigError(
-                    manifest, f"{key}.{name}", f"has the token {token}{where}, expected at least 0 {known}"
-                )
+        _check_vocabulary(manifest, f"{key}.{name}", rows, vocabulary)
     for name, rows in (("score_file", scored), ("expected_file", expected)):
         if rows and len(rows) != len(prompts):
             raise ConfigError(
@@ -252,6 +248,14 @@ def _check_tokens(manifest: Path, key: str, case: Case, vocabulary: int | None) 
         fewer = _MOST_LOGITS_BYTES // (4 * vocabulary)
         raise ConfigError(manifest, f"{key}.new", f"{problem} {fewer}, with a smaller new or a score_file")
     return len(prompts)
+
+
+def _check_vocabulary(manifest: Path, key: str, rows: Tokens, vocabulary: int | None) -> None:
+    for row, token in ((row, token) for row, tokens in enumerate(rows) for token in tokens):
+        if token < 0 or (vocabulary is not None and token >= vocabulary):
+            known = f"and below the vocabulary, {vocabulary}" if vocabulary is not None else "0"
+            where = "" if key.endswith(".stop") else f" in line {row}"
+            raise ConfigError(manifest, key, f"has the token {token}{where}, expected at least 0 {known}")
 
 
 def _no_room(case: Case, length: int) -> str:

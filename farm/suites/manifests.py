@@ -110,10 +110,11 @@ class _SuiteManifest(_Table, frozen=True):
     """Cases taken from a suite in a sibling folder, under their own names."""
 
 
-def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
+def load_suite(manifest: Path, including: tuple[Path, ...] = (), files: Path | None = None) -> Suite:
     """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
 
-    `including` are the manifests that brought us here.
+    `including` are the manifests that brought us here. `files`: the folder of the files of a template, of which cases
+    without their files are left out.
     """
     try:
         table = read_table(manifest, _SuiteManifest)
@@ -123,7 +124,7 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
         problem = f"lists or tables are nested too deeply to be read, expected at most {_MOST_NESTED} in one another"
         raise ConfigError(manifest, "", problem) from None
     _check_name(manifest, "suite.name", table.suite.name)
-    folder = manifest.resolve().parent.name
+    folder = manifest.resolve().parent.name if files is None else manifest.stem
     if table.suite.name != folder:
         raise ConfigError(
             manifest, "suite.name", f"is {table.suite.name!r}, expected {folder!r} as the folder is called"
@@ -133,15 +134,21 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
     _check_limits(manifest, "suite.tolerance", table.suite.tolerance)
     _check_known(manifest, "suite.backends", table.suite.backends, BACKENDS)
     _check_misspelt(manifest, table.case)
-    place = str(manifest.parent.resolve())
-    cases = [_case(manifest, place, table.suite, name, case) for name, case in table.case.items()]
+    place = files or manifest.parent.resolve()
+    there = {name: case for name, case in table.case.items() if files is None or _has_files(case, files)}
+    cases = [_case(manifest, str(place), table.suite, name, case) for name, case in there.items()]
     for include in table.include:
         cases += _included(manifest, table.suite, include, including)
     if not cases:
-        raise ConfigError(manifest, "case", "the suite has no case: add a [case.NAME] table")
+        missing = f"no case has its files in {files}" if files else "the suite has no case: add a [case.NAME] table"
+        raise ConfigError(manifest, "case", missing)
     if twice := [name for name, count in Counter(case.name for case in cases).items() if count > 1]:
         raise ConfigError(manifest, "include", f"cases come twice: {', '.join(sorted(twice))}")
     return Suite(table.suite.name, table.suite.description, table.suite.backends, tuple(cases), str(manifest))
+
+
+def _has_files(case: _CaseTable, folder: Path) -> bool:
+    return case.generate is None or all((folder / name).exists() for name in case.generate.files)
 
 
 def suite_name(folder: Path) -> str:
@@ -316,14 +323,18 @@ def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
 
 
 def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
-    path = manifest.resolve().parent.parent / include.suite / "suite.toml"
+    path, files = manifest.resolve().parent.parent / include.suite / "suite.toml", None
+    template = data_folder("test_suites") / f"{include.suite}.toml"
+    if not path.is_file() and template.is_file():
+        path, files = template, manifest.resolve().parent
     if path in (*including, manifest.resolve()):
         raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
-    source = load_suite(path, (*including, manifest.resolve()))
+    source = load_suite(path, (*including, manifest.resolve()), files)
     by_name = {case.name: case for case in source.cases}
     for name in (*include.cases, *include.without):
         if name not in by_name:
-            raise ConfigError(manifest, "include.cases", str(UnknownNameError("case", name, by_name)))
+            hint = f"(it has cases whose files are in {files})" if files else ""
+            raise ConfigError(manifest, "include.cases", str(UnknownNameError("case", name, by_name, hint)))
     _check_known(manifest, "include.precisions", include.precisions, PRECISIONS)
     return [
         msgspec.structs.replace(

@@ -55,6 +55,20 @@ def prompts_of(case: Case) -> Tokens:
     )
 
 
+def prefix_of(case: Case) -> tuple[int, ...]:
+    """Return the tokens at the beginning of each text and question. Raises as `prompts_of` does."""
+    generate = generate_of(case)
+    if generate.prefix != "config":
+        return generate.prefix
+    config = _read_object(Path(case.folder, generate.hugging_face, HUGGING_FACE_CONFIG))
+    for key in ("bos_token_id", "eos_token_id"):
+        given = config.get(key)
+        for token in given if isinstance(given, list) else [given]:
+            if type(token) is int and token >= 0:
+                return (token,)
+    return ()
+
+
 def scored_of(case: Case) -> Tokens:
     """Return the sequences whose logits are judged; () where these are prompts with what is generated after them.
 

@@ -9,7 +9,6 @@ import click
 
 from farm.cli.options import SuggestingGroup, json_option
 from farm.cli.output import echo, print_json, show, width
-from farm.cli.setup.published import published_command
 from farm.cli.setup.tune import tune_command
 from farm.report.terminal.layout import columns
 
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class _SuitesGroup(SuggestingGroup):
-    """A group whose first argument is the name of a suite, unless it is one of its commands."""
+    """Group whose first argument is the name of a suite, unless it is a subcommand."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `list` before what is no command."""
+        """Insert `list` before an argument that is no subcommand."""
         if not args or (args[0] not in self.commands and args[0] not in self.get_help_option_names(ctx)):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -31,14 +30,12 @@ class _SuitesGroup(SuggestingGroup):
 
 @click.group("suites", cls=_SuitesGroup)
 def suites_command() -> None:
-    """List suites, or the cases of some; suggest limits; make a suite.
+    """List suites, or the cases of some; suggest limits.
 
     \b
     farm suites                           the suites that farm knows
-    farm suites smoke ./my_suite          the cases of those
-    farm suites tune my_suite/residual    limits, from what it measured
-    farm suites published ./published --checkpoints ~/models
-                                          language models of yours
+    farm suites smoke ./my_suite          the cases of those suites
+    farm suites tune my_suite/residual    limits from its measurements
     """
 
 
@@ -48,8 +45,8 @@ def suites_command() -> None:
 def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """List the suites; with NAMES (or paths), the cases of those.
 
-    Jobs and precisions are those that a suite declares. Every case also runs
-    on the CPU of any SoC: farm run --backend xnnpack.
+    The list has the jobs and precisions that a suite declares. Every case also
+    runs on the CPU of any SoC: farm run --backend xnnpack.
     """
     from farm.base.backends.registry import cpu_backends
     from farm.base.config.settings import load_config
@@ -72,7 +69,7 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
 
 
 def _known_issues(case: Case, backends: set[str]) -> str:
-    """Return where the known issues of a case show on these backends, as far as what it runs at goes."""
+    """Return the precisions of a case with known issues on these backends, with the number of SoCs; "" without any."""
     places = []
     for issue in case.known_issues:
         precisions = [
@@ -89,13 +86,12 @@ def _known_issues(case: Case, backends: set[str]) -> str:
 
 
 suites_command.add_command(tune_command)
-suites_command.add_command(published_command)
 
 
 @click.command("socs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def socs_command(*, as_json: bool) -> None:
-    """List the SoCs that farm knows, and what each has."""
+    """List the SoCs that farm knows, with their hardware and backends."""
     from farm.base.socs import load_socs
 
     socs = list(load_socs().values())

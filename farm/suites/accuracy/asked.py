@@ -13,10 +13,10 @@ import msgspec
 
 from farm.base.errors import ConfigError
 from farm.suites.accuracy.wikitext import detokenized
-from farm.suites.prompts import generate_of, prompts_of, scored_of
+from farm.suites.prompts import generate_of, prefix_of, prompts_of, scored_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from farm.suites.accuracy.tokenizer import Encode
     from farm.suites.prompts import Tokens
@@ -81,19 +81,22 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
     Raises as `prompts_of` does, and ConfigError for a text, a task or a tokenizer that cannot be used.
     """
     generate = generate_of(case)
-    if not generate.tells:
+    if not generate.tells and not generate.texts:
         return AskedTokens(prompts_of(case), scored_of(case))
     from farm.suites.accuracy.tokenizer import load_tokenizer
 
-    folder = Path(case.folder)
-    encode = load_tokenizer(generate.tokenizer, folder)
+    encode = load_tokenizer(generate.tokenizer, Path(case.folder))
+    if generate.texts:
+        texts = tuple((*prefix_of(case), *encode(text)) for text in generate.texts)
+        for number, row in enumerate(texts):
+            if not 1 <= len(row) <= most:
+                raise _refusal(case, "texts", f"text {number} has {len(row)} tokens, expected 1 to {most}")
+        _require_known(case, texts, vocabulary)
+        return AskedTokens(texts, texts)
     windows, words = _text_of(case, encode, most) if generate.score_text else _Text([], 0)
     questions, choices, metrics = _choices_of(case, encode, most) if generate.task else ([], [], ())
     rows = [*windows, *choices]
-    for row in rows:
-        if beyond := [token for token in row.sequence if not 0 <= token < vocabulary]:
-            problem = f"gives the token {beyond[0]}, and the decoder has 0 to {vocabulary - 1}: is it of another model?"
-            raise _refusal(case, "tokenizer", problem)
+    _require_known(case, [row.sequence for row in rows], vocabulary)
     if len(rows) > _MOST_SEQUENCES:
         many = f"there are {len(rows)} sequences to score, expected at most {_MOST_SEQUENCES}"
         if len(windows) > len(choices):
@@ -110,6 +113,13 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
     # Of a window there is nothing to go on from but its end; of a choice the question is the prompt.
     prompts = [row.sequence for row in windows] + [row.sequence[: row.told] for row in choices]
     return AskedTokens(tuple(prompts), tuple(row.sequence for row in rows), likelihoods)
+
+
+def _require_known(case: Case, rows: Iterable[Row], vocabulary: int) -> None:
+    for row in rows:
+        if beyond := [token for token in row if not 0 <= token < vocabulary]:
+            problem = f"gives the token {beyond[0]}, and the decoder has 0 to {vocabulary - 1}: is it of another model?"
+            raise _refusal(case, "tokenizer", problem)
 
 
 def most_told(*, context: int, prefill: int, decode: int) -> int:
@@ -156,7 +166,7 @@ def _text_of(case: Case, encode: Encode, most: int) -> _Text:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _refusal(case, "score_text", f"cannot be read: {error}") from None
-    found = rolling_windows(encode(detokenized(text) if generate.wikitext else text), generate.prefix, most)
+    found = rolling_windows(encode(detokenized(text) if generate.wikitext else text), prefix_of(case), most)
     if not found:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
     windows = [_Told(*one) for one in found[: generate.windows]]
@@ -170,10 +180,10 @@ def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestio
 
     generate = generate_of(case)
     task = read_task(Path(case.folder, generate.task))
-    questions, rows = [], []
+    questions, rows, prefix = [], [], prefix_of(case)
     for number, question in enumerate(written_questions(task, generate.documents)):
         for choice in question.choices:
-            tokens, told = told_choice(encode, question.text, f"{task.target_delimiter}{choice}", generate.prefix)
+            tokens, told = told_choice(encode, question.text, f"{task.target_delimiter}{choice}", prefix)
             over = max(0, len(tokens) - most)
             if told >= len(tokens):
                 raise ConfigError(task.path, "doc_to_choice", f"question {number}: {choice!r} has no token of its own")

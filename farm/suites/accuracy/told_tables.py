@@ -1,4 +1,4 @@
-"""What a `[case.NAME.generate]` table may say of a text or a task: checked when its manifest is read."""
+"""Checks of texts and tasks in a `[case.NAME.generate]` table, when the manifest is read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from farm.base.errors import ConfigError
 from farm.suites.accuracy.task_format import read_task
 from farm.suites.accuracy.tokenizer import NAMES, tokenizer_file
 from farm.suites.generate import BYTES, TOKENIZER_FILES, Generate
-from farm.suites.prompts import generate_of
+from farm.suites.prompts import generate_of, prefix_of
 
 if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 _BYTES = 256
 _OF_TASKS = ("other_choices", "lost_answers")
-# What a case has that asks for text, and one that is told it has not.
-_OF_PROMPTS = ("prompts", "prompts_file", "prompt_lengths", "score_file", "expected_file", "new", "stop")
-_NEEDS = {"tokenizer": ("score_text", "task"), "prefix": ("score_text", "task"), "windows": ("score_text",),
+# Keys for prompts that a case with `score_text` or `task` refuses; keys that `texts` refuse.
+_OF_PROMPTS = ("texts", "prompts", "prompts_file", "prompt_lengths", "score_file", "expected_file", "new", "stop")
+_NOT_WORDS = ("score_file", "expected_file")
+_WORDS = ("score_text", "task", "texts")
+_NEEDS = {"tokenizer": _WORDS, "prefix": _WORDS, "windows": ("score_text",),
           "wikitext": ("score_text",), "documents": ("task",)}  # fmt: skip
 
 
@@ -28,13 +30,25 @@ def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> 
     given = {name for name in Generate.__struct_fields__ if getattr(generate, name) != getattr(Generate(), name)}
     for name, needed in _NEEDS.items():
         if name in given and not given.intersection(needed):
-            raise ConfigError(manifest, f"{key}.{name}", f"is for a {' or a '.join(needed)}, which is missing")
+            raise ConfigError(manifest, f"{key}.{name}", f"is for {' or '.join(needed)}, which is missing")
     _check_limits(manifest, key, case)
-    if not generate.tells:
-        return
-    if odd := [name for name in _OF_PROMPTS if name in given]:
+    if generate.tells:
+        odd = [name for name in _OF_PROMPTS if name in given]
         problem = "is for prompts: what is told has none, and one token is generated after each sequence"
+    elif generate.texts:
+        odd = [name for name in _NOT_WORDS if name in given] + (["texts"] if case.pte else [])
+        problem = "is not for texts, whose own logits are judged, of a program that is compiled"
+    else:
+        return
+    if odd:
         raise ConfigError(manifest, f"{key}.{odd[0]}", problem)
+    _check_tokenizer(manifest, key, case, vocabulary)
+    if generate.task:
+        read_task(Path(case.folder, generate.task))
+
+
+def _check_tokenizer(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
+    generate = generate_of(case)
     if not generate.tokenizer:
         problem = f"is missing: name {' or '.join(NAMES)} of the model, a folder with one, or {BYTES!r}"
         raise ConfigError(manifest, f"{key}.tokenizer", problem)
@@ -46,11 +60,11 @@ def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> 
         kinds = " or ".join(f"*{kind}" for kind in TOKENIZER_FILES)
         problem = f"{generate.tokenizer} is neither {kinds} nor a folder with {' or '.join(NAMES)}"
         raise ConfigError(manifest, f"{key}.tokenizer", problem)
-    for token in generate.prefix:
+    if generate.prefix == "config" and not generate.hugging_face:
+        raise ConfigError(manifest, f"{key}.prefix", "is in config.json of hugging_face, which is missing")
+    for token in prefix_of(case):
         if token < 0 or (vocabulary is not None and token >= vocabulary):
             raise ConfigError(manifest, f"{key}.prefix", f"has the token {token}, which the decoder has not")
-    if generate.task:
-        read_task(Path(case.folder, generate.task))
 
 
 def _check_limits(manifest: Path, key: str, case: Case) -> None:
