@@ -2,7 +2,7 @@
 
     python tools/device_tables.py --write
 
-Each cell is the outcome of tests that ran just now: tests/devices/test_device_commands.py, every script that farm sends
+Each entry is the outcome of a test that ran just now: tests/devices/test_device_commands.py, every script of farm
 under the tools of each kind, and tests/devices/test_transport_contract.py, every promise of a transport over each way.
 Where a part is missing (Android's adbd, dropbear), its column says so. It takes some three minutes.
 """
@@ -57,11 +57,14 @@ def outcomes(file: str) -> dict[tuple[str, str], str]:
 
 
 def table(name: str) -> str:
-    """Return a table in Markdown: a row for each test, a column for each kind."""
+    """Return in Markdown a sentence of the tests that pass on every kind, and a table of the others."""
     columns, found = _COLUMNS[name], outcomes(_TESTS[name])
     rows = list(dict.fromkeys(what for what, column in found if column in columns))
-    lines = [f"| | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
-    lines += [f"| {what} | {' | '.join(found.get((what, one), '') for one in columns)} |" for what in rows]
+    everywhere = [what for what in rows if all(found.get((what, one)) == "yes" for one in columns)]
+    lines = [f"Passed on each of {', '.join(columns.values())}: {'; '.join(everywhere)}."]
+    if rest := [what for what in rows if what not in everywhere]:
+        lines += ["", f"| | {' | '.join(columns.values())} |", f"|---|{'---|' * len(columns)}"]
+        lines += [f"| {what} | {' | '.join(found.get((what, one), '') for one in columns)} |" for what in rest]
     return "\n".join(lines)
 
 
