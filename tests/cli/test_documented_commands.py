@@ -1,0 +1,44 @@
+"""Each command in the documentation exists and has the options that stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from farm.cli.main import cli
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def commands(page: str) -> list[str]:
+    """Return the farm commands in the code blocks and the code of the text of a page."""
+    blocks = "".join(re.findall(r"```[a-z]*\n(.*?)```", page, re.DOTALL)).replace("\\\n", " ")
+    lines = [part for line in blocks.splitlines() for part in re.split(r"; ", re.sub(r"^\$ ", "", line.strip()))]
+    lines += re.findall(r"`(farm [^`]+)`", page)
+    # Two blanks begin a remark, as do "#", and "|" and ">" other programs.
+    return [re.split(r"\s{2,}|\s[#|>]", line)[0].replace("...", "") for line in lines if line.startswith("farm ")]
+
+
+def fault(words: list[str]) -> str:
+    """Return the first word that the command line does not have, empty if there is none."""
+    command: click.Command = cli
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest and (found := command.get_command(click.Context(cli), rest[0])):
+        command, rest = found, rest[1:]
+    if isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        return rest[0]
+    # These two are words of `farm run` itself.
+    if command.name == "run" and rest[:1] in (["list"], ["delete"]):
+        return ""
+    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    mine = rest[: rest.index("--")] if "--" in rest else rest
+    return next((word for word in mine if re.match(r"-{1,2}[A-Za-z]", word) and word.split("=")[0] not in options), "")
+
+
+def test_every_command_of_the_documentation_is_one_with_such_options() -> None:
+    found = [(page.name, line) for page in sorted(DOCS.rglob("*.md")) for line in commands(page.read_text())]
+    assert len(found) > 300
+    wrong = [(name, line, word) for name, line in found if (word := fault(line.split()))]
+    assert wrong == []
