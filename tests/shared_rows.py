@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -70,6 +70,15 @@ def shards_of(store: Store, run_id: str) -> Sequence[Row[Any]]:
     with store._database.reading() as connection:
         query = select(row.id, row.state, row.why, row.lacking).where(row.run_id == run_id)
         return connection.execute(query.order_by(row.position, row.id)).all()
+
+
+def defer_finish(store: Store, run_id: str) -> None:
+    """Defer the job that finishes a run, also of a run that is not over, or not there."""
+    deferred = text(
+        "SELECT procrastinate_defer_jobs_v1(ARRAY[ROW('farm', 'farm.finish', 50, NULL, 'finish:' || :run,"
+        " jsonb_build_object('run', CAST(:run AS text)), NULL)\\:\\:procrastinate_job_to_defer_v1])"
+    )
+    store._database.write(lambda connection: connection.execute(deferred, {"run": run_id}))
 
 
 def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> AgentFacts:

@@ -114,8 +114,9 @@ class StubHost(threading.Thread):
                 worked = True
                 self._run_shard(store, agent, held)
                 finish(store, held.run_id)
-        for run_id in store.cluster.mend(ttl_s=10).unfinished:
-            finish(store, run_id)
+        store.cluster.mend(ttl_s=10)
+        for order in store.cluster.queue().orders:
+            finish(store, order.run_id)
         return worked
 
     def _build(self, store: Store, agent: AgentId) -> bool:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chaos_store import Cluster
 from postgresql_server import server_binaries
+from shared_rows import defer_finish
 from store_template import create_store, drop_database
 from waiting import until
 
-from farm.base.errors import RowRefusedError, StoreError
+from farm.base.errors import StoreError
 from farm.dispatch.cluster.delivery import app as delivery_app
 from farm.dispatch.cluster.delivery.app import Periodic
 from farm.dispatch.cluster.delivery.mend import mend
 from farm.dispatch.cluster.delivery.worker import MessageDelivery
-from farm.store.cluster.records import Mended
 from farm.store.messages.install import needed_version
 from farm.store.store import open_store
 
@@ -107,11 +107,10 @@ def finishes(store: Store) -> list[tuple[str, str]]:
 
 def test_an_agent_hears_of_ends_of_runs_and_leaves_nothing(store: Store) -> None:
     heard = Heard()
-    for _ in range(2):
-        store.messages.finish("run-1")
-    assert finishes(store) == [("run-1", "todo")]
+    store.messages.require()
+    defer_finish(store, "run-1")
     with delivering(store, heard):
-        store.messages.finish("run-2")
+        defer_finish(store, "run-2")
         until(lambda: len(heard.of("finish")) == 2 and heard.of("mend"))
     assert sorted(heard.of("finish")) == ["run-1", "run-2"]
     assert finishes(store) == []
@@ -127,9 +126,9 @@ def test_an_error_of_a_handler_is_noted_and_ends_no_other(store: Store) -> None:
             raise StoreError("the lease is lost")
 
     with delivering(store, heard, finish=finish):
-        store.messages.finish("run-1")
+        defer_finish(store, "run-1")
         until(lambda: heard.notes)
-        store.messages.finish("run-2")
+        defer_finish(store, "run-2")
         until(lambda: len(heard.of("finish")) == 2)
     assert heard.notes == ["the end of run run-1: the lease is lost"]
 
@@ -157,7 +156,7 @@ def test_a_stopped_agent_puts_back_what_it_held(store: Store) -> None:
     heard = Heard()
     heard.hold.clear()
     with delivering(store, heard, patience_s=0.2) as delivery:
-        store.messages.finish("run-1")
+        defer_finish(store, "run-1")
         until(lambda: heard.of("finish"))
         assert finishes(store) == [("run-1", "doing")]
         delivery.stop(0.2)
@@ -175,7 +174,7 @@ def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
     with psycopg.connect(**store.connection_arguments(), autocommit=True) as dead:
         worker = dead.execute("SELECT worker_id FROM procrastinate_register_worker_v1()").fetchone()
         assert worker is not None
-        store.messages.finish("run-1")
+        defer_finish(store, "run-1")
         dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", (["farm"], worker[0]))
         heard = Heard()
         with delivering(store, heard):
@@ -244,22 +243,6 @@ def test_a_duplicate_of_a_waiting_message_keeps_no_other_from_being_put_back(sto
     assert left[other] == "todo"
 
 
-def test_a_run_without_an_end_keeps_no_other_from_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-
-    def finish(_store: Store, run_id: str, _note: object) -> None:
-        if run_id == "a":
-            raise RowRefusedError("the database refuses what is to be written")
-        ended.append(run_id)
-
-    monkeypatch.setattr("farm.dispatch.cluster.ending.finish", finish)
-    monkeypatch.setattr(type(store.cluster), "mend", lambda *_args, **_named: Mended(unfinished=("a", "b")))
-    notes: list[str] = []
-    mend(store, notes.append, ttl_s=10)
-    assert ended == ["b"]
-    assert notes == ["the end of run a: the database refuses what is to be written"]
-
-
 @pytest.mark.whole
 def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> None:
     heard = Heard()
@@ -270,7 +253,7 @@ def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> N
         server.start()
         back = time.monotonic()
         until(lambda: "messages: the database is back" in heard.notes)
-        store.messages.finish("run-1")
+        defer_finish(store, "run-1")
         until(lambda: heard.of("finish"))
         assert time.monotonic() - back < 15
         mends = len(heard.of("mend"))
@@ -281,13 +264,13 @@ def test_a_handler_that_runs_while_the_database_restarts_goes_on(server: Cluster
     heard = Heard()
     heard.hold.clear()
     with delivering(store, heard):
-        store.messages.finish("run-1")
+        defer_finish(store, "run-1")
         until(lambda: heard.of("finish"))
         server.stop()
         server.start()
         until(lambda: "messages: the database is back" in heard.notes)
         heard.hold.set()
-        store.messages.finish("run-2")
+        defer_finish(store, "run-2")
         until(lambda: "run-2" in heard.of("finish"))
 
 
@@ -318,7 +301,7 @@ def test_connections_are_bounded_and_say_what_they_are(store: Store) -> None:
     heard = Heard()
     with delivering(store, heard) as delivery, psycopg.connect(**store.connection_arguments()) as connection:
         for number in range(5):
-            store.messages.finish(f"run-{number}")
+            defer_finish(store, f"run-{number}")
         until(lambda: len(heard.of("finish")) == 5)
         assert delivery.is_connected
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"

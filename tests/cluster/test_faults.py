@@ -20,6 +20,7 @@ import pytest
 from farm_of_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay, networks, why_no_namespaces
 from s3_server import KEYS, S3Server
+from shared_rows import defer_finish
 from stub_farm import FINE, SOC, make_bundle
 from waiting import all_the_time
 
@@ -348,11 +349,11 @@ def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> 
         hints = "SELECT pg_notify('farm', hint) FROM unnest(ARRAY['work SM8650', 'work SM8750', 'build none']) AS hint"
         for _ in range(5):
             connection.execute(hints)
-            farm.store.messages.finish(run_id)
+        defer_finish(farm.store, run_id)
         farm.await_end()
         # For nothing: the run is over.
         connection.execute(hints)
-    farm.store.messages.finish(run_id)
+    defer_finish(farm.store, run_id)
     assert all_the_time(lambda: farm.executed_again(run_id) == [], 1.0)
     farm.require_right()
     assert farm.executed_again(run_id) == []

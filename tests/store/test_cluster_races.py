@@ -504,7 +504,7 @@ def test_retries_without_another_device_end(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr("farm.store.cluster.mend._ABANDONED_MS", 0)
     time.sleep(0.01)
     assert "no other device" in store.cluster.mend(ttl_s=0).lines[0]
-    store.cluster.mend(ttl_s=0)
+    assert store.cluster.end_if_over(run_id)
     order = store.cluster.order(run_id)
     assert order is not None
     assert order.state == "ended"

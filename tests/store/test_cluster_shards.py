@@ -47,7 +47,6 @@ def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:
     order = store.cluster.order(run_id)
     assert order is not None
     assert (order.state, order.waiting, order.held, order.ended) == ("ended", 0, 0, 2)
-    assert store.cluster.mend(ttl_s=0).unfinished == (run_id,)
     view = store.runs.view(run_id)
     assert [(one.id, [str(each.verdict) for each in one.attempts]) for one in view.jobs] == [
         (job(n).id, ["passed"]) for n in range(4)
@@ -187,11 +186,11 @@ def test_after_so_many_failures_or_so_long_nothing_begins(store: Store) -> None:
     store.cluster.release(one, [held.lease])
 
     assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
-    store.cluster.mend(ttl_s=0)
+    for run_id in (failing, late):
+        assert store.cluster.end_if_over(run_id)
 
     assert {each.why for each in shards_of(store, late)} == {"its time was over"}
     assert [each.why for each in shards_of(store, failing)] == ["", "1 jobs failed", "1 jobs failed"]
-    assert [*store.cluster.mend(ttl_s=0).unfinished] == sorted([failing, late])
     order = store.cluster.order(late)
     assert order is not None
     assert order.is_late

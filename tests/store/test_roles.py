@@ -16,8 +16,10 @@ import pytest
 from msgspec.structs import replace
 from postgresql_server import running_cluster
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
+from waiting import until
 
 from farm.base.errors import LeaseLostError, StoreError, UsageError
+from farm.base.interrupts import INTERRUPTED
 from farm.devices.device import AdbAddress
 from farm.devices.health import HealthEvent
 from farm.dispatch.cluster.ending import finish
@@ -147,7 +149,7 @@ def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str
         assert host.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
         host.cluster.release(one, [held.lease])
     host.cluster.mend(ttl_s=10)
-    host.messages.finish(run_id)
+    assert host.cluster.end_if_over(run_id)
     host.messages.retry(30)
     host.messages.tidy(1)
     host.finish_run(run_id, 0)
@@ -517,7 +519,7 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
                 lab.sql("hostc", f"SELECT * FROM {table}")
     for attack in (
         "SELECT * FROM procrastinate_fetch_job_v2(NULL, 1)",
-        "SELECT farm_finish('run')",
+        "SELECT farm_finish_runs('{}')",
         "SELECT farm_drop_builds('{}')",
         "SELECT farm_settle_builds('{}')",
         "SELECT procrastinate_finish_job_v1(1, 'failed', true)",
@@ -611,44 +613,39 @@ def test_a_viewer_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
         column = next(iter(metadata.tables[table].c)).name
         with refused():
             lab.sql("vic", f"UPDATE {table} SET {column} = {column} WHERE false")
-    for call in ("farm_finish('x')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
+    for call in ("farm_finish_runs('{}')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
                  "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)"):  # fmt: skip
         with refused():
             lab.sql("vic", f"SELECT {call}")
     with refused("permission denied"):
-        vic.messages.finish("run")
+        vic.messages.tidy(0)
 
 
-@pytest.mark.usefixtures("stores")
-def test_messages_are_sent_and_taken_by_agents(lab: Lab) -> None:
-    for call in ("farm_tidy_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish('run')"):
+def test_messages_are_sent_and_taken_by_agents(lab: Lab, stores: dict[str, Store]) -> None:
+    for call in ("farm_tidy_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish_runs('{}')"):
         with refused():
             lab.sql("ada", f"SELECT {call}")
+    run_id = submit(stores["ada"], [], "ada")
     # What somebody else has put in the way is not what the functions find.
-    lab.sql("host1", "CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish('run')")
-    assert lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:run'") == [(1,)]
+    lab.sql("host1", f"CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish_runs('{{{run_id}}}')")
+    found = lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:' || %s", run_id)
+    assert found == [(1,)]
     with refused():
         lab.sql("host1", "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('a', 'b')")
     lab.sql("lab", "DELETE FROM procrastinate_jobs")
 
 
 def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
-    import threading
-
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
 
-    heard = threading.Event()
+    ada = stores["ada"]
     notes: list[str] = []
-
-    def finish(run: str) -> None:
-        del run
-        heard.set()
-
-    delivery = MessageDelivery(stores["host1"], finish=finish, mend=lambda: False, note=notes.append, ttl_s=30)
+    run_id = submit(ada, shards(1), "ada")
+    delivery = MessageDelivery(stores["host1"], mend=lambda: False, note=notes.append, ttl_s=30)
     delivery.start()
     try:
-        stores["host1"].messages.finish("run")
-        assert heard.wait(10)
+        assert ada.cluster.cancel(run_id, "ada")
+        until(lambda: ada.runs.view(run_id).exit_code == INTERRUPTED)
     finally:
         delivery.stop(2)
     assert notes == []
@@ -663,7 +660,7 @@ def test_members_of_the_owner_upgrade_and_what_they_make_is_the_owners(lab: Lab,
     stores["mia"].messages.require()
     owners = lab.sql("lab", "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE proname LIKE 'farm\\_%'")
     assert owners == [("lab",)]
-    stores["host1"].messages.finish("run")
+    stores["host1"].messages.retry(30)
     lab.sql("lab", "DELETE FROM procrastinate_jobs")
 
 
@@ -732,7 +729,7 @@ def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
         one = agent(store)
         [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
         store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S)
-        store.messages.finish(run_id)
+        store.messages.retry(30)
         store.finish_run(run_id, 0)
     # Nobody else may anything there.
     with refused():

@@ -1,6 +1,6 @@
-"""The end of a run on a shared farm, by whoever sees that its work is over: nobody has to follow it.
+"""The end of a run on a shared farm, recorded by the task `farm.finish` on any agent.
 
-Any agent may call `finish`, several at once and again: the first whole one counts, and the others find nothing to do.
+Several agents may call `finish` at once and again: the first complete call counts, and the others change nothing.
 """
 
 from __future__ import annotations

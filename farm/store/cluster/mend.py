@@ -1,4 +1,4 @@
-"""Repair of rows: other agents get the work of dead ones, and runs that are over end."""
+"""Repair of rows: other agents get the work of dead ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from farm.policy.situation import usable
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import Held, put_back_held
-from farm.store.cluster.orders import end_order
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import Mended
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
@@ -51,19 +50,11 @@ _LOOK = text("""
         (SELECT json_agg(id) FROM shard WHERE state = 'held' AND NOT EXISTS (
              SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
              AND lease.token = shard.token)) AS orphans,
-        (SELECT json_agg(run_id) FROM run_order
-         WHERE state = 'cancelled' OR (state = 'open' AND (until_ms <= now.ms OR failures >= most_failures))) AS ending,
-        (SELECT json_agg(run_id) FROM run_order WHERE state <> 'ended' AND NOT EXISTS (
-             SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held'))) AS over,
         (SELECT json_agg(DISTINCT soc) FROM shard JOIN run_order USING (run_id)
          WHERE shard.state = 'waiting' AND lacking = 0 AND run_order.state = 'open') AS ready,
         (SELECT json_agg(name) FROM agent WHERE NOT has_left AND expires_ms < now.ms - :forgotten_ms) AS forgotten,
         EXISTS (SELECT 1 FROM shard WHERE state = 'waiting' AND tries >= :most_deaths) AS deadly,
         (SELECT count(*) FROM shard WHERE retry AND state = 'waiting' AND held_ms < now.ms - :abandoned_ms) AS retries,
-        (SELECT json_agg(run_order.run_id) FROM run_order JOIN run ON run.id = run_order.run_id
-         WHERE finished_ms IS NULL AND state <> 'open' AND NOT EXISTS (
-             SELECT 1 FROM shard WHERE shard.run_id = run_order.run_id
-             AND shard.state IN ('waiting', 'held'))) AS unfinished,
         EXISTS (SELECT 1 FROM run_order WHERE state <> 'ended') AS is_busy
     FROM now
 """)
@@ -101,15 +92,6 @@ _ORPHANS = text("""
                       AND lease.token = shard.token)
     RETURNING shard.id
 """)
-_END_WAITING = text("""
-    UPDATE shard SET state = 'ended', why = CASE
-        WHEN run_order.state = 'cancelled' THEN 'cancelled by ' || cancelled_by
-        WHEN run_order.until_ms <= :now_ms THEN 'its time was over'
-        ELSE failures || ' jobs failed' END
-    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.run_id = :run AND shard.state = 'waiting'
-      AND (run_order.state = 'cancelled' OR until_ms <= :now_ms OR failures >= most_failures)
-    RETURNING shard.run_id
-""")
 _OLD_RETRIES = text("""
     SELECT id, run_id, soc FROM shard WHERE retry AND state = 'waiting' AND held_ms < :before_ms
 """)
@@ -128,7 +110,7 @@ class Mending(ClusterPart):
         self._passing = threading.Lock()
 
     def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
-        """Repair rows of dead agents and workers, and return the repairs and the runs without an end.
+        """Repair rows of dead agents and workers, and return the repairs.
 
         Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
         been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
@@ -162,8 +144,7 @@ class Mending(ClusterPart):
             has_old_retries = settled and bool(row.retries)
             mend_soc = partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries)
             lines += self._one(f"the work for {soc}", mend_soc)
-        unfinished = tuple(sorted({*(row.unfinished or ()), *(row.over or ())}))
-        return Mended(tuple(lines), unfinished, is_busy=row.is_busy)
+        return Mended(tuple(lines), is_busy=row.is_busy)
 
     def _look(self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]) -> tuple[Row[Any], bool]:
         """Return the rows to repair, and whether silent agents are dead."""
@@ -173,7 +154,7 @@ class Mending(ClusterPart):
         return row, is_asked and lease_rows.is_settled(connection, ttl_ms, is_settled)
 
     def _mend_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
-        """Repair each agent, shard and run in a transaction of its own, and return the lines.
+        """Repair each agent and shard in a transaction of its own, and return the lines.
 
         Each statement checks its row again, which agents and clients may have changed since the look.
         """
@@ -191,9 +172,6 @@ class Mending(ClusterPart):
                 lines += self._one(f"shard {shard}", partial(_spare, number=shard))
         for name in sorted(row.forgotten or ()) if settled else ():
             lines += self._one(f"agent {name}", partial(_forget, name=name, now_ms=row.now_ms))
-        for run_id in sorted({*(row.over or ()), *(row.ending or ())}):
-            ends = run_id in (row.ending or ())
-            lines += self._one(f"run {run_id}", partial(_end_run, run_id=run_id, now_ms=row.now_ms, ends=ends))
         return lines
 
     def _one(self, subject: str, repair: Callable[[Connection], list[str]]) -> list[str]:
@@ -252,13 +230,6 @@ def _deadly(connection: Connection) -> list[int]:
 def _forget(connection: Connection, *, name: str, now_ms: int) -> list[str]:
     if connection.scalar(_FORGET, {"name": name, "before_ms": now_ms - _FORGOTTEN_MS}) is not None:
         connection.execute(_FORGET_DEVICES, {"name": name})
-    return []
-
-
-def _end_run(connection: Connection, *, run_id: str, now_ms: int, ends: bool) -> list[str]:
-    if ends:
-        connection.execute(_END_WAITING, {"run": run_id, "now_ms": now_ms})
-    end_order(connection, run_id, now_ms)
     return []
 
 

@@ -12,7 +12,7 @@ from farm.store import rows, schema, values
 from farm.store.cluster.build_rows import want_builds, want_no_more
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewOrder, Order
-from farm.store.cluster.shard_rows import END_WAITING, insert_shards, keys_of
+from farm.store.cluster.shard_rows import insert_shards, keys_of
 from farm.store.recording import case_versions, mark_stale_rows, plan_rows
 
 if TYPE_CHECKING:
@@ -49,7 +49,15 @@ _CANCEL = text("""
     WHERE run_id = :run AND state = 'open' AND (:may_others OR user_name = :user)
     RETURNING run_id
 """)
-_STOPPED = text("SELECT cancelled_by FROM run_order WHERE run_id = :run AND state <> 'ended' FOR UPDATE")
+_LOCK = text("SELECT 1 FROM run_order WHERE run_id = :run AND state <> 'ended' FOR UPDATE")
+_END_WAITING = text("""
+    UPDATE shard SET state = 'ended', why = CASE
+        WHEN run_order.state = 'cancelled' THEN 'cancelled by ' || cancelled_by
+        WHEN run_order.until_ms <= :now_ms THEN 'its time was over'
+        ELSE failures || ' jobs failed' END
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.run_id = :run AND shard.state = 'waiting'
+      AND (run_order.state = 'cancelled' OR until_ms <= :now_ms OR failures >= most_failures)
+""")
 _END = text("""
     UPDATE run_order SET state = 'ended', ended_ms = :now_ms
     WHERE run_id = :run AND state <> 'ended'
@@ -148,10 +156,7 @@ class Orders(ClusterPart):
         return self._database.write(change)
 
     def end_if_over(self, run_id: str) -> bool:
-        """End an order of which no shard waits or runs; True for the one who did.
-
-        Of one that was cancelled nothing waits any more.
-        """
+        """End an order of which no shard runs, or waits and may begin; True for the caller that did."""
         return self._database.write(lambda connection: end_order(connection, run_id, self._clock(connection)))
 
     def _plan(
@@ -217,14 +222,13 @@ class Orders(ClusterPart):
 
 
 def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
-    """End an order of which no shard runs, nor waits unless it was cancelled; tell whether it ended now."""
+    """End the shards of an order that wait and may not begin; end the order if none is left, and return whether."""
+    asked = {"run": run_id, "now_ms": now_ms}
     # Whoever adds a shard to it holds another one, or this row.
-    found = connection.execute(_STOPPED, {"run": run_id}).first()
-    if found is None:
+    if connection.scalar(_LOCK, asked) is None:
         return False
-    if found.cancelled_by:
-        connection.execute(END_WAITING, {"run": run_id, "why": f"cancelled by {found.cancelled_by}"})
-    if connection.scalar(_END, {"run": run_id, "now_ms": now_ms}) is None:
+    connection.execute(_END_WAITING, asked)
+    if connection.scalar(_END, asked) is None:
         return False
     want_no_more(connection, run_id)
     notify(connection, [f"ended {run_id}"])

@@ -274,8 +274,6 @@ class Mended(msgspec.Struct, frozen=True):
 
     lines: tuple[str, ...] = ()
     """What was done, for people."""
-    unfinished: tuple[str, ...] = ()
-    """Runs that are over and have no end yet."""
     is_busy: bool = False
     """There are runs that go on."""
 

@@ -16,7 +16,6 @@ from farm.store.cluster.attempt_rows import insert_results
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewShard, ShardJob, ShardResult
 from farm.store.cluster.shard_rows import (
-    END_WAITING,
     READ_NAMES,
     decode_jobs,
     decode_names,
@@ -145,27 +144,26 @@ class ShardResults(ClusterPart):
 
     def _settle(self, connection: Connection, shards: Sequence[_OpenShard]) -> None:
         """Note which jobs are done, make shards of those that another device is to try, and count the failures."""
-        failures: dict[str, int] = {}
         hints = set()
-        for shard in shards:
-            left = shard.left
-            done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
-            connection.execute(_DONE, {**done, "left": len(left)})
+        # A shard that ends locks its run: every transaction locks runs in one order.
+        for shard in sorted(shards, key=lambda shard: shard.row.run_id):
+            run_id, left = shard.row.run_id, shard.left
             if any(result.repeat for result in shard.taken):
                 with reading("shard_jobs", shard.row.id):
                     jobs = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard.row.id}).scalar_one())
                 retries = list(shard.retries(jobs))
-                insert_shards(connection, shard.row.run_id, retries, now_ms=self._clock(connection))
+                insert_shards(connection, run_id, retries, now_ms=self._clock(connection))
                 hints.add(f"work {shard.row.soc}")
-            failures[shard.row.run_id] = failures.get(shard.row.run_id, 0) + shard.failures
-            if self._tells(shard.row.run_id):
-                hints.add(f"result {shard.row.run_id}")
-        for run_id, count in sorted(failures.items()):
+            count = shard.failures
             counted = connection.execute(_FAILED, {"run": run_id, "n": count}).one() if count else None
             if counted and counted.most_failures is not None and counted.failures >= counted.most_failures:
-                connection.execute(END_WAITING, {"run": run_id, "why": f"{counted.failures} jobs failed"})
                 # Heartbeats say to whom: devices that run shards of it end them after the running job.
                 hints.add(f"cancel {run_id}")
+            # Last, as it finishes the run of which no other shard is left.
+            done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
+            connection.execute(_DONE, {**done, "left": len(left)})
+            if self._tells(run_id):
+                hints.add(f"result {run_id}")
         notify(connection, hints)
 
     def _tells(self, run_id: str) -> bool:

@@ -29,8 +29,6 @@ _INSERT_JOBS = text("""
     FROM unnest(CAST(:shards AS bigint[]), CAST(:names AS text[]), CAST(:next_jobs AS text[]), CAST(:jobs AS bytea[]))
          AS made (shard, names, next_job, jobs)
 """)
-END_WAITING = text("UPDATE shard SET state = 'ended', why = :why WHERE run_id = :run AND state = 'waiting'")
-"""Parameters: run, why."""
 
 
 def insert_shards(

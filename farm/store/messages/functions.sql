@@ -3,17 +3,56 @@
 -- Every function runs as the owner of the tables, so that nobody needs the right to write them, and finds tables,
 -- functions and operators nowhere but there and in PostgreSQL's own schema.
 
--- Send the message that a run is to be finished, unless it waits already.
-CREATE OR REPLACE FUNCTION farm_finish(run text) RETURNS void
+-- Defer the job that finishes a run, for each of these runs of which no shard waits or runs, or none that waits may
+-- begin, unless its job waits already.
+CREATE OR REPLACE FUNCTION farm_finish_runs(runs text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+DECLARE
+    one text;
 BEGIN
-    PERFORM procrastinate_defer_jobs_v1(ARRAY[
-        ROW('farm', 'farm.finish', 50, NULL, 'finish:' || run, jsonb_build_object('run', run), NULL)
-    ]::procrastinate_job_to_defer_v1[]);
-EXCEPTION WHEN unique_violation THEN
-    NULL;
+    -- Of two transactions that end shards of one run, the second sees what the first wrote.
+    PERFORM 1 FROM run_order WHERE run_id = ANY(runs) ORDER BY run_id FOR NO KEY UPDATE;
+    FOR one IN
+        SELECT run_id FROM run_order CROSS JOIN LATERAL (
+            SELECT count(*) AS unended, count(*) FILTER (WHERE shard.state = 'waiting') AS waiting
+            FROM shard WHERE shard.run_id = run_order.run_id AND shard.state IN ('waiting', 'held')
+        ) AS counts
+        WHERE run_id = ANY(runs) AND (unended = 0 OR waiting > 0 AND (state = 'cancelled' OR failures >= most_failures
+            OR until_ms <= extract(epoch FROM clock_timestamp()) * 1000))
+    LOOP
+        BEGIN
+            PERFORM procrastinate_defer_jobs_v1(ARRAY[
+                ROW('farm', 'farm.finish', 50, NULL, 'finish:' || one, jsonb_build_object('run', one), NULL)
+            ]::procrastinate_job_to_defer_v1[]);
+        EXCEPTION WHEN unique_violation THEN
+            NULL;
+        END;
+    END LOOP;
 END;
 $$;
+
+-- Runs of which a shard ended or was put back, and cancelled runs, in the transaction of the rows.
+CREATE OR REPLACE FUNCTION farm_shards_left() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    PERFORM farm_finish_runs(ARRAY(
+        SELECT changed.run_id FROM before JOIN changed USING (id) WHERE before.state = 'held' AND changed.state <> 'held'));
+    RETURN NULL;
+END;
+$$;
+CREATE OR REPLACE FUNCTION farm_run_cancelled() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    PERFORM farm_finish_runs(ARRAY[NEW.run_id]);
+    RETURN NULL;
+END;
+$$;
+DROP TRIGGER IF EXISTS farm_shards_left ON shard;
+CREATE TRIGGER farm_shards_left AFTER UPDATE ON shard REFERENCING OLD TABLE AS before NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION farm_shards_left();
+DROP TRIGGER IF EXISTS farm_run_cancelled ON run_order;
+CREATE TRIGGER farm_run_cancelled AFTER UPDATE OF state ON run_order FOR EACH ROW
+    WHEN (NEW.state = 'cancelled' AND OLD.state <> 'cancelled') EXECUTE FUNCTION farm_run_cancelled();
 
 -- Defer a job for each of these bundles that waits to be made and has none; return how many.
 -- The more urgent go first, then users take turns: the first job of a user goes beside the first that waits, and each of
@@ -319,8 +358,8 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prokind = 'f'
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_defer_builds', 'farm_settle_builds', 'farm_queue_builds', 'farm_take_build',
-            'farm_end_build', 'farm_record_build', 'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build',
+            'farm_finish_runs', 'farm_shards_left', 'farm_run_cancelled', 'farm_defer_builds', 'farm_settle_builds',
+            'farm_queue_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build',
             'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP

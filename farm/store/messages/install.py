@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 # With every change of functions.sql.
-_OWN = "7"
+_OWN = "8"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 

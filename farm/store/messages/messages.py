@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 _T = TypeVar("_T")
-# Defers jobs for builds of open runs without one, and looks for jobs of dead workers: one statement, as idle farms
-# execute it as well.
+# Defers jobs for builds of open runs, and for ends of runs, without one, and looks for jobs of dead workers: one
+# statement, as idle farms execute it as well.
 _LOOK = text("""
     SELECT farm_defer_builds(ARRAY(SELECT key FROM build WHERE state = 'waiting' AND EXISTS (
                SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
                WHERE build_wanted.key = build.key AND failure IS NULL AND run_order.state = 'open'))),
+           farm_finish_runs(ARRAY(SELECT run_id FROM run_order JOIN run ON run.id = run_id
+               WHERE finished_ms IS NULL AND NOT EXISTS (
+                   SELECT 1 FROM procrastinate_jobs WHERE queueing_lock = 'finish:' || run_id AND status = 'doing'))),
            EXISTS (SELECT 1 FROM procrastinate_jobs AS job WHERE status = 'doing' AND NOT EXISTS (
                SELECT 1 FROM procrastinate_workers WHERE id = job.worker_id
                AND last_heartbeat >= now() - make_interval(secs => :silent_s))) AS is_stalled
@@ -45,14 +48,10 @@ class Messages:
         self._database.write(require_messages)
         self._is_there = True
 
-    def finish(self, run_id: str) -> None:
-        """Send the message that a run is over, whose exit code, alerts and end some agent records."""
-        self._send(lambda connection: connection.execute(text("SELECT farm_finish(:run)"), {"run": run_id}))
-
     def retry(self, silent_s: float, is_settled: Callable[[], bool] = always_settled) -> int:
         """Put back the jobs of workers without a heartbeat for `silent_s`, and return how many those were.
 
-        `is_settled` as in `Mending.mend`. Builds without a job get one.
+        `is_settled` as in `Mending.mend`. Builds and ends of runs without a job get one.
         """
         self._ensure()
         [look] = self._database.at_once(_LOOK, {"silent_s": silent_s})

@@ -99,7 +99,7 @@ BEGIN
         FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds',
+            'farm_finish_runs', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds',
             'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages', 'farm_tidy_messages'
         ))
     LOOP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.base.errors import RowRefusedError
 from farm.store.leases.rows import always_settled
 
 if TYPE_CHECKING:
@@ -18,23 +17,15 @@ _KEPT_HOURS = 1.0
 def mend(
     store: Store, note: Callable[[str], None], *, ttl_s: float, is_settled: Callable[[], bool] = always_settled
 ) -> bool:
-    """Put back what dead agents and workers held, and finish runs that are over.
+    """Put back what dead agents and workers held, and defer jobs that are missing.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
     `Mending.mend`. Raises StoreError.
     """
-    from farm.dispatch.cluster.ending import finish
-
-    store.messages.retry(ttl_s, is_settled)
     mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
+    store.messages.retry(ttl_s, is_settled)
     for line in mended.lines:
         note(line)
-    for run_id in mended.unfinished:
-        try:
-            finish(store, run_id, note)
-        except RowRefusedError as error:
-            # The other runs have an end all the same.
-            note(f"the end of run {run_id}: {error}")
     return mended.is_busy
 
 
