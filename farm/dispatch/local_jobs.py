@@ -12,9 +12,8 @@ import msgspec
 from farm.base.errors import LeaseLostError
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Prepared
-from farm.policy.retries import avoided
+from farm.policy.retries import avoided, is_failure
 from farm.policy.situation import Lease, Priority
-from farm.results.attempt import Verdict
 from farm.store.cluster.records import HeldShard, ShardJob
 
 if TYPE_CHECKING:
@@ -294,7 +293,7 @@ class LocalJobs:
 
     def _count(self, attempt: Attempt) -> None:
         """Count the last attempt of a job, and stop the run after too many failures."""
-        if attempt.verdict in (Verdict.FAILED, Verdict.INFRA) and not attempt.known_issue:
+        if is_failure(attempt):
             self._failures += 1
             if 0 < self._most_failures <= self._failures:
                 self.finish_running()

@@ -83,6 +83,11 @@ def is_open(cause: Cause) -> bool:
     return cause in _OPEN
 
 
+def is_failure(attempt: Attempt) -> bool:
+    """Return whether the last attempt of a job counts for `--maxfail`: pytest's counts failures and errors."""
+    return attempt.verdict in {Verdict.FAILED, Verdict.INFRA} and not attempt.known_issue
+
+
 def unfit(attempt: Attempt, problem: str, cause: Cause = Cause.DEVICE) -> Attempt:
     """Return `attempt` as infra; `problem` and `cause` are of the canary that failed just after it.
 

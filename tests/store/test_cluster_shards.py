@@ -176,13 +176,14 @@ def test_a_run_that_is_resumed_goes_on(store: Store) -> None:
     assert len(store.runs.view(run_id).jobs) == 6
 
 
-def test_after_so_many_failures_or_so_long_nothing_begins(store: Store) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.INFRA])
+def test_after_so_many_failures_or_so_long_nothing_begins(store: Store, verdict: Verdict) -> None:
     failing = submit(store, shards(3, jobs=1), most_failures=1)
     late = submit(store, shards(1, first=10), "bob", budget_s=0.0)
     one = agent(store)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert held.run_id == failing
-    store.cluster.record(one, [result(held, held.jobs[0], Verdict.FAILED)], ttl_s=TTL_S)
+    store.cluster.record(one, [result(held, held.jobs[0], verdict)], ttl_s=TTL_S)
     store.cluster.release(one, [held.lease])
 
     assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []

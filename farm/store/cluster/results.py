@@ -9,8 +9,7 @@ import msgspec
 from sqlalchemy import text
 
 from farm.base.errors import LeaseLostError
-from farm.policy.retries import avoided
-from farm.results.attempt import Verdict
+from farm.policy.retries import avoided, is_failure
 from farm.store import values
 from farm.store.cluster.attempt_rows import insert_results
 from farm.store.cluster.part import ClusterPart, notify
@@ -211,11 +210,6 @@ class _OpenShard:
                 job = msgspec.structs.replace(of_name[result.job_id], history=result.repeat)
                 avoid = avoided(result.repeat, result.device)
                 yield NewShard(self.row.soc, (job,), job.expected_s, self.row.position, avoid)
-
-
-def is_failure(attempt: Any) -> bool:
-    """Tell whether an attempt counts against the most failures of a run."""
-    return attempt.verdict is Verdict.FAILED and not attempt.known_issue
 
 
 def _why_refused(result: ShardResult, shard: _OpenShard | None, fence: int | None) -> str:
