@@ -470,7 +470,7 @@ def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, S
     me = maker.cluster.register("c1", build_only, LONG_S, user="hostc")
     them = other.cluster.register("d1", replace(build_only, host="d1"), LONG_S, user="hostd")
     maker.cluster.begun(me)
-    assert not maker.cluster.may_lease()
+    assert not maker.cluster.may_lease
     worker = maker.cluster.begin_worker()
     first = maker.cluster.take_build(worker, "c1", ["tools"])
     assert first is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -125,7 +126,7 @@ class Agents(ClusterPart):
         refused until it expires. Raises AgentRefusedError while another agent of this name lives, and where the
         farm's agents or its open runs are of another version.
         """
-        key = values.clean(name, values.NAME_LIMIT)
+        key, may_lease = values.clean(name, values.NAME_LIMIT), self.may_lease
 
         def insert(connection: Connection) -> AgentId:
             before = connection.execute(_OF_NAME, {"name": key}).first()
@@ -135,7 +136,7 @@ class Agents(ClusterPart):
                 if left_ms > 0 or not is_settled(connection, _ms(ttl_s)):
                     raise AgentRefusedError(_taken(before, left_ms), may_pass=True)
             self._require_protocol(connection, key, facts.protocol, now_ms)
-            agent = AgentId(key, secrets.token_hex(16), may_lease=bool(connection.scalar(_MAY_LEASE)))
+            agent = AgentId(key, secrets.token_hex(16), may_lease=may_lease)
             expires_ms = now_ms + _ms(ttl_s)
             row = {"name": key, "token": agent.token, "user": values.clean(user, values.NAME_LIMIT), "now_ms": now_ms}
             connection.execute(_REGISTER, {**row, "facts": _encode(facts), "expires_ms": expires_ms})
@@ -148,6 +149,7 @@ class Agents(ClusterPart):
 
         return self._database.write(insert)
 
+    @cached_property
     def may_lease(self) -> bool:
         """Return whether this login may hold devices and shards: the login of a build host may not."""
         with self._database.reading() as connection:

@@ -123,7 +123,7 @@ class HostAgent:
             self._stack.enter_context(noticing_deaths(self._thread_died))
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)
             self._store: Store = self._stack.enter_context(store)
-            if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease():
+            if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease:
                 raise AgentRefusedError(
                     f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
                     "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
