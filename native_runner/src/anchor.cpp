@@ -18,7 +18,6 @@ namespace {
 using executorch::extension::BufferDataLoader;
 using executorch::extension::Module;
 using executorch::runtime::Error;
-using executorch::runtime::Program;
 
 // QnnContextCustomProtocol of ExecuTorch, which is in none of its headers: magic number (4 bytes), signature (8), size
 // of the binary (8). A release that is not in here may have another layout: compare its
@@ -28,7 +27,7 @@ constexpr uint32_t kMagic = 0x5678ABCD;
 constexpr size_t kSize = sizeof(uint32_t) + sizeof(uint64_t);
 constexpr size_t kHeader = kSize + sizeof(uint64_t);
 // ExecuTorch aligns the data of delegates to more than this.
-constexpr size_t kAlignment = 16;
+constexpr size_t kDelegateAlignment = 16;
 
 // Signatures are times of compilation, in nanoseconds: none has the topmost bit.
 constexpr uint8_t kTopBit = 0x80;
@@ -45,7 +44,7 @@ static_assert(kHeader == 20 && kHeader - kSize == sizeof(uint64_t));
 // Returns how many there were.
 size_t change_signatures(std::vector<uint8_t>* program) {
   size_t count = 0;
-  for (size_t at = 0; at + kHeader <= program->size(); at += kAlignment) {
+  for (size_t at = 0; at + kHeader <= program->size(); at += kDelegateAlignment) {
     uint8_t* header = program->data() + at;
     uint32_t magic = 0;
     uint64_t size = 0;
@@ -78,7 +77,7 @@ void Anchor::load(const std::string& path, const executorch::runtime::LoadBacken
   read_file(path, program_.data(), program_.size(), Stage::kLoad);
   const size_t signatures = change_signatures(&program_);
   auto module = std::make_unique<Module>(std::make_unique<BufferDataLoader>(program_.data(), program_.size()));
-  constexpr auto kVerification = Program::Verification::InternalConsistency;
+  constexpr auto kVerification = executorch::runtime::Program::Verification::InternalConsistency;
   check(options.size() > 0 ? module->load(options, kVerification) : module->load(kVerification), path);
   const auto name = module->program()->get_method_name(0);
   check(name.error(), path);

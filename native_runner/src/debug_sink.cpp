@@ -5,11 +5,11 @@ namespace farm {
 
 namespace {
 // What ExecuTorch's own buffer aligns to.
-constexpr size_t kAlignment = 64;
+constexpr size_t kSinkAlignment = 64;
 }  // namespace
 
 executorch::runtime::Result<size_t> DebugSink::write(const void* data, size_t size) {
-  const size_t offset = (needed_ + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t offset = (needed_ + kSinkAlignment - 1) / kSinkAlignment * kSinkAlignment;
   needed_ = offset + size;
   if (needed_ > limit_) return size_t{0};
   const auto* bytes = static_cast<const uint8_t*>(data);

@@ -20,7 +20,7 @@ namespace farm {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kMemoryAlignment = 64;
 
 // The backend crashes without it (ExecuTorch 1.5).
 void require_rpcmem() {
@@ -36,7 +36,7 @@ void* allocate_shared(size_t size) {
     throw Failure(Stage::kOptions, "--shared_buffer: this runner is built without the QNN backend, which allocates it");
   }
   require_rpcmem();
-  void* data = QnnExecuTorchAllocCustomMem(size, kAlignment);
+  void* data = QnnExecuTorchAllocCustomMem(size, kMemoryAlignment);
   if (data == nullptr) {
     throw Failure(Stage::kOptions,
                   "--shared_buffer: the DSP's driver gives no " + std::to_string(size) + " bytes of shared memory");
@@ -47,7 +47,7 @@ void* allocate_shared(size_t size) {
 void* allocate_own(size_t size) {
   void* data = nullptr;
   // A size of 0 still gives an address. Not aligned_alloc, which Android has from API level 28 on only.
-  if (::posix_memalign(&data, kAlignment, size == 0 ? 1 : size) != 0) throw std::bad_alloc();
+  if (::posix_memalign(&data, kMemoryAlignment, size == 0 ? 1 : size) != 0) throw std::bad_alloc();
   return data;
 }
 

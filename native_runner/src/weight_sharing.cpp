@@ -89,12 +89,12 @@ class Flatbuffer {
 
 // What describes the program lies before its segments, and how much that is in a header behind the root's offset.
 std::string read_description(const std::string& path) {
-  constexpr size_t kHeader = 32;
+  constexpr size_t kBeginning = 32;
   constexpr size_t kMagicAt = 8;
   constexpr size_t kSizeAt = 16;
-  const std::string head = read_beginning(path, kHeader, Stage::kLoad);
+  const std::string head = read_beginning(path, kBeginning, Stage::kLoad);
   uint64_t size = file_size(path, Stage::kLoad);
-  if (head.size() == kHeader && head.compare(kMagicAt, 4, "eh00") == 0) {
+  if (head.size() == kBeginning && head.compare(kMagicAt, 4, "eh00") == 0) {
     std::memcpy(&size, head.data() + kSizeAt, sizeof(size));
   }
   return read_beginning(path, size, Stage::kLoad);
