@@ -1,4 +1,4 @@
-/* A stub: stands in for `farm_runner --serve` (docs/native_runner.md) where a benchmark is about the farm and not about
+/* A stub: stands in for `farm_runner --serve` (docs/reference/native_runner.md) where a benchmark is about the farm and not about
  * a device. It computes nothing. The words of a program say what becomes of its job:
  *
  *     BEHAVIOUR LATENCY_MS

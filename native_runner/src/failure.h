@@ -8,7 +8,7 @@
 
 namespace farm {
 
-// Where a run ended, in the order of its life. Each has an exit code of its own: see docs/native_runner.md.
+// Where a run ended, in the order of its life. Each has an exit code of its own: see docs/reference/native_runner.md.
 enum class Stage { kFlags, kOptions, kLoad, kInputs, kExecute, kOutputs, kEtdump };
 
 const char* stage_name(Stage stage);

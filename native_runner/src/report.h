@@ -112,7 +112,7 @@ struct JobNumber {
   bool last = false;
 };
 
-// One line. The layout is in docs/native_runner.md.
+// One line. The layout is in docs/reference/native_runner.md.
 std::string to_json(const Report& report, const std::optional<JobNumber>& job = std::nullopt);
 
 // Mean time as ExecuTorch's scripts read it: a bare number, milliseconds. Throws Failure at outputs.

@@ -6,7 +6,7 @@
 namespace farm {
 
 // Takes jobs from standard input until it ends, and answers each on standard output: the session mode of
-// docs/native_runner.md. Returns the exit code. Throws Failure at options before the first job, for runtime
+// docs/reference/native_runner.md. Returns the exit code. Throws Failure at options before the first job, for runtime
 // options that the backend does not take.
 int serve(const Flags& flags);
 

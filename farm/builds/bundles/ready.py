@@ -50,7 +50,7 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
         )
     if packages := [name for one in method.delegates if one.qnn for name in one.qnn.op_packages]:
         problem = f"wants the op package {packages[0][:200]!r}, and farm brings those of a case that it compiles alone"
-        raise ConfigError(path, "", f"{problem}: docs/suites.md, Op packages")
+        raise ConfigError(path, "", f"{problem}: docs/reference/suites.md, Op packages")
     if odd := [value for value in method.inputs if not value.is_tensor]:
         raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
     if method.layout_problem:

@@ -160,7 +160,7 @@ def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
             continue
         _, channels, *kernel = node.args[1].meta["val"].shape
         size = next((size for size in _BLOCK_SIZES if channels % size == 0), None)
-        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/suites.md.
+        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/reference/suites.md.
         if size is not None and all(extent == 1 for extent in kernel):
             blocks[node.name] = (1, size, *kernel)
     return blocks
@@ -262,7 +262,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
                 library = f"libQnn{target.backend.title()}.so"
                 raise MissingToolError(
                     f"{library} of the QNN SDK does not start on this machine (its words are in the build log): "
-                    f"docs/backends.md says which SDK can compile for the {target.backend} backend"
+                    f"docs/reference/backends.md says which SDK can compile for the {target.backend} backend"
                 ) from error
             if refused:
                 # The pass manager raises an error of its own from that of the pass.
