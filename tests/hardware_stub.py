@@ -37,7 +37,12 @@ def _android(config: Any, soc: Any, backend: str, mode: Any = "traditional", **_
     )
 
 
-if __name__ == "__main__":
+def farm_with_hardware() -> None:
+    """Run the command of `sys.argv`; the process is of no use to others afterwards."""
     discovery.identify = _hardware
     runtime.attached_runtime = _android
     main()
+
+
+if __name__ == "__main__":
+    farm_with_hardware()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from attached import attach
+from forked_command import call
+from hardware_stub import farm_with_hardware
 from lpai_sdk_stub import make_stub_sdk
 from skel_stub import AUDIO, allow_unsigned, build_skel_stub, make_skel, make_skel_sdk, trust
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.whole
 
 SUITE = Path(__file__).with_name("lpai_cases")
-HARDWARE = Path(__file__).parents[1] / "hardware_stub.py"
 RUN = ("run", "--soc", "SM8850", "--suite", str(SUITE), "--backend", "lpai", "-k", "block", "--json")
 SKEL = "libQnnLpaiSkel.so"
 OURS, THEIRS = b"key of our devices", b"key of another company"
@@ -150,10 +150,10 @@ def test_an_unsigned_skel_runs_where_the_firmware_has_unsigned_process_domains(
     with attach(home, tmp_path, ["SM8650"]) as attached:
         if allowed:
             allow_unsigned(attached.root(0))
-        done = subprocess.run(
-            [sys.executable, str(HARDWARE), "run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
-            env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd,
-            capture_output=True, text=True, timeout=300, check=False,
+        done = call(
+            ["run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
+            env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd, stdin="", timeout_s=300,
+            program=farm_with_hardware,
         )  # fmt: skip
         attempts = [attempt for job in json.loads(done.stdout)["jobs"] for attempt in job["attempts"]]
         if allowed:

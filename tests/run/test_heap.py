@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attached import attach
 from farm_home import FarmHome
+from forked_command import call
+from hardware_stub import farm_with_hardware
 from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
 from planted import JOB, Planted, write_suite
-from programs import run_program
+from programs import require_code
 
 from farm.store.store import open_store
 
-STUB = Path(__file__).parents[1] / "hardware_stub.py"
 SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or conv2d", "--heap")
 CASES = ("run", "--soc", "SM8650", "--suite", str(Path(__file__).parent / "heap_cases"), "--virtual", "1")
 PAGE = 4096
@@ -24,9 +24,9 @@ PAGE = 4096
 
 def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
-        done = run_program(
-            [sys.executable, str(STUB), *SMOKE, "--json"], env={**home.env, **attached.env}, cwd=home.cwd, timeout_s=300
-        )
+        env = {**home.env, **attached.env}
+        done = call([*SMOKE, "--json"], env=env, cwd=home.cwd, stdin="", timeout_s=300, program=farm_with_hardware)
+        require_code(done, 0)
         view = json.loads(done.stdout)
         attempts = [attempt for job in view["jobs"] for attempt in job["attempts"]]
         reason = "no DSP heap: ExecuTorch wrote no profile of it; it does on Android and QNX"
