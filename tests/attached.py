@@ -64,7 +64,7 @@ class Attached:
             yield process
 
     def script(self, folder: Path, number: int = 0) -> dict[str, Any]:
-        """What subprocess runs the script of `farm repro --script` with, on one of them."""
+        """What subprocess runs the script of `farm jobs rerun --script` with, on one of them."""
         argv = ["sh", str(folder / "repro.sh"), adb_target(self.devices[number].serial)]
         return {"args": argv, "env": {**os.environ, **self.env, "ADB": str(find_adb())}}
 

@@ -80,11 +80,12 @@ PRELOADED = (
 )
 _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "frozen_heap")
 FORKED = frozenset({
-    "baseline", "bundle", "cache", "cancel", "completion", "coverage", "device", "devices", "diff", "doctor", "export",
-    "history", "import", "lease", "notify", "profile", "prune", "queue", "quota", "release", "report", "runtime", "sdk",
-    "show", "sign", "socs", "sql", "status", "store", "suites", "toolchain", "triage",
-    "bisect", "confirm", "debug", "exec", "nightly", "pytest", "repro", "run",
-    "agent list", "agent drain",
+    "alerts", "data export", "data import", "data sql", "debug", "devices check", "devices disable", "devices enable",
+    "devices forget", "devices label", "devices lease", "devices list", "devices name", "devices release",
+    "devices show", "devices socs", "devices unquarantine", "diff", "doctor", "exec", "help", "history", "jobs",
+    "lab agent drain", "lab agent list", "lab notify", "lab queue", "lab quota", "lab roles", "lease", "nightly",
+    "perf baseline", "perf bisect", "perf confirm", "perf diff", "pytest", "report", "run", "runs cancel",
+    "runs delete", "runs list", "runs prune", "runs show", "setup", "show", "status", "suites",
 })  # fmt: skip
 """Commands that read and write a store, files and the configuration, ask adb, or run programs on devices."""
 
@@ -93,7 +94,7 @@ _READ_AT_START = ("PYTHON", "LANG", "LC_", "TZ", "LD_", "_FARM_COMPLETE")
 
 def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return whether a fork answers as a new interpreter does: nothing in `env` that only the start of one reads."""
-    may_fork = bool(arguments) and (arguments[0] in FORKED or " ".join(arguments[:2]) in FORKED)
+    may_fork = any(" ".join(arguments[:count]) in FORKED for count in (1, 2, 3))
     return may_fork and not _differs(env)
 
 

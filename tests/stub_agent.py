@@ -153,7 +153,7 @@ def devices_of(plan: HostPlan) -> list[Device]:
 
 
 def main() -> int:
-    """Run until SIGTERM, and return what `farm agent` would exit with."""
+    """Run until SIGTERM, and return what `farm lab agent` would exit with."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
     devices = devices_of(plan)
     agent = HostAgent(

@@ -275,12 +275,12 @@ class TestCache:
         for path in (cache, *cache.rglob("*")):
             os.chown(path, ada.uid, ada.gid, follow_symlinks=False)
         env = {"FARM_CACHE_DIR": str(cache)}
-        assert ada.farm("runtime", "env", env=env).returncode == 0
+        assert ada.farm("setup", "runtime", "env", env=env).returncode == 0
         target = cache / part
         os.chown(target, ada.uid, ada.shared_gid)
         target.chmod(0o2775)
         bob.write(target / "marker", "bob can write here")
-        done = ada.farm("runtime", "env", env=env)
+        done = ada.farm("setup", "runtime", "env", env=env)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1, done.stderr
         assert f"{target} can be written by group farm-" in done.stderr
@@ -306,8 +306,15 @@ def test_what_a_user_does_every_day_works_under_usual_umasks(
         ada.run("cp", "-r", str(part), str(ada.cache))
     ada.run("sh", "-c", "echo '[build]\nbuilders = 1' >farm.toml")
     run = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d", "--virtual", "1")
-    for arguments in (run, run, ("repro", "smoke/conv2d"), ("report",), ("cache", "show"), ("prune", "--keep=1d")):
+    for arguments in (
+        run,
+        run,
+        ("jobs", "rerun", "smoke/conv2d"),
+        ("report",),
+        ("setup", "cache", "show"),
+        ("runs", "prune", "--keep=1d"),
+    ):
         done = ada.farm(*arguments, timeout_s=300, code=0)
         assert "is ignored" not in done.stderr
-    assert ada.farm("prune", "--keep=1d", "--yes").returncode == 0
-    assert ada.farm("cache", "prune", "--all").stdout.startswith("removed")
+    assert ada.farm("runs", "prune", "--keep=1d", "--yes").returncode == 0
+    assert ada.farm("setup", "cache", "prune", "--all").stdout.startswith("removed")

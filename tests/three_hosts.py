@@ -1,6 +1,6 @@
 """Two hosts with virtual devices and a build host, and machines of people: everything but the cables is the real thing.
 
-Compiler, simulator, adb servers, virtual devices, `farm agent`, PostgreSQL, `farm run`. Hosts are processes with
+Compiler, simulator, adb servers, virtual devices, `farm lab agent`, PostgreSQL, `farm run`. Hosts are processes with
 folders of their own on this machine. tools/three_hosts.py runs a suite on them.
 """
 
@@ -92,9 +92,9 @@ class ThreeHosts:
             attach_device(self.servers[name], child)
 
     def start_agent(self, name: str, *options: str) -> None:
-        """Start `farm agent` on a host."""
+        """Start `farm lab agent` on a host."""
         folder = self.home(name)
-        words = [sys.executable, "-m", "farm.cli.main", "agent", "--name", name, *options]
+        words = [sys.executable, "-m", "farm.cli.main", "lab", "agent", "--name", name, *options]
         self.agents[name] = start(words, env=self.env(name), cwd=folder, log=folder / "agent.log")
 
     def await_agents(self, timeout_s: float = 90) -> None:

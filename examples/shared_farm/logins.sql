@@ -1,4 +1,4 @@
--- Who signs in: a role for each host and each person, in one of the groups that farm store roles has made.
+-- Who signs in: a role for each host and each person, in one of the groups that farm lab roles has made.
 -- psql farm <logins.sql, then a password for each, which the server never sees in clear: \password host_a
 CREATE ROLE host_a LOGIN;
 CREATE ROLE host_b LOGIN;

@@ -101,7 +101,7 @@ def _unwritable(folder: Path, only: Collection[int] = ()) -> Iterator[None]:
             raise
         raise InfraError(
             f"cannot write the cache: {folder}: {error.strerror or error}; "
-            "free some space with 'farm cache prune --older 30d --yes', or set FARM_CACHE_DIR to another folder"
+            "free some space with 'farm setup cache prune --older 30d --yes', or set FARM_CACHE_DIR to another folder"
         ) from error
 
 

@@ -147,7 +147,7 @@ def find_soc(name: str) -> Soc:
     if profile := reported_profile(name):
         return socs[profile]
     hint = like_hint(name)
-    raise UnknownNameError("SoC", name, socs, f"(farm socs lists them{f'; {hint}' if hint else ''})")
+    raise UnknownNameError("SoC", name, socs, f"(farm devices socs lists them{f'; {hint}' if hint else ''})")
 
 
 def like_hint(name: str) -> str:
@@ -162,5 +162,8 @@ def no_profile(name: str) -> str:
     """Return why a device that reports `name` is not used, and the next step."""
     if not name:
         return "the device reports no SoC"
-    step = like_hint(name) or f"'farm socs' lists those it has; write in farm.toml: [soc.{name}] and like = \"PROFILE\""
+    step = (
+        like_hint(name)
+        or f"'farm devices socs' lists those it has; write in farm.toml: [soc.{name}] and like = \"PROFILE\""
+    )
     return f"farm has no profile for {name}: {step}"

@@ -221,6 +221,13 @@ def _metrics(asked: _Asked) -> Iterable[str]:
     return asked.stored("metrics")
 
 
+def _commands_beside(asked: _Asked) -> Iterable[str]:
+    group = asked.context.parent
+    if asked.is_later or group is None or not isinstance(group.command, click.Group):
+        return ()
+    return group.command.list_commands(group)
+
+
 def _shells(_asked: _Asked) -> Iterable[str]:
     return SHELLS
 
@@ -248,11 +255,10 @@ _ARGUMENTS = {
     ("", "wanted"): lambda asked: [*_socs(asked), *_devices(asked)],
     ("", "sdk"): _sdks,
     ("", "shell"): _shells,
-    ("devices", "names"): _devices,
-    ("check", "names"): _devices,
+    ("list", "names"): lambda asked: [*_devices(asked), *_commands_beside(asked)],
+    ("", "names"): _devices,
     # Commands that take a subcommand in place of an argument.
-    ("list", "names"): lambda asked: [*_suites(asked), *([] if asked.is_later else ["tune"])],
-    ("run", "words"): lambda asked: [] if asked.is_later else ["list", "delete"],
+    ("list", "suite_names"): lambda asked: [*_suites(asked), *_commands_beside(asked)],
     ("tune", "case"): _jobs,
     ("show", "name"): _toolchains,
     ("check", "name"): _toolchains,

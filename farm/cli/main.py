@@ -14,75 +14,133 @@ import click
 
 from farm import __version__
 from farm.base.errors import FarmError, InfraError
-from farm.cli.options import SuggestingGroup, with_numbers
+from farm.cli.options import ListingGroup, with_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from click.shell_completion import CompletionItem
 
-# Name -> module below farm.cli, and text for `farm --help`. The module has a `NAME_command`, or one called `command`.
+# Group -> command -> its place below farm.cli, and its line in the help. The group "" is the top level.
 _COMMANDS = {
-    "run": ("running.run", "Compile suites for SoCs, run them on devices, judge and report."),
-    "attach": ("cluster.attach", "Follow a run on a shared farm that was handed in."),
-    "cancel": ("cluster.attach", "Cancel a run on a shared farm."),
-    "queue": ("cluster.queue", "Show who waits for what on a shared farm, why, and about how long."),
-    "quota": ("cluster.quota", "Show or set how many devices a user has at most at once."),
-    "agent": ("cluster.agent", "Let this host's devices and compilers work for a shared farm, or list hosts."),
-    "nightly": ("running.nightly", "Run a matrix of runs within a budget, report, export, notify."),
-    "pytest": ("running.pytest", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
-    "devices": ("devices.devices", "Show the attached devices: what they are, how they are, who has them."),
-    "device": ("devices.device", "Name a device, put it in or out of service, show its health."),
-    "lease": ("devices.lease", "Reserve a device for yourself."),
-    "release": ("devices.lease", "Give a device back."),
-    "shell": ("devices.shell", "Open a shell on a device."),
-    "adb": ("devices.adb", "Run your own adb on a device."),
-    "connect": ("devices.connect", "Bring a device under your own adb: scrcpy, Android Studio, scripts."),
-    "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
-    "report": ("looking.report", "Write and show the report of a run."),
-    "show": ("looking.show", "Show all there is of a job: attempts, logs, numbers, how to run it again."),
-    "coverage": ("looking.coverage", "Show every operator in every precision, and how its cases do."),
-    "status": ("looking.status", "Show the status: newly red, regressions, infra trouble."),
-    "serve": ("looking.report", "Show the same in a browser: status, runs, devices, history, live."),
-    "triage": ("looking.status", "Say what becomes of a regression or a red job, or list them."),
-    "baseline": ("looking.history", "Show what numbers are compared with, or say that a new level is right."),
-    "history": ("looking.history", "Show what a job's numbers were, run by run."),
-    "diff": ("looking.report", "Compare two runs: newly red, fixed, slower, faster, missing."),
-    "confirm": ("running.confirm", "Measure candidates again, or one job: interleaved A/B of old and new."),
-    "compare": ("running.compare", "Compare two toolchains, SDKs or option sets: is B worse than A?"),
-    "bisect": ("running.bisect", "Find the run or the commit since which a job is worse."),
-    "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
-    "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
-    "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
-    "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
-    "export": ("looking.transfer", "Write what runs hold for other tools, or for another store."),
-    "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),
-    "repro": ("running.exec", "Run a past result again from its exact bundle, or write a script that does."),
-    "sql": ("looking.sql", "Ask the store a question in SQL, read only."),
-    "suites": ("setup.suites", "List suites, or the cases of some; suggest limits for a case."),
-    "socs": ("setup.suites", "List the SoCs that farm knows."),
-    "doctor": ("setup.doctor", "Say what can be compiled, staged and run here, and how to repair what cannot."),
-    "toolchain": ("setup.toolchain", "List, show, check and make toolchains: what compiles."),
-    "sign": ("setup.sign", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
-    "sdk": ("setup.sdk", "Show, fetch and choose QNN SDKs."),
-    "runtime": ("setup.runtime", "Show, build and check what devices need: runner, libraries, skels."),
-    "notify": ("setup.notify", "Show who hears of a quarantined device, or try it."),
-    "completion": ("setup.completion", "Print what lets a shell complete commands, options and values."),
-    "prune": ("setup.prune", "Delete old runs: a dry run first."),
-    "store": ("setup.store", "Say who may do what in the store of a shared farm."),
-    "cache": ("setup.cache", "Show or prune compiled bundles."),
+    "": {
+        "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
+        "suites": ("setup.suites:suites_command", "List suites and their cases; suggest limits."),
+        "run": ("running.run:command", "Compile suites, run them on devices, judge and report."),
+        "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
+        "report": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
+        "status": ("looking.status:status_command", "Show new failures, regressions and infra trouble."),
+        "diff": ("looking.report:diff_command", "Compare two runs: new failures, fixed, slower, faster."),
+        "serve": ("looking.report:serve_command", "Serve status, runs, devices and history to browsers."),
+        "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
+        "history": ("looking.history:history_command", "Show a job's numbers, run by run."),
+        "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
+        "debug": ("running.debug:command", "Compare a job layer by layer; name the first wrong one."),
+        "nightly": ("running.nightly:command", "Run a matrix of suites and SoCs within a time budget."),
+        "pytest": ("running.pytest:command", "Run pytest tests, also ExecuTorch's, with a device per worker."),
+        "shell": ("devices.shell:command", "Open a shell on a device."),
+        "virtual": ("devices.virtual:command", "Start virtual devices on the HTP simulator."),
+    },
+    "runs": {
+        "list": ("running.runs:list_command", "List runs, newest first."),
+        "show": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
+        "watch": ("cluster.attach:watch_command", "Follow a submitted run on a shared farm."),
+        "cancel": ("cluster.attach:cancel_command", "Cancel a submitted run on a shared farm."),
+        "delete": ("running.runs:delete_command", "Delete one run."),
+        "prune": ("setup.prune:command", "Delete old runs; a dry run first."),
+    },
+    "jobs": {
+        "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
+        "history": ("looking.history:history_command", "Show a job's numbers, run by run."),
+        "profile": ("running.profile:command", "Show a job's time node by node, or compare two runs."),
+        "debug": ("running.debug:command", "Compare a job layer by layer; name the first wrong one."),
+        "rerun": ("running.exec:rerun_command", "Run a stored result again from its bundle."),
+        "bundle": ("looking.bundle:command", "Copy a job's bundle: .pte, inputs, references."),
+        "coverage": ("looking.coverage:command", "Show operators by precision with the state of their cases."),
+    },
+    "perf": {
+        "compare": ("running.compare:command", "Compare two toolchains, SDKs or option sets."),
+        "confirm": ("running.confirm:confirm_command", "Measure suspected regressions again, in interleaved pairs."),
+        "bisect": ("running.bisect:bisect_command", "Find the first bad run or commit of a job."),
+        "diff": ("looking.report:diff_command", "Compare two runs: new failures, fixed, slower, faster."),
+        "baseline": ("looking.history:baseline_command", "Show the level that the next run is compared with."),
+    },
+    "alerts": {
+        "list": ("looking.status:list_command", "List open regressions and failing jobs."),
+        "assign": ("looking.status:assign_command", "Record owner, state and note of a regression or failing job."),
+        "accept": ("looking.history:accept_command", "Accept the new level of a job's numbers."),
+    },
+    "devices": {
+        "list": ("devices.devices:command", "List attached devices: identity, health, users."),
+        "show": ("devices.device:show_command", "Show a device and the events of its health."),
+        "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
+        "release": ("devices.lease:release_command", "Give a leased device back."),
+        "shell": ("devices.shell:command", "Open a shell on a device."),
+        "adb": ("devices.adb:command", "Run your own adb on a device."),
+        "connect": ("devices.connect:command", "Connect a device to your adb: scrcpy, Android Studio."),
+        "check": ("devices.device:check_command", "Run the health check of devices now."),
+        "enable": ("devices.device:enable_command", "Put a device into service again."),
+        "disable": ("devices.device:disable_command", "Take a device out of service."),
+        "unquarantine": ("devices.device:unquarantine_command", "End the quarantine of a device."),
+        "name": ("devices.device:name_command", "Give a device a name."),
+        "label": ("devices.device:label_command", "Replace the labels of a device."),
+        "forget": ("devices.device:forget_command", "Remove an absent device from every list."),
+        "socs": ("setup.suites:socs_command", "List the SoCs that farm supports."),
+    },
+    "lab": {
+        "agent": ("cluster.agent:command", "Run this host's devices and compilers for a shared farm."),
+        "queue": ("cluster.queue:command", "Show waiting runs and commands, with reason and estimate."),
+        "quota": ("cluster.quota:command", "Show or set the most devices of a user or label."),
+        "notify": ("setup.notify:command", "Show or test the receivers of quarantine notices."),
+        "roles": ("setup.roles:command", "Print or apply the SQL of PostgreSQL roles."),
+    },
+    "setup": {
+        "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
+        "toolchain": ("setup.toolchain:command", "List, show, check and make toolchains."),
+        "sdk": ("setup.sdk:command", "Show, fetch and select QNN SDKs."),
+        "runtime": ("setup.runtime:command", "Show, build and check runner, libraries and skels."),
+        "sign": ("setup.sign:command", "Sign the skels of LPAI and direct mode."),
+        "cache": ("setup.cache:command", "Show or prune compiled bundles."),
+        "completion": ("setup.completion:command", "Print the completion script of a shell."),
+    },
+    "data": {
+        "export": ("looking.transfer:export_command", "Write runs for other tools or another store."),
+        "import": ("looking.transfer:import_command", "Read runs that 'farm data export' wrote."),
+        "sql": ("looking.sql:command", "Query the store in SQL, read only."),
+    },
+}
+_GROUPS = {
+    "runs": "Runs of the store: list, show, watch, cancel, delete, prune.",
+    "jobs": "Jobs: show, history, profile, debug, rerun, bundle, coverage.",
+    "perf": "Numbers: compare, confirm, bisect, diff, baseline.",
+    "alerts": "Regressions and failing jobs: list, assign, accept.",
+    "devices": "Devices: list, show, lease, release, shell, check, enable, disable.",
+    "lab": "Shared farm: agents, queue, quotas, notices, roles.",
+    "setup": "This machine: toolchains, SDKs, runtimes, signing, cache.",
+    "data": "Store: export, import, SQL.",
+}
+_FIRST = ("doctor", "suites", "run", "show", "report", "status", "diff", "serve", "devices", "exec", "history", "lease")
+_OTHERWISE = {
+    **{
+        name: f"it is in the group {group!r}"
+        for group, commands in _COMMANDS.items()
+        for name in commands
+        if name not in _COMMANDS[""]
+    },
+    **dict.fromkeys(("ls", "list"), "the groups runs, devices and suites list their members"),
+    "version": "the option --version prints it",
 }
 
 
 @contextmanager
 def _broken_pipes() -> Iterator[None]:
-    """Raise InfraError for a broken pipe: click would exit with 1, the exit code for a failed job."""
+    """Report a pipe that broke as any error of the system: click would end with 1, which says that a job failed."""
     try:
         yield
     except BrokenPipeError as error:
-        if {"-h", "--help", "--version"}.isdisjoint(sys.argv):
+        if {"-h", "--help", "-V", "--version"}.isdisjoint(sys.argv):
             raise InfraError(f"the system: {error.strerror}") from error
-        # click printed the text of --help or --version itself.
+        # What click prints by itself.
         from farm.cli.output import discard
 
         discard(sys.stdout)
@@ -91,7 +149,9 @@ def _broken_pipes() -> Iterator[None]:
 _VERBOSE = ("-v", "--verbose")
 
 
-class _LazyGroup(SuggestingGroup):
+class _LazyGroup(ListingGroup):
+    """Group of `_COMMANDS` by its name: a command is imported when it is called."""
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _broken_pipes():
             return super().make_context(*args, **kwargs)
@@ -102,55 +162,127 @@ class _LazyGroup(SuggestingGroup):
             return super().invoke(ctx)
         return 0
 
+    @property
+    def _texts(self) -> dict[str, str]:
+        """Lines of the help by command; the top level has the groups as well."""
+        mine = {name: text for name, (_, text) in _COMMANDS[self._key].items()}
+        return mine if self._key else {**mine, **_GROUPS}
+
+    @property
+    def _key(self) -> str:
+        return self.name if self.name in _GROUPS else ""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(_COMMANDS)
+        return list(self._texts)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if cmd_name not in _COMMANDS:
+        if not self._key:
+            if cmd_name == "help":
+                return help_command
+            if cmd_name in _GROUPS:
+                return _group(cmd_name)
+        if cmd_name not in _COMMANDS[self._key]:
             return None
-        module = importlib.import_module(f"farm.cli.{_COMMANDS[cmd_name][0]}")
-        command = getattr(module, f"{cmd_name}_command", None) or module.command
+        module, _, name = _COMMANDS[self._key][cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"farm.cli.{module}"), name)
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
         from click.shell_completion import CompletionItem
 
-        # Completion needs names and texts of the commands alone, so no command is imported.
-        found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items()]
+        # Not every command is imported for its name.
+        found = [CompletionItem(name, help=text) for name, text in self._texts.items()]
         names = [one for one in found if one.value.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        texts = self._texts
+        first = {name: texts[name] for name in _FIRST} if not self._key else {}
+        rest = {name: text for name, text in texts.items() if name not in first}
+        groups = {name: text for name, text in rest.items() if not self._key and name in _GROUPS}
+        for title, part in (("First commands", first), ("Groups", groups), ("Commands", rest)):
+            rows = [(name, text) for name, text in part.items() if part is not rest or name not in groups]
+            if rows:
+                with formatter.section("More commands" if first and part is rest else title):
+                    formatter.write_dl(rows)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="farm")
+def _group(name: str) -> click.Command:
+    """Return a group of commands; its list is shown where its command is left out."""
+    has_list = "list" in _COMMANDS[name]
+    otherwise = {"quarantine": "'farm devices disable DEVICE' lets no run use it, until 'farm devices enable DEVICE'"}
+    return _LazyGroup(
+        name, help=_GROUPS[name], no_args_is_help=not has_list, lists=has_list, takes_names=name == "devices",
+        otherwise=otherwise if name == "devices" else {}, context_settings=_SETTINGS,
+    )  # fmt: skip
+
+
+def _use_config(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    del context, option
+    if value:
+        os.environ["FARM_CONFIG"] = value
+
+
+def _use_no_color(context: click.Context, option: click.Parameter, value: bool) -> None:
+    del context, option
+    if value:
+        os.environ["NO_COLOR"] = "1"
+
+
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=_LazyGroup, otherwise=_OTHERWISE, context_settings=_SETTINGS)
+@click.version_option(__version__, "-V", "--version", prog_name="farm")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False,
-              help="Say with what a command works, and where an error came from. Also behind COMMAND.")  # fmt: skip
+              help="Print configuration, times and the origin of errors; also after COMMAND.")  # fmt: skip
+@click.option("--config", metavar="FILE", expose_value=False, callback=_use_config, is_eager=True,
+              help="Configuration of any command, as $FARM_CONFIG.")  # fmt: skip
+@click.option("--no-color", is_flag=True, expose_value=False, callback=_use_no_color, is_eager=True,
+              help="Print no colours, as $NO_COLOR.")  # fmt: skip
 def cli() -> None:
-    """Run ExecuTorch suites on Snapdragon devices and remember every number.
+    """Run ExecuTorch suites on Snapdragon devices and store every number.
 
     \b
     farm run --soc SM8650 --suite smoke              devices on USB or network
     farm run --soc SM8650 --suite smoke --virtual 2  Qualcomm's HTP simulator
     farm history quantized_ops/conv2d --soc SM8650
     farm report latest
+
+    'farm help COMMAND' explains a command, 'farm help GROUP' lists its commands.
     """
 
 
+@click.command("help", hidden=True)
+@click.argument("topic", nargs=-1)
+@click.pass_context
+def help_command(context: click.Context, topic: tuple[str, ...]) -> None:
+    """Show the help of a command or a group."""
+    from farm.cli.output import echo
+
+    root = context.find_root()
+    command, found = root.command, root
+    for word in topic:
+        if not isinstance(command, click.Group):
+            break
+        name, below, _ = command.resolve_command(found, [word])
+        if below is None:
+            break
+        command, found = below, click.Context(below, parent=found, info_name=name)
+    echo(command.get_help(found))
+
+
 def main() -> None:
-    """Run the command line: errors become one line on standard error and their exit code."""
+    """Entry point: errors become one line on standard error and their exit code."""
     if "_FARM_COMPLETE" in os.environ:
         from farm.cli.completion import answer
 
         sys.exit(answer(cli))
-    # Imports create 100,000 objects that stay, with SQLAlchemy: repeated garbage collections over them would take a
+    # What imports make stays, 100,000 objects with SQLAlchemy: to look through it for garbage again and again is a
     # twentieth of a short command.
     gc.set_threshold(150_000)
     try:
@@ -173,13 +305,13 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
         _say(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
-    # The two collections at exit would take a sixth of a short command.
+    # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _spoken(arguments: list[str]) -> list[str]:
-    """Return the command line for click, as `with_numbers` does; -v may stand anywhere before --."""
+    """Return a command line for click, as `with_numbers` does; -v may stand anywhere before --."""
     words = with_numbers(arguments)
     end = words.index("--") if "--" in words else len(words)
     if not set(_VERBOSE).isdisjoint(words[:end]):
@@ -190,7 +322,7 @@ def _spoken(arguments: list[str]) -> list[str]:
 
 
 def _explain(error: BaseException) -> None:
-    """With -v, print the place in farm where an error was raised, and the errors before it."""
+    """With -v, say where in farm an error came from, and what came before it."""
     if "farm.cli.output" not in sys.modules:
         return
     from farm.cli.output import is_verbose, notice

@@ -34,18 +34,38 @@ class SuggestingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` begin with. Raises UnknownNameError."""
+        """Return the command that `args` begin with, named as it was typed. Raises UnknownNameError."""
         known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             if otherwise := self.otherwise.get(args[0]):
-                raise UsageError(f"there is no 'farm {self.name_in_help}{args[0]}': {otherwise}")
-            raise UnknownNameError("command", args[0], known, f"(farm {self.name_in_help}--help lists them)")
-        return super().resolve_command(ctx, args)
+                raise UsageError(f"there is no '{ctx.command_path} {args[0]}': {otherwise}")
+            raise UnknownNameError("command", args[0], known, f"({ctx.command_path} --help lists them)")
+        _, command, rest = super().resolve_command(ctx, args)
+        return args[0], command, rest
 
-    @property
-    def name_in_help(self) -> str:
-        """Return the words between `farm` and `--help`."""
-        return "" if self.name == "cli" else f"{self.name} "
+
+class ListingGroup(SuggestingGroup):
+    """Group with a command `list`, which a call without a command means; with `takes_names`, also before names."""
+
+    def __init__(self, *args: Any, lists: bool = False, takes_names: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lists, self._takes_names = lists, takes_names
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `list` before options, and before names that are near no command."""
+        # Completion of the first word offers commands; names come with the arguments of `list`.
+        is_completed = ctx.resilient_parsing and not args and not self._takes_names
+        if self._lists and not is_completed and self._is_of_list(ctx, args):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def _is_of_list(self, ctx: click.Context, args: list[str]) -> bool:
+        if not args or args[0].startswith("-"):
+            return not args or args[0] not in self.get_help_option_names(ctx)
+        import difflib
+
+        known = [*self.list_commands(ctx), *self.otherwise]
+        return self._takes_names and not difflib.get_close_matches(args[0], known, 1, 0.75)
 
 
 class _OutputFile(click.Path):

@@ -131,7 +131,7 @@ class Device(msgspec.Struct, frozen=True):
     host: str = ""
     """Name of the machine that it hangs on; empty for one that a run started for itself."""
     name: str = ""
-    """What its owner calls it, in farm.toml or by `farm device name`."""
+    """What its owner calls it, in farm.toml or by `farm devices name`."""
     labels: tuple[str, ...] = ()
     serialno: str = ""
     """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""

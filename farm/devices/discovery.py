@@ -151,7 +151,7 @@ def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
         if any(found in (there.name, there.attached_at) for there in here) or (one.serial == found and behind):
             return PinnedDevice(shown, frozenset({one.id}))
     if is_relayed(server.query("host:devices-l"), found):
-        return PinnedDevice(shown, problem="'farm connect' has the device leased under that name")
+        return PinnedDevice(shown, problem="'farm devices connect' has the device leased under that name")
     reasons = (f"it is {one.state}: {one.reason}" for one in scanned.unusable if one.serial == found)
     return PinnedDevice(shown, problem=next(reasons, "it cannot be used: 'farm devices' shows why"))
 

@@ -97,7 +97,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     processor = properties.get("processor", "")
     if kind == "hardware" and processor and processor not in _PROCESSORS:
         problem = (
-            f"has a processor of another kind: uname -m says {processor!r}, and what farm runs on a device is for "
+            f"has a processor of another kind: uname -m says {processor!r}, and the programs of farm are for "
             "aarch64; a virtual device says so by ro.farm.virtual=1"
         )
         raise DeviceError(serial, problem)

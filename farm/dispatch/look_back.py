@@ -77,7 +77,7 @@ class LookBack(msgspec.Struct, frozen=True):
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
             what = "deterministic metric" if exact == 1 else "deterministic metrics"
-            where = f"farm report {self.private}" if self.private else "farm triage"
+            where = f"farm report {self.private}" if self.private else "farm alerts list"
             lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
         if flipping := [self.compared[index] for index in self.night.flipping]:
             names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
@@ -85,7 +85,7 @@ class LookBack(msgspec.Struct, frozen=True):
             lines.append(f"not deterministic, so that what changes as it did before is no news: {names}{more}")
         if looks:
             what = "number looks" if looks == 1 else "numbers look"
-            again = f"farm confirm --run {self.private}" if self.private else "farm confirm"
+            again = f"farm perf confirm --run {self.private}" if self.private else "farm perf confirm"
             hint = "" if confirm else f": '{again}' measures again"
             lines.append(f"{looks} {what} different from {'its line' if self.private else 'before'}{hint}")
         return lines

@@ -37,8 +37,8 @@ _ARRAY_LIST = "array_list.txt"
 _WIDTH = 200
 _ON_CPU = """
 The program has no QNN parts: upstream's runner runs it only where XNNPACK was linked into it. The one that
-`farm runtime build --target android-arm64` makes has it, takes the same flags and those of XNNPACK's options, which
-upstream's has not, and needs no QNN SDK.
+`farm setup runtime build --target android-arm64` makes has it, takes the same flags and those of XNNPACK's options,
+which upstream's has not, and needs no QNN SDK.
 """
 _DIRECT = """
 The program is for direct mode: `$DIRECT_BUILD` is the folder of the build for the Hexagon, `$HEXAGON_TOOLS_ROOT` the

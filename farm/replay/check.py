@@ -1,4 +1,4 @@
-"""The canary on attached devices, now: whether each is fit to be measured on. `farm device check`."""
+"""The canary on attached devices, now: whether each is fit to be measured on. `farm devices check`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _check(
     supervisor: Supervisor,
 ) -> list[CheckedDevice]:
     token = f"check-{secrets.token_hex(6)}"
-    terms = LeaseTerms(config.leases, Priority.PERSON, "farm device check", None)
+    terms = LeaseTerms(config.leases, Priority.PERSON, "farm devices check", None)
     with own_folder(config.cache_dir / "virtual", token) as folder:
         plan = _plan(config, devices, token, folder, say, supervisor)
         pool = DevicePool(devices, store, terms, say)

@@ -1,4 +1,4 @@
-"""One bundle on one device, now: what `farm exec` and `farm repro` have in common. It is a run of one job in the store.
+"""One bundle on one device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
 
 Unlike `farm run` it has no builders, and no canary before the job. A failure that may
 be the device's is treated as in a run: `farm.replay.one_off_tries`.

@@ -1,4 +1,4 @@
-"""Request of `farm exec` and `farm repro`: one job, and where and how it runs."""
+"""Request of `farm exec` and `farm jobs rerun`: one job, and where and how it runs."""
 
 from __future__ import annotations
 

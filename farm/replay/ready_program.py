@@ -197,7 +197,9 @@ def ready_target(request: ReadyRequest, program: Program) -> Target:
         name = request.model.name
         raise UsageError(f"{name} is for the CPU of any SoC: name the one it should run on, as with --soc SM8650")
     if qnn and not request.soc and soc not in load_socs():
-        raise ConfigError(request.model, "", f"is compiled for {soc}, which farm does not know (farm socs lists them)")
+        raise ConfigError(
+            request.model, "", f"is compiled for {soc}, which farm does not know (farm devices socs lists them)"
+        )
     found = find_soc(soc)
     check_target(found, backend, READY)
     sets = parse_options(request.options, backend)

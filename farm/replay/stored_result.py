@@ -199,7 +199,7 @@ def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) 
     if stored.view.suite == LLAMA_RUNNER and not by_program:
         raise UsageError(
             f"{stored.view.id} was run by {LLAMA_RUNNER}, which is named again: "
-            f"{shlex.join(['farm', 'repro', stored.view.id])} --program FILE --tokenizer FILE"
+            f"{shlex.join(['farm', 'jobs', 'rerun', stored.view.id])} --program FILE --tokenizer FILE"
         )
     for job in planned_jobs(config.run_folder(stored.run.id)):
         if job.id == stored.view.id:

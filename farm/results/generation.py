@@ -276,7 +276,7 @@ def _ids(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
 def damaged(bundle: Bundle, error: Exception) -> BundleError:
     """Return what to raise where a file of `bundle` cannot be read."""
     key = bundle.manifest.key[:12]
-    return BundleError(f"bundle {key} is damaged: {error}: run 'farm cache prune --all --yes' and build again")
+    return BundleError(f"bundle {key} is damaged: {error}: run 'farm setup cache prune --all --yes' and build again")
 
 
 def _same_tokens(generation: Generation, report: RunnerReport) -> Iterator[Measurement]:

@@ -62,7 +62,7 @@ def _row(
     return KnownTrouble(named, re.compile(pattern), party, retry, text, next_step, of_operator)
 
 
-_ONE_SDK = "take stub, skel and libQnnHtp.so from one QNN SDK (farm runtime check --soc SOC)"
+_ONE_SDK = "take stub, skel and libQnnHtp.so from one QNN SDK (farm setup runtime check --soc SOC)"
 _SPLIT = "divide it into more contexts, or make its weights smaller"
 _ARCH = r"(?:68|69|73|75|79|81)"
 
@@ -74,7 +74,7 @@ LOADER_FAILURE = _row(
     r"CANNOT LINK EXECUTABLE|error while loading shared libraries",
     Party.RUNTIME,
     "the loader of the device lacks a library of the runner",
-    "add the named library to the runtime (farm runtime check --soc SOC)",
+    "add the named library to the runtime (farm setup runtime check --soc SOC)",
 )
 """Row of a runner that did not start."""
 
@@ -89,7 +89,7 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         r"(?P<stub2>libQnn\w{1,20}Stub\.so): cannot open shared object",
         Party.RUNTIME,
         "the stub library {stub} is missing beside libQnnHtp.so",
-        "add {stub} of the same QNN SDK to the runtime (farm runtime check --soc SOC)",
+        "add {stub} of the same QNN SDK to the runtime (farm setup runtime check --soc SOC)",
     ),
     _row(
         (
@@ -168,7 +168,7 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         r"signature verify start failed",
         Party.RUNTIME,
         "the DSP does not accept the signature of the skel",
-        "have it signed for this device (farm sign; docs/guides/lpai_and_signing.md), or use a device that accepts it",
+        "have it signed for this device (farm setup sign; docs/guides/lpai_and_signing.md), or use another device",
     ),
     _row(
         "adsprpc: untrusted app trying to offload to signed remote process",

@@ -252,5 +252,5 @@ def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np
         return bundle.reference(kind, sample, index)
     except (OSError, ValueError) as error:
         raise BundleError(
-            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: run 'farm cache prune --all --yes' and build again"
+            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: 'farm setup cache prune --all --yes', then build"
         ) from None

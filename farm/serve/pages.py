@@ -158,7 +158,7 @@ def devices_page(store: Store, address: Address) -> PageAnswer:
 
 
 def device_page(store: Store, address: Address, device: str) -> PageAnswer:
-    """Return one device, as `farm device show`, with its recent attempts and its drift."""
+    """Return one device, as `farm devices show`, with its recent attempts and its drift."""
     known = resolve_device(store, device, forgotten=True)
     events = store.devices.health_events(known.id, _EVENTS)
     lease = next((lease for lease in store.leases.all() if lease.device == known.id), None)

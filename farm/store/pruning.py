@@ -52,7 +52,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Pruning:
-    """What `farm prune` asks of the store; every method is one transaction, but for `sweep` and `shrink`."""
+    """What `farm runs prune` asks of the store; every method is one transaction, but for `sweep` and `shrink`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock

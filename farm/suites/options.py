@@ -58,7 +58,7 @@ def _check_direct(values: Mapping[str, Sequence[str]], backend: str) -> None:
     if len(modes) > 1:
         raise UsageError(
             f"{DIRECT_MODE} has files of its own on a device: run {DIRECT_MODE}=true and =false apart, or "
-            f"compare both with farm compare --options {DIRECT_MODE}=false --options {DIRECT_MODE}=true"
+            f"compare both with farm perf compare --options {DIRECT_MODE}=false --options {DIRECT_MODE}=true"
         )
     flags = [name for name in values if BACKENDS[backend].options[name].when == "run"]
     if "true" in modes and flags:

@@ -170,7 +170,7 @@ def test_smoke_passes_on_it_and_a_reboot_by_the_ladder_in_the_middle_costs_no_re
     assert len(verdicts) == SMOKE_JOBS
     assert all(attempts[-1] == "passed" for attempts in verdicts.values())
     assert sum(attempts.count("infra") for attempts in verdicts.values()) <= 2
-    events = board_home.json("device", "show", "board")["events"]
+    events = board_home.json("devices", "show", "board")["events"]
     steps = [one["reason"].split(": ", 1) for one in reversed(events) if one["event"] == RECOVERY]
     assert [step for step, _ in steps] == [Step.RECONNECT, Step.RESTART, Step.REBOOT]
     assert [result == "it answers again" for _, result in steps] == [False, False, True]

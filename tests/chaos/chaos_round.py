@@ -229,7 +229,7 @@ class Round:
                     if not self._struck & {*DEVICE_SIDE, "storage"}:
                         self._found("quarantined_locally", f"round {self._number}: {one.serial}: {one.health_reason}")
                     environment = self._home.environment(self._store.url, lab.environment if lab else {})
-                    words = ["device", "release", one.serial]
+                    words = ["devices", "unquarantine", one.serial]
                     self._home.start(words, environment, self._folder / "release.txt").wait(120)
 
     def _look_at_processes(self, lab: Lab | None) -> None:

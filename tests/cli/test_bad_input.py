@@ -42,13 +42,17 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         ((*RUN, "--junitxml", "/dev/null/a/b.xml"), 2, "/dev/null is no folder"),
         (("run", "--soc"), 2, "option '--soc' requires an argument"),
         (("history",), 2, "JOB is missing, an argument that is needed (farm history --help)"),
-        (("runtime", "check"), 2, "--soc is missing, an option that is needed (farm runtime check --help)"),
-        (("device", "shw"), 2, "unknown command 'shw': did you mean 'show'? (farm device --help lists them)"),
-        (("socs", "extra"), 2, "got unexpected extra argument"),
+        (
+            ("setup", "runtime", "check"),
+            2,
+            "--soc is missing, an option that is needed (farm setup runtime check --help)",
+        ),
+        (("devices", "shw"), 2, "unknown command 'shw': did you mean 'show'? (farm devices --help lists them)"),
+        (("devices", "socs", "extra"), 2, "got unexpected extra argument"),
         (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
         (("report",), 2, "there is no store yet"),
-        (("cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
-        (("cache", "prune"), 2, "one of --older AGE, --keep SIZE, --all"),
+        (("setup", "cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
+        (("setup", "cache", "prune"), 2, "one of --older AGE, --keep SIZE, --all"),
     ],
 )
 def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:
@@ -65,13 +69,16 @@ def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, s
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("confirm",),
-        ("confirm", "smoke/conv2d"),
-        ("bisect", "smoke/conv2d", "--good", "latest~1", "--bad", "latest"),
-        ("triage", "12", "--owner", "ada"),
-        ("baseline", "accept", "smoke/conv2d", "--note", "right"),
-        ("repro", "smoke/conv2d"),
-        ("prune", "--keep", "9d", "--yes"),
+        (
+            "perf",
+            "confirm",
+        ),
+        ("perf", "confirm", "smoke/conv2d"),
+        ("perf", "bisect", "smoke/conv2d", "--good", "latest~1", "--bad", "latest"),
+        ("alerts", "assign", "12", "--owner", "ada"),
+        ("alerts", "accept", "smoke/conv2d", "--note", "right"),
+        ("jobs", "rerun", "smoke/conv2d"),
+        ("runs", "prune", "--keep", "9d", "--yes"),
     ],
 )
 def test_what_asks_of_the_past_makes_no_store(home: FarmHome, arguments: tuple[str, ...]) -> None:
@@ -126,7 +133,7 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
     # What never began is no run to tell of.
     assert home.farm("status").stdout.startswith("no run yet")
     assert "latest: " in home.farm("report", "latest").stderr
-    assert "NEVER BEGAN" in home.farm("run", "list").stdout
+    assert "NEVER BEGAN" in home.farm("runs", "list").stdout
 
 
 @pytest.mark.parametrize("words", [("-v", "status"), ("status", "--verbose")])
@@ -161,23 +168,23 @@ def test_virtual_is_one_without_a_number(home: FarmHome, words: tuple[str, ...],
     [
         ("run", ("--soc", "SM8650", "--suite", "smoke", "--virtual", "0"), "leave --virtual out for attached ones"),
         ("run", ("--soc", "SM8650", "--suite", "smoke", "--virtual", "two"), "--virtual takes a number, not 'two'"),
-        ("repro", ("--virtual=0", "smoke/conv2d"), "leave --virtual out for attached ones"),
-        ("confirm", ("--virtual", "smoke/conv2d"), "there is no store yet"),
-        ("confirm", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
-        ("repro", ("--virtual", "smoke/conv2d"), "there is no store yet"),
-        ("repro", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
-        ("repro", ("--virtual", "2", "smoke/conv2d"), "--virtual: 2 is not in the range 0<=x<=1"),
+        ("jobs rerun", ("--virtual=0", "smoke/conv2d"), "leave --virtual out for attached ones"),
+        ("perf confirm", ("--virtual", "smoke/conv2d"), "there is no store yet"),
+        ("perf confirm", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
+        ("jobs rerun", ("--virtual", "smoke/conv2d"), "there is no store yet"),
+        ("jobs rerun", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
+        ("jobs rerun", ("--virtual", "2", "smoke/conv2d"), "--virtual: 2 is not in the range 0<=x<=1"),
         ("debug", ("--virtual", "smoke/conv2d"), "has no target"),
-        ("sql", ("--timeout", "5m", "SELECT 1"), "there is no store yet"),
-        ("sql", ("--timeout", "300", "SELECT 1"), "there is no store yet"),
-        ("sql", ("--timeout", "2d", "SELECT 1"), "--timeout: '2d' is not in the range from 1 to 86400 s"),
-        ("sql", ("--timeout", "soon", "SELECT 1"), "expected a time such as 90s, 10m or 1h30m, or seconds"),
-        ("prune", ("--keep", "1h30m", "--dry-run"), "there is no store yet"),
-        ("prune", ("--keep", "9d", "--dry-run", "--yes"), "leave one of them out"),
-        ("cache", ("prune", "--older", "2w", "--dry-run", "--yes"), "leave one of them out"),
+        ("data sql", ("--timeout", "5m", "SELECT 1"), "there is no store yet"),
+        ("data sql", ("--timeout", "300", "SELECT 1"), "there is no store yet"),
+        ("data sql", ("--timeout", "2d", "SELECT 1"), "--timeout: '2d' is not in the range from 1 to 86400 s"),
+        ("data sql", ("--timeout", "soon", "SELECT 1"), "expected a time such as 90s, 10m or 1h30m, or seconds"),
+        ("runs prune", ("--keep", "1h30m", "--dry-run"), "there is no store yet"),
+        ("runs prune", ("--keep", "9d", "--dry-run", "--yes"), "leave one of them out"),
+        ("setup cache", ("prune", "--older", "2w", "--dry-run", "--yes"), "leave one of them out"),
     ],
 )
 def test_options_of_one_kind_are_taken_alike(home: FarmHome, command: str, words: tuple[str, ...], says: str) -> None:
-    done = home.farm(command, *words)
+    done = home.farm(*command.split(), *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr

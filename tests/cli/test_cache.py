@@ -1,4 +1,4 @@
-"""`farm cache`, and what compiles left that were ended."""
+"""`farm setup cache`, and what compiles left that were ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_path: Path) -> None:
     home = FarmHome.make(tmp_path / "cache", tmp_path)
-    assert home.farm("cache").stdout == f"0 bundles, 0 B in {home.cache}\n"
+    assert home.farm("setup", "cache").stdout == f"0 bundles, 0 B in {home.cache}\n"
     partial = home.cache / "bundles" / "aa" / f"{'a' * 64}.xyz.partial"
     builder = home.cache / "builders" / "killed"
     for folder in (partial, builder / "deep"):
@@ -24,20 +24,20 @@ def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_
     # As a process leaves it that was killed: nobody holds it.
     (home.cache / "builders" / "killed.lock").touch()
     with own_folder(tmp_path / "elsewhere", "killed"), own_folder(home.cache / "virtual", "of a run"):
-        shown = home.farm("cache", "show")
+        shown = home.farm("setup", "cache", "show")
         total = "2 folders that compiles left, with 2 files, 3.0 kB"
-        assert f"{total}: 'farm cache prune --older 30d --yes' and the next compile remove them" in shown.stdout
-        listed = json.loads(home.farm("cache", "show", "--json").stdout)["leftovers"]
+        assert f"{total}: 'farm setup cache prune --older 30d --yes' and the next compile remove them" in shown.stdout
+        listed = json.loads(home.farm("setup", "cache", "show", "--json").stdout)["leftovers"]
         assert [(one["path"], one["files"], one["nbytes"]) for one in listed] == [
             (str(partial), 1, 1500),
             (str(builder), 1, 1500),
         ]
-        dry = home.farm("cache", "prune", "--older", "30d", "--dry-run")
-        again = "farm cache prune --older 30d --yes"
+        dry = home.farm("setup", "cache", "prune", "--older", "30d", "--dry-run")
+        again = "farm setup cache prune --older 30d --yes"
         assert dry.stdout == f"would remove 0 bundles, 0 B, and {total}\nnothing was removed; to remove it: {again}\n"
         assert partial.is_dir()
         # A script of before has no --yes, and no terminal.
-        done = home.farm("cache", "prune", "--older", "30d")
+        done = home.farm("setup", "cache", "prune", "--older", "30d")
         assert done.stdout == f"removed 0 bundles, 0 B, and {total}\n"
         assert "add --yes" in done.stderr
         assert not partial.exists()
@@ -45,6 +45,6 @@ def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_
         assert (home.cache / "virtual" / "of a run").is_dir()
     with own_folder(home.cache / "builders", "living") as living:
         (living / "file").touch()
-        assert "that compiles left" not in home.farm("cache", "show").stdout
-        assert home.farm("cache", "prune", "--all", "--yes").stdout == "removed 0 bundles, 0 B\n"
+        assert "that compiles left" not in home.farm("setup", "cache", "show").stdout
+        assert home.farm("setup", "cache", "prune", "--all", "--yes").stdout == "removed 0 bundles, 0 B\n"
         assert (living / "file").exists()

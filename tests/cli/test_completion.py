@@ -86,7 +86,7 @@ def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     ("words", "among"),
     [
         (("his",), {"history"}),
-        (("device", "sh"), {"show"}),
+        (("devices", "sh"), {"show"}),
         (("run", "--soc", "sm86"), {"SM8650"}),
         (("run", "--suite", ""), {"own_ops", "quantized_ops", "smoke"}),
         (("history", "own"), {"own_ops/"}),
@@ -101,13 +101,12 @@ def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         (("run", "--backend", "x"), {"xnnpack"}),
         (("run", "--precision", "16a8"), {"16a8w"}),
         (("virtual", "fault", "x", "st"), {"stall"}),
-        (("export", "--format", "ct"), {"ctrf"}),
-        (("completion", ""), {"bash", "zsh", "fish"}),
+        (("data", "export", "--format", "ct"), {"ctrf"}),
+        (("setup", "completion", ""), {"bash", "zsh", "fish"}),
         (("suites", "own"), {"own_ops"}),
         (("suites", "smoke", "own"), {"own_ops"}),
         (("suites", "tune", "own_ops/"), {"own_ops/tanh"}),
-        (("run", ""), {"list", "delete"}),
-        (("run", "delete", "be"), {"before_the_pass"}),
+        (("runs", "delete", "be"), {"before_the_pass"}),
     ],
 )
 def test_a_tab_offers_what_there_is(offered: Callable[..., list[str]], words: tuple[str, ...], among: set[str]) -> None:
@@ -154,7 +153,7 @@ def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
     (stocked.cwd / "gone_suite").mkdir()
     (stocked.cwd / "gone_suite" / "reluS").touch()
     script = (
-        'eval "$(farm completion bash)"; COMP_WORDS=(farm show "gone_suite/relu["); COMP_CWORD=2; '
+        'eval "$(farm setup completion bash)"; COMP_WORDS=(farm show "gone_suite/relu["); COMP_CWORD=2; '
         '_farm_completion farm; printf "%s\\n" "${COMPREPLY[@]}"; complete -p farm; '
         'COMP_WORDS=(farm report ""); PATH=/usr/bin; _farm_completion farm; echo "none: ${#COMPREPLY[@]}"'
     )
@@ -173,7 +172,7 @@ def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_theirs(stocked: FarmHome, shell: str) -> None:
-    done = stocked.farm("completion", shell, code=0)
+    done = stocked.farm("setup", "completion", shell, code=0)
     assert f"{shell}_complete" in done.stdout
     if shutil.which(shell):
         checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""`farm adb` and `farm connect`: a leased device of another adb server under the user's own adb, and not after it."""
+"""`farm devices adb` and `farm devices connect`: a leased device of another adb server under the user's own adb."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def store(home: FarmHome) -> Iterator[Store]:
 
 
 class Connected:
-    """`farm connect` that stays, as a user has it in a terminal."""
+    """`farm devices connect` that stays, as a user has it in a terminal."""
 
     def __init__(self, home: FarmHome, servers: TwoServers, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "farm.cli.main", "connect", *words],
+            [sys.executable, "-m", "farm.cli.main", "devices", "connect", *words],
             env={**home.env, **servers.env},
             cwd=home.cwd,
             stdin=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ def test_adb_runs_on_the_leased_device_and_its_output_and_exit_code_are_handed_o
     attic: FarmHome, servers: TwoServers, store: Store
 ) -> None:
     script = "getprop ro.soc.model; cat; echo bad >&2; exit 7"
-    done = attic.farm("adb", NAME, "--", "shell", script, env=servers.env, stdin="in\n")
+    done = attic.farm("devices", "adb", NAME, "--", "shell", script, env=servers.env, stdin="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (7, "SM8650\nin\n", "bad\n")
     assert store.leases.all() == []
     assert servers.listed() == []
@@ -164,16 +164,16 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
         assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
-    assert "unknown device or SoC 'nobody'" in refused("connect", "nobody")
+    assert "unknown device or SoC 'nobody'" in refused("devices", "connect", "nobody")
     token = store.leases.request(
         [NAME], count=1, user="bob", host="desk", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
     )
     assert store.leases.poll(token, ttl_s=60)
-    for command in (("adb", NAME, "--", "shell"), ("connect", NAME)):
+    for command in (("devices", "adb", NAME, "--", "shell"), ("devices", "connect", NAME)):
         said = refused(*command, code=4)
         assert f"{NAME} is used by bob since " in said
         assert "wait for it with --wait 10m" in said
-    assert "no devices are reserved for you" in refused("connect")
+    assert "no devices are reserved for you" in refused("devices", "connect")
 
 
 @pytest.mark.whole
@@ -185,7 +185,11 @@ def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoSe
             f"[[device]]\nssh = '{address.user}@{address.host}:{address.port}'\nstorage = '{address.storage}'\n"
             f"key_file = '{address.key_file}'\nknown_hosts = '{address.known_hosts}'\n"
         )
-        for command in (("adb", "board-7", "--", "shell"), ("connect", "board-7"), ("connect", "QCS9100")):
+        for command in (
+            ("devices", "adb", "board-7", "--", "shell"),
+            ("devices", "connect", "board-7"),
+            ("devices", "connect", "QCS9100"),
+        ):
             done = home.farm(*command, env=servers.env, code=2)
             assert "board-7@127.0.0.1 hangs on no adb server" in done.stderr
             assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
@@ -209,7 +213,7 @@ def test_the_users_own_adb_has_the_device_until_ctrl_c(
             assert moved.returncode == 0, moved.stderr
         assert (tmp_path / "back").read_bytes() == data
         (lease,) = store.leases.all()
-        assert (lease.pid, lease.purpose) == (connected.process.pid, "farm connect")
+        assert (lease.pid, lease.purpose) == (connected.process.pid, "farm devices connect")
         # It is there once, where it hangs: nobody gets it by its other name.
         found = json.loads(attic.farm("devices", "--json", env=servers.env).stdout)
         assert [one["serial"] for one in found["devices"]] == [SERIAL]
@@ -230,8 +234,8 @@ def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers
         ) as shell:
             assert shell.stdout is not None
             assert shell.stdout.readline() == b"up\n"
-            done = attic.farm("release", NAME, "--force", env=servers.env)
-            assert done.stdout == f"{NAME} is given back; 'farm connect' of {lease.user} is being ended\n"
+            done = attic.farm("devices", "release", NAME, "--force", env=servers.env)
+            assert done.stdout == f"{NAME} is given back; 'farm devices connect' of {lease.user} is being ended\n"
             code, errors = connected.end()
             assert shell.wait(timeout=SECONDS) != 0
     assert (code, servers.listed()) == (4, [])
@@ -278,12 +282,14 @@ def test_a_command_has_the_device_and_hands_on_its_exit_code(
 ) -> None:
     lease = f'"{sys.executable}" -m farm.cli.main lease SM8650 --no-wait'
     script = f'"{find_adb()}" shell getprop ro.soc.model; echo "$ANDROID_SERIAL"; {lease}; exit 9'
-    done = attic.farm("connect", "SM8650", "--", "sh", "-c", script, env=servers.env)
+    done = attic.farm("devices", "connect", "SM8650", "--", "sh", "-c", script, env=servers.env)
     model, name = done.stdout.split()
     assert (done.returncode, model, name.split(":")[0]) == (9, "SM8650", "127.0.0.1"), done.stderr
     # Without the variable it would be any other SM8650.
-    assert f"ANDROID_SERIAL names {name}, and 'farm connect' has the device leased under that name" in done.stderr
-    done = attic.farm("connect", NAME, "--", "no-such-program", env=servers.env)
+    assert (
+        f"ANDROID_SERIAL names {name}, and 'farm devices connect' has the device leased under that name" in done.stderr
+    )
+    done = attic.farm("devices", "connect", NAME, "--", "no-such-program", env=servers.env)
     assert (done.returncode, "there is no no-such-program" in done.stderr) == (2, True), done.stderr
     assert store.leases.all() == []
     assert servers.listed() == []
@@ -300,10 +306,10 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
             f'ssh = "{getpass.getuser()}@127.0.0.1:{board.port}"\n'
             f'key_file = "{board.folder}/user_key"\nknown_hosts = "{board.known_hosts}"\n'
         )
-        home.farm("adb", NAME, "--", "shell", "exit 5", env=servers.env, code=5)
-        done = home.farm("adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env, code=2)
+        home.farm("devices", "adb", NAME, "--", "shell", "exit 5", env=servers.env, code=5)
+        done = home.farm("devices", "adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env, code=2)
         assert f"forward would open a port on attic, where the adb server of {NAME} runs" in done.stderr
-        assert f"'farm connect {NAME}'" in done.stderr
+        assert f"'farm devices connect {NAME}'" in done.stderr
         with Connected(home, servers, NAME) as connected:
             assert servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6
             # It would end at a port of the other machine.
@@ -322,7 +328,7 @@ def test_a_device_of_the_users_own_server_is_held_and_called_what_adb_calls_it(
 ) -> None:
     own = {"ANDROID_ADB_SERVER_PORT": str(servers.far.port)}
     script = f'"{find_adb()}" shell getprop ro.soc.model'
-    done = home.farm("connect", SERIAL, "--", "sh", "-c", script, env=own)
+    done = home.farm("devices", "connect", SERIAL, "--", "sh", "-c", script, env=own)
     assert (done.returncode, done.stdout) == (0, "SM8650\n"), done.stderr
     assert len(servers.far.attached()) == 1
 

@@ -1,4 +1,4 @@
-"""`farm coverage` of a store with runs of a suite of one's own."""
+"""`farm jobs coverage` of a store with runs of a suite of one's own."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
     with store:
         record(store, suite, 0, {RELU: Verdict.FAILED, CONV: Verdict.PASSED})
         newest = record(store, suite, 1, {RELU: Verdict.PASSED})
-        done = home.farm("coverage", "--soc", "sm8650", "--suite", "./mine", "--markdown", "docs/table.md")
-        of_run = home.farm("coverage", "--soc", "SM8650", "--run", newest, "--json")
+        done = home.farm("jobs", "coverage", "--soc", "sm8650", "--suite", "./mine", "--markdown", "docs/table.md")
+        of_run = home.farm("jobs", "coverage", "--soc", "SM8650", "--run", newest, "--json")
     assert (done.returncode, done.stderr) == (0, "written: docs/table.md\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
     found = rows(done.stdout)
@@ -105,7 +105,7 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
     assert "2 results of 2 runs, on hardware, QNN 2.51" in done.stdout
 
     page = (home.cwd / "docs" / "table.md").read_text()
-    assert page.startswith("<!-- Made by `farm coverage --soc sm8650 --suite ./mine --markdown docs/table.md`")
+    assert page.startswith("<!-- Made by `farm jobs coverage --soc sm8650 --suite ./mine --markdown docs/table.md`")
     assert "| conv | ◷ 1 [^1] | · 1 |" in page
     assert "* rand: it has no reference" in page
 
@@ -125,8 +125,8 @@ def test_a_case_that_was_changed_is_stale_until_it_has_run(home: FarmHome, store
     with store:
         run_id = record(store, suite, 0, {RELU: Verdict.PASSED})
         (suite / "suite.toml").write_text(MANIFEST.replace("shape = [1, 3] ", "shape = [1, 4] "))
-        now = home.farm("coverage", "--soc", "SM8650", "--suite", "./mine")
-        then = home.farm("coverage", "--soc", "SM8650", "--suite", "./mine", "--run", run_id)
+        now = home.farm("jobs", "coverage", "--soc", "SM8650", "--suite", "./mine")
+        then = home.farm("jobs", "coverage", "--soc", "SM8650", "--suite", "./mine", "--run", run_id)
     assert rows(now.stdout)["relu"][0] == "◷"
     assert "passed, but the case has changed since" in now.stdout
     assert rows(then.stdout)["relu"][0] == "✓"
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     with store:
         record(store, suite, 0, {RELU: Verdict.PASSED})
-    done = home.farm("coverage", *arguments)
+    done = home.farm("jobs", "coverage", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr.splitlines()[-1]
 
@@ -172,13 +172,13 @@ def test_the_soc_may_be_left_out_where_there_are_results_on_one_alone(store: Sto
 def test_a_suite_that_says_nonsense_of_itself_is_named(home: FarmHome, store: Store, suite: Path) -> None:
     (suite / "operators.json").write_text('{"cases": []}')
     with store:
-        done = home.farm("coverage", "--soc", "SM8650", "--suite", "./mine")
+        done = home.farm("jobs", "coverage", "--soc", "SM8650", "--suite", "./mine")
     assert (done.returncode, done.stdout) == (2, "")
     assert "mine/operators.json: Expected `object`" in done.stderr
 
 
 def test_without_a_store_it_says_how_to_make_one_and_makes_none(home: FarmHome) -> None:
-    done = home.farm("coverage", "--soc", "SM8650", code=2)
+    done = home.farm("jobs", "coverage", "--soc", "SM8650", code=2)
     assert f"there is no store yet: '{FIRST_RUN}' makes one" in done.stderr
     assert not home.state.exists()
 
@@ -188,7 +188,7 @@ def test_it_imports_neither_torch_nor_executorch(home: FarmHome, store: Store, s
         record(store, suite, 0, {RELU: Verdict.PASSED})
     code = (
         "import sys\nfrom farm.cli.main import main\n"
-        "sys.argv = ['farm', 'coverage', '--soc', 'SM8650', '--suite', './mine']\n"
+        "sys.argv = ['farm', 'jobs', 'coverage', '--soc', 'SM8650', '--suite', './mine']\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         "assert not {'torch', 'executorch', 'numpy'} & set(sys.modules)\n"
     )

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from farm.base.errors import UnknownNameError
 from farm.base.processes import Supervisor
 from farm.cli.devices.compact import compact_lines, waiting_lines
-from farm.cli.devices.device import command as device_command
+from farm.cli.devices.device import show_command
 from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import AdbAddress, Device, Unusable
@@ -117,7 +117,7 @@ def test_both_addresses_of_a_phone_are_shown_and_name_it(tmp_path: Path) -> None
     with open_store(f"sqlite:///{tmp_path / 'farm.db'}") as store:
         store.devices.see([Seen(phone, "device", status)])
     for name in ("2233fd19", "192.168.1.20:5555"):
-        shown = CliRunner().invoke(device_command, ["show", name, "--config", str(tmp_path / "farm.toml")])
+        shown = CliRunner().invoke(show_command, [name, "--config", str(tmp_path / "farm.toml")])
         assert "at 2233fd19, also at 192.168.1.20:5555" in shown.output, shown.exception
 
 
@@ -227,19 +227,19 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
         (("name", SERIAL, "SM8650"), "is an SoC"),
         (("label", SERIAL, "a b"), "cannot be a label"),
     ):
-        refused = home.farm("device", *words, env=env)
+        refused = home.farm("devices", *words, env=env)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert said in refused.stderr
         assert refused.stderr.rstrip("\n").isprintable()
-    assert home.farm("device", "name", SERIAL, "left", env=env).returncode == 0
-    assert home.farm("device", "out", SERIAL, "--note", "\x1b[31mcracked", env=env).returncode == 0
+    assert home.farm("devices", "name", SERIAL, "left", env=env).returncode == 0
+    assert home.farm("devices", "disable", SERIAL, "--note", "\x1b[31mcracked", env=env).returncode == 0
     inject(root, Fault("unauthorized"))
     deadline = time.monotonic() + 60
     while "unauthorized" not in (done := home.farm("devices", "left", env=env)).stdout:
         assert time.monotonic() < deadline, done
     assert len(done.stdout.splitlines()) == 3
     assert "accept 'Allow USB debugging'" in done.stdout
-    shown = home.farm("device", "show", "left", env=env).stdout
+    shown = home.farm("devices", "show", "left", env=env).stdout
     assert "cracked" in shown
     assert "\x1b" not in done.stdout + shown
 
@@ -270,16 +270,13 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
     with open_store(home.state / "farm.db") as store:
         [device] = store.devices.all()
         store.devices.record_health(HealthEvent(device.id, "gave_up", "quarantined", "it was gone"))
-    said = home.farm("device", "unquarantine", "left", env=env).stdout
+    said = home.farm("devices", "unquarantine", "left", env=env).stdout
     assert said == "left is suspect: released from quarantine: a canary has to pass first\n"
-    # As it was called before.
-    assert home.farm("device", "release", "left", env=env).stdout == "left is not in quarantine: it is suspect\n"
-    assert "release" not in CliRunner().invoke(device_command, ["--help"]).output
-    assert "farm device out" in home.farm("device", "quarantine", "left", env=env, code=2).stderr
-    assert home.farm("device", "forget", "left", env=env).returncode == 0
-    assert home.farm("device", "in", SERIAL, env=env).returncode == 2
+    assert "farm devices disable" in home.farm("devices", "quarantine", "left", env=env, code=2).stderr
+    assert home.farm("devices", "forget", "left", env=env).returncode == 0
+    assert home.farm("devices", "enable", SERIAL, env=env).returncode == 2
     assert "left" not in home.farm("devices", env=env).stdout
-    assert "forgotten on " in home.farm("device", "show", SERIAL, env=env).stdout
+    assert "forgotten on " in home.farm("devices", "show", SERIAL, env=env).stdout
 
 
 def test_absent_devices_are_listed_last_in_the_order_of_their_serials() -> None:

@@ -307,7 +307,7 @@ def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> No
     assert "tokens/s after it" in shown.stdout
 
     # The script that needs adb alone generates the same: its files are for this machine.
-    home.farm("repro", "exec/hybrid", "--run", said["run"], "--script", "script", code=0)
+    home.farm("jobs", "rerun", "exec/hybrid", "--run", said["run"], "--script", "script", code=0)
     device = home.cwd / "script" / "device"
     subprocess.run(["sh", device / "run.sh"], check=True, capture_output=True, timeout=120)
     assert (device / "exit_code").read_text() == "0\n"

@@ -1,4 +1,4 @@
-"""`farm export` and `farm import`: between stores, into files, through pipes; and what is said when it cannot be."""
+"""`farm data export` and `farm data import`: between stores, into files, through pipes; and their refusals."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def history(home: FarmHome) -> str:
 def test_all_runs_go_into_another_store_once(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
     there, (first, killed, last) = source
     file = home.cwd / "out" / "runs.jsonl"
-    done = there.farm("export", "--all", "--unfinished", "-o", str(file))
+    done = there.farm("data", "export", "--all", "--unfinished", "-o", str(file))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"export: {file}\n")
     assert list(file.parent.iterdir()) == [file]
 
-    imported = home.farm("import", str(file), code=0)
+    imported = home.farm("data", "import", str(file), code=0)
     assert imported.stdout.splitlines() == [
         f"imported {first}: 1 job, 1 attempt",
         f"imported {killed}: 1 job, 1 attempt, not finished",
@@ -69,28 +69,28 @@ def test_all_runs_go_into_another_store_once(source: tuple[FarmHome, list[str]],
         "3 runs imported, 0 were there already",
     ]
     assert history(home) == history(there)
-    again = json.loads(home.farm("import", str(file), str(file), "--json").stdout)
+    again = json.loads(home.farm("data", "import", str(file), str(file), "--json").stdout)
     assert again == {"schema": 1, "imported": [], "present": [first, killed, last]}
 
 
 def test_a_pipe_is_as_good_as_a_file(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
     there, (first, killed, last) = source
-    out = there.farm("export", "--since", "2020-01-01")
+    out = there.farm("data", "export", "--since", "2020-01-01")
     assert out.stderr == f"farm: not finished, and left out: {killed}; --unfinished writes them as they stand\n"
     # Nobody's terminal is commanded by what a device said.
     assert not {"\x1b", "\x9b"} & set(out.stdout)
-    command = [sys.executable, "-m", "farm.cli.main", "import", "-"]
+    command = [sys.executable, "-m", "farm.cli.main", "data", "import", "-"]
     done = subprocess.run(
         command, input=out.stdout, env=home.env, cwd=home.cwd, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[-1] == "2 runs imported, 0 were there already", done.stderr
-    named = home.farm("export", first, last, first)
+    named = home.farm("data", "export", first, last, first)
     assert named.stdout == out.stdout
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(source: tuple[FarmHome, list[str]]) -> None:
     there, _ = source
-    command = [sys.executable, "-m", "farm.cli.main", "export", "--all", "--unfinished"]
+    command = [sys.executable, "-m", "farm.cli.main", "data", "export", "--all", "--unfinished"]
     with subprocess.Popen(
         command, env=there.env, cwd=there.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -106,30 +106,34 @@ def test_the_other_formats_are_of_one_run(source: tuple[FarmHome, list[str]], ho
     there, (_, killed, last) = source
     written_to = {form: home.cwd / f"run.{form}" for form in ("ctrf", "junit", "hud", "trace")}
     for form, file in written_to.items():
-        done = there.farm("export", killed[:15], "--format", form, "--output", str(file))
+        done = there.farm("data", "export", killed[:15], "--format", form, "--output", str(file))
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert json.loads(written_to["ctrf"].read_text())["results"]["summary"]["passed"] == 1
     assert ET.parse(written_to["junit"]).getroot().get("name") == f"farm run {killed}"  # noqa: S314 - our own output
     assert json.loads(written_to["hud"].read_text()) == []
     assert json.loads(written_to["trace"].read_text())["otherData"]["run"] == killed
-    latest = json.loads(there.farm("export", "--format", "ctrf").stdout)
+    latest = json.loads(there.farm("data", "export", "--format", "ctrf").stdout)
     assert latest["results"]["environment"]["reportName"] == last
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("export", "nonsense"), 2, "unknown run 'nonsense'"),
-        (("export", "latest", "--all"), 2, "say which runs: RUN..., or --all, or --since TIME"),
-        (("export", "--all", "--format", "hud"), 2, "--format hud is of one run: name one, or use --format jsonl"),
-        (("export", "latest", "latest~1", "--format", "junit"), 2, "--format junit is of one run"),
-        (("export", "--unfinished"), 2, "--unfinished goes with --all or --since"),
-        (("export", "--since", "a while"), 2, "--since 'a while': expected an age, such as 12h or 7d"),
-        (("export", "-o", "/proc/x/runs.jsonl"), 2, "cannot write /proc/x/runs.jsonl"),
-        (("export", "--format", "pdf"), 2, "'pdf' is not one of"),
-        (("import", "nowhere.jsonl"), 2, "nowhere.jsonl: cannot be read: No such file"),
-        (("import", "/proc/self/status"), 2, "/proc/self/status:1: "),
-        (("import", "-"), 2, "standard input:1: is no export of farm"),
+        (("data", "export", "nonsense"), 2, "unknown run 'nonsense'"),
+        (("data", "export", "latest", "--all"), 2, "say which runs: RUN..., or --all, or --since TIME"),
+        (
+            ("data", "export", "--all", "--format", "hud"),
+            2,
+            "--format hud is of one run: name one, or use --format jsonl",
+        ),
+        (("data", "export", "latest", "latest~1", "--format", "junit"), 2, "--format junit is of one run"),
+        (("data", "export", "--unfinished"), 2, "--unfinished goes with --all or --since"),
+        (("data", "export", "--since", "a while"), 2, "--since 'a while': expected an age, such as 12h or 7d"),
+        (("data", "export", "-o", "/proc/x/runs.jsonl"), 2, "cannot write /proc/x/runs.jsonl"),
+        (("data", "export", "--format", "pdf"), 2, "'pdf' is not one of"),
+        (("data", "import", "nowhere.jsonl"), 2, "nowhere.jsonl: cannot be read: No such file"),
+        (("data", "import", "/proc/self/status"), 2, "/proc/self/status:1: "),
+        (("data", "import", "-"), 2, "standard input:1: is no export of farm"),
     ],
 )
 def test_what_cannot_be_is_said_in_the_last_line(
@@ -143,7 +147,7 @@ def test_what_cannot_be_is_said_in_the_last_line(
 
 def test_a_file_that_is_no_export_makes_no_store(home: FarmHome) -> None:
     (home.cwd / "bad.jsonl").write_text('{"kind":"farm-export","layout":4,"farm":"9"}\n')
-    done = home.farm("import", "bad.jsonl", code=2)
+    done = home.farm("data", "import", "bad.jsonl", code=2)
     expected = "bad.jsonl:1: is of a newer farm (layout 4, this one knows 3): update farm; nothing was imported"
     assert done.stderr == f"farm: {expected}\n"
     assert not home.state.exists()
@@ -159,12 +163,12 @@ def test_a_huge_line_is_refused_before_it_takes_the_memory(
     source: tuple[FarmHome, list[str]], home: FarmHome, value: str, count: int, says: str
 ) -> None:
     there, (first, _, _) = source
-    *lines, attempt = there.farm("export", first).stdout.splitlines()
+    *lines, attempt = there.farm("data", "export", first).stdout.splitlines()
     before, sample, after = attempt.partition('"samples":[')
     assert sample
     with (home.cwd / "huge.jsonl").open("w", encoding="utf-8") as file:
         file.write("\n".join([*lines, before + sample]) + value * count + after + "\n")
-    with home.running("import", "huge.jsonl") as process:
+    with home.running("data", "import", "huge.jsonl") as process:
         # Of addresses, most of which an interpreter and its libraries have without using them.
         resource.prlimit(process.pid, resource.RLIMIT_AS, (1200 << 20, 1200 << 20))
         printed = process.communicate()[0]
@@ -175,9 +179,9 @@ def test_a_huge_line_is_refused_before_it_takes_the_memory(
 
 
 def test_an_export_of_nothing_says_so(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
-    done = source[0].farm("export", "--since", "2999-01-01", "-o", str(home.cwd / "none.jsonl"), code=0)
+    done = source[0].farm("data", "export", "--since", "2999-01-01", "-o", str(home.cwd / "none.jsonl"), code=0)
     assert done.stderr.splitlines()[0] == "farm: there is no such run: the export is empty"
-    assert home.farm("import", "none.jsonl").stdout == "0 runs imported, 0 were there already\n"
+    assert home.farm("data", "import", "none.jsonl").stdout == "0 runs imported, 0 were there already\n"
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_heap_runs_show_numbers_and_debug_runs_are_no_history(home: FarmHome, st
         record(store, 2, {**USUAL, "debug": "intermediate outputs"}, LATENCY)
     assert (only_debugged.returncode, only_debugged.stdout) == (0, "")
     assert only_debugged.stderr == (
-        "farm: s/c has no history yet: no attempt that counts: 'farm run list' lists the runs\n"
+        "farm: s/c has no history yet: no attempt that counts: 'farm runs list' lists the runs\n"
     )
     done = home.farm("history", "s/c")
     lines = done.stdout.splitlines()
@@ -170,11 +170,13 @@ def test_a_question_in_sql_is_answered_as_table_csv_or_json(home: FarmHome, stor
         record(store, 0, USUAL, counter)
         record(store, 1, USUAL, counter)
     query = "SELECT host, count(*) AS runs, '\x1b[31m' AS red FROM run GROUP BY host"
-    table = home.farm("sql", query, code=0)
+    table = home.farm("data", "sql", query, code=0)
     assert [line.split()[:2] for line in table.stdout.splitlines()] == [["host", "runs"], ["bench", "2"]]
     assert "\x1b" not in table.stdout
-    assert home.farm("sql", "SELECT id FROM run ORDER BY 1", "--csv", "--limit", "1").stdout.startswith("id\n2026")
-    answer = json.loads(home.farm("sql", "-", "--json", stdin="SELECT samples FROM counter LIMIT 1").stdout)
+    assert home.farm("data", "sql", "SELECT id FROM run ORDER BY 1", "--csv", "--limit", "1").stdout.startswith(
+        "id\n2026"
+    )
+    answer = json.loads(home.farm("data", "sql", "-", "--json", stdin="SELECT samples FROM counter LIMIT 1").stdout)
     assert answer["rows"] == [["00f0ffffffffffff"]]
 
 
@@ -182,10 +184,10 @@ def test_sql_changes_nothing_and_errors_are_one_line(home: FarmHome, store: Stor
     with store:
         record(store, 0, USUAL, HEAP)
     for query in ("DELETE FROM run", "selct", "", "SELECT nothing FROM run", "SELECT 1; SELECT 2"):
-        done = home.farm("sql", query, code=2)
+        done = home.farm("data", "sql", query, code=2)
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1
-    assert home.farm("sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n1\n"
+    assert home.farm("data", "sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n1\n"
 
 
 def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> None:
@@ -259,6 +261,6 @@ def test_asking_the_store_loads_nothing_that_takes_long(home: FarmHome, store: S
         "heavy = {'sqlalchemy.orm', 'alembic', 'numpy', 'scipy', 'torch', 'jinja2', 'rich', 'pytest', 'starlette'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    for arguments in (["history", "s/c"], ["status"], ["triage"]):
+    for arguments in (["history", "s/c"], ["status"], ["alerts", "list"]):
         command = [sys.executable, "-c", script, *arguments]
         run_program(command, env=home.env)

@@ -55,7 +55,13 @@ def test_errors_of_a_manifest_are_one_line_that_a_terminal_does_not_obey(home: F
 
 
 def test_what_was_typed_comes_back_visible(home: FarmHome) -> None:
-    for arguments in (("suites", EVIL), ("run", "--soc", EVIL), (EVIL,), ("suites", f"--{EVIL}"), ("sql", EVIL)):
+    for arguments in (
+        ("suites", EVIL),
+        ("run", "--soc", EVIL),
+        (EVIL,),
+        ("suites", f"--{EVIL}"),
+        ("data", "sql", EVIL),
+    ):
         done = home.farm(*arguments)
         assert done.returncode, done.stderr
         assert not OBEYED.search(done.stderr + done.stdout), arguments
@@ -69,13 +75,18 @@ def test_rows_of_a_store_are_printed_visible(home: FarmHome, form: str) -> None:
         # By somebody who writes the rows of a shared store by hand.
         update = text("UPDATE run SET user_name = :evil, host = 'a,b' || char(10) || 'c'")
         store._database.write(lambda connection: connection.execute(update, {"evil": EVIL}))
-    done = home.farm("sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run", code=0)  # noqa: S608
+    done = home.farm("data", "sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run", code=0)  # noqa: S608
     assert not OBEYED.search(done.stdout)
     if form == "--json":
         assert json.loads(done.stdout)["rows"] == [[EVIL, "a,b\nc"]]
     if form == "--csv":
         assert done.stdout.endswith(',"a,b\nc"\n')
         assert "␛[31m" in done.stdout
-    for arguments in (("status",), ("status", "--json"), ("prune", "--keep", "1"), ("report", run_id, "--json")):
+    for arguments in (
+        ("status",),
+        ("status", "--json"),
+        ("runs", "prune", "--keep", "1"),
+        ("report", run_id, "--json"),
+    ):
         done = home.farm(*arguments)
         assert not OBEYED.search(done.stderr + done.stdout), arguments

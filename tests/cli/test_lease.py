@@ -1,4 +1,4 @@
-"""`farm lease`, `farm release` and `farm shell`, on virtual devices behind a real adb server."""
+"""`farm lease`, `farm devices release` and `farm shell`, on virtual devices behind a real adb server."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     said = ada.says("lease", "sm8650", "--for", "2h")
     assert f"{FIRST} (SM8650, virtual) is yours until " in said
     assert f"farm shell {FIRST}" in said
-    assert f"farm release {FIRST}" in said
+    assert f"farm devices release {FIRST}" in said
     # By what the user's own adb finds it, and where.
-    assert re.search(rf"farm connect {FIRST} +your own adb on it: \S+, port \d+\n", said)
+    assert re.search(rf"farm devices connect {FIRST} +your own adb on it: \S+, port \d+\n", said)
 
     said = bob.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is reserved for ada until " in said
@@ -120,13 +120,13 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     assert (mine.reserved_for, mine.token) == ("ada", "")
 
     store.devices.set_name(SECOND, "desk", None)
-    assert "desk is reserved for bob until" in ada.is_refused("release", "desk", code=2)
+    assert "desk is reserved for bob until" in ada.is_refused("devices", "release", "desk", code=2)
     assert "desk is reserved for bob until" in ada.is_refused("lease", SECOND, "--no-wait", code=4)
     store.devices.set_name(SECOND, "", None)
-    assert ada.says("release") == f"{FIRST} is given back\n"
-    assert "no device is reserved for you" in ada.is_refused("release", code=2)
-    assert f"{FIRST} is free already" in ada.is_refused("release", FIRST, code=2)
-    assert ada.says("release", SECOND, "--force") == f"{SECOND} is given back\n"
+    assert ada.says("devices", "release") == f"{FIRST} is given back\n"
+    assert "no device is reserved for you" in ada.is_refused("devices", "release", code=2)
+    assert f"{FIRST} is free already" in ada.is_refused("devices", "release", FIRST, code=2)
+    assert ada.says("devices", "release", SECOND, "--force") == f"{SECOND} is given back\n"
     assert store.leases.all() == []
 
 
@@ -139,19 +139,19 @@ def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) 
     after = {lease.device: lease.reserved_until_ms for lease in store.leases.all()}
     assert after[FIRST] > before[FIRST] + 2 * 86_400_000
     assert after[SECOND] == before[SECOND]
-    assert f"name one of {FIRST}, {SECOND}, or give --all" in ada.is_refused("release", code=2)
-    assert ada.says("release", "--all").count("is given back") == 2
+    assert f"name one of {FIRST}, {SECOND}, or give --all" in ada.is_refused("devices", "release", code=2)
+    assert ada.says("devices", "release", "--all").count("is given back") == 2
 
 
 def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
     nightly(store, FIRST)
-    said = ada.says("release", FIRST, "--force")
+    said = ada.says("devices", "release", FIRST, "--force")
     assert said == f"{FIRST} is given back; 'farm run' of ci stops using it after its running job\n"
     nightly(store, FIRST)
     said = ada.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is used by ci since " in said
     assert "for 'farm run' (process 7 on bench)" in said
-    assert "give --force" in ada.is_refused("release", FIRST, code=2)
+    assert "give --force" in ada.is_refused("devices", "release", FIRST, code=2)
     waiting = ada.start("lease", FIRST, "--wait", "2m")
     assert waiting.stderr is not None
     assert "waiting: " in waiting.stderr.readline()
@@ -179,7 +179,7 @@ def test_what_others_wrote_does_not_reach_a_terminal(ada: User, store: Store) ->
         [FIRST], count=1, user="\x1b[31mci", host="\x07", pid=7, purpose="\x1b]0;x", priority=Priority.NIGHTLY, ttl_s=60
     )
     assert store.leases.poll(token, ttl_s=60)
-    said = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("release", FIRST, "--force")
+    said = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("devices", "release", FIRST, "--force")
     assert all(line.isprintable() for line in said.splitlines()), said
 
 
@@ -191,10 +191,10 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
     assert "such as 90s, 10m, 1h30m or 2d" in done.stderr
     store.devices.set_service(FIRST, False, "cracked screen", "bob")
     said = ada.is_refused("lease", FIRST, code=4)
-    assert f"{FIRST} is out of service (cracked screen): 'farm device in {FIRST}' puts it back" in said
+    assert f"{FIRST} is out of service (cracked screen): 'farm devices enable {FIRST}' puts it back" in said
     store.devices.record_health(HealthEvent(SECOND, "canary", "quarantined", "3 crashes in a row"))
     said = ada.is_refused("lease", "SM8650", code=4)
-    assert f"{SECOND} is quarantined (3 crashes in a row): 'farm device show {SECOND}'" in said
+    assert f"{SECOND} is quarantined (3 crashes in a row): 'farm devices show {SECOND}'" in said
     assert "cracked screen" in said
 
 
@@ -205,7 +205,9 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     (lease,) = store.leases.all()
     # Its arguments may be secrets, and everybody reads this.
     assert (lease.user, lease.pid, lease.purpose) == ("ada", shell.pid, "farm shell -- sh")
-    assert bob.says("release", FIRST, "--force") == f"{FIRST} is given back; the shell of ada is being ended\n"
+    assert (
+        bob.says("devices", "release", FIRST, "--force") == f"{FIRST} is given back; the shell of ada is being ended\n"
+    )
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
     assert f"{FIRST} was given back, and nobody has it: the shell was ended" in errors
@@ -266,4 +268,4 @@ def test_a_name_of_farm_toml_for_an_soc_leases_one_more_device_each_time(
     ada = User(home, server, "ada")
     taken = [json.loads(ada.says("lease", name, "--json"))["id"] for name in ("QCS6490", "qcs6490")]
     assert sorted(taken) == [FIRST, SECOND]
-    ada.says("release", "--all")
+    ada.says("devices", "release", "--all")

@@ -85,6 +85,6 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     own = home.farm("status", mine).stdout
     assert "compared with line main, a toolchain's runs, and changes nothing there" in own
     assert "NEW FAILURES" in own
-    assert "main" in home.farm("triage", "--line", "mian", code=2).stderr
+    assert "main" in home.farm("alerts", "list", "--line", "mian", code=2).stderr
     assert json.loads(home.farm("report", "latest@main", "--json").stdout)["id"] == main
     assert json.loads(home.farm("report", "--json").stdout)["id"] == mine

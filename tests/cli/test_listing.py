@@ -24,7 +24,7 @@ _HEAVY = ("torch", "executorch", "numpy", "sqlalchemy", "adbutils", "jinja2")
     ("arguments", "light"),
     [
         (["--help"], (*_HEAVY, "msgspec", "rich", "pytest")),
-        (["socs"], (*_HEAVY, "pytest")),
+        (["devices", "socs"], (*_HEAVY, "pytest")),
         (["suites"], (*_HEAVY, "pytest")),
         (["run", "--soc", "SM8650", "--suite", "smoke", "--collect-only"], _HEAVY),
         (["run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", "-k", "conv2d"], ("torch", "executorch")),
@@ -78,7 +78,7 @@ def test_the_users_own_pytest_settings_do_not_leak_in(home: FarmHome) -> None:
 
 
 def test_listings_as_json_are_versioned(home: FarmHome) -> None:
-    socs = json.loads(home.farm("socs", "--json").stdout)
+    socs = json.loads(home.farm("devices", "socs", "--json").stdout)
     assert socs["schema"] == 1
     assert len(socs["socs"]) == 21
     suites = json.loads(home.farm("suites", "smoke", "--json").stdout)

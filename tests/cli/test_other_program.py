@@ -1,4 +1,4 @@
-"""`farm exec --program` and `farm repro --program`: text by ExecuTorch's own runner; a stub takes its place here."""
+"""`farm exec --program` and `farm jobs rerun --program`: text by a stub of ExecuTorch's own runner."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_text_of_another_program_has_its_tokens_and_times_and_a_suite_of_its_own
     assert "latency" not in measured
 
     # farm's own runner is not to take its place in that series.
-    assert "was run by qnn_llama_runner" in home.farm("repro", "qnn_llama_runner/rounded", code=2).stderr
+    assert "was run by qnn_llama_runner" in home.farm("jobs", "rerun", "qnn_llama_runner/rounded", code=2).stderr
 
 
 @pytest.mark.soak
@@ -88,7 +88,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
             for sample in range(manifest.samples)
         ],
     }
-    asked = ("repro", "llm_tiny/llama[SM8650-htp-16a8w]")
+    asked = ("jobs", "rerun", "llm_tiny/llama[SM8650-htp-16a8w]")
     now = home.json(*asked, *stub(home, **told), timeout_s=300)["now"]["attempt"]
     assert now["job_id"] == "qnn_llama_runner/llama[SM8650-htp-16a8w]"
     by_reference = {one["reference"]: one["sqnr_db"] for one in now["comparisons"]}

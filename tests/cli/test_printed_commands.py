@@ -62,95 +62,93 @@ _MOST_TEXTS = 64
 
 # Name of a command in another text than a hint -> kind of that text.
 NAMED = {
-    "farm adb": "purpose of a lease",
-    "farm bisect": "subject of an error",
-    "farm bundle --compiled": "subject of an error",
-    "farm bundle --suite programs": "comment in a manifest that the command wrote",
-    "farm connect": "purpose of a lease",
+    "farm devices adb": "purpose of a lease",
+    "farm perf bisect": "subject of an error",
+    "farm jobs bundle --compiled": "subject of an error",
+    "farm jobs bundle --suite programs": "comment in a manifest that the command wrote",
+    "farm devices connect": "purpose of a lease",
     "farm debug": "subject of an error",
-    "farm device check": "purpose of a lease",
+    "farm devices check": "purpose of a lease",
     "farm exec": "subject of an error",
-    "farm export": "origin of a file, in a help text",
-    "farm import": "reader of a file, in a help text",
+    "farm data export": "origin of a file, in a help text",
+    "farm data import": "reader of a file, in a help text",
     "farm lease": "purpose of a lease",
     "farm nightly": "purpose of a lease",
-    "farm profile": "page of help that another help text names",
+    "farm jobs profile": "page of help that another help text names",
     "farm pytest": "subject of an error",
     "farm run": "subject of an error or of a help text",
     "farm run --compile-only": "origin of a bundle",
     "farm run {}": "title of an exported run",
     "farm shell": "purpose of a lease",
-    "farm": "usage line of a group that ends in --help",
-    "farm {}{}": "command that does not exist",
     "farm {}": "version, or the subject of an error",
 }
 # A complete call as printed, `{}` for what it fills in -> an example of what it fills in.
 PARSED: dict[str, tuple[str, ...]] = {
-    "farm adb DEVICE -- shell getprop": (),
-    "farm adb {} -- COMMAND": ("phone-1",),
-    "farm agent": (),
-    "farm attach": (),
-    "farm attach {}": ("1",),
-    "farm cancel {}": ("1",),
-    "farm compare --options {}=false --options {}=true": ("direct_mode", "direct_mode"),
-    "farm connect {}": ("phone-1",),
-    "farm device in DEVICE": (),
-    "farm device out DEVICE": (),
+    "farm devices adb DEVICE -- shell getprop": (),
+    "farm devices adb {} -- COMMAND": ("phone-1",),
+    "farm lab agent": (),
+    "farm runs watch": (),
+    "farm runs watch {}": ("1",),
+    "farm runs cancel {}": ("1",),
+    "farm perf compare --options {}=false --options {}=true": ("direct_mode", "direct_mode"),
+    "farm devices connect {}": ("phone-1",),
+    "farm devices enable DEVICE": (),
+    "farm devices disable DEVICE": (),
     "farm nightly {} --check": ("nightly.toml",),
-    "farm release": (),
+    "farm devices release": (),
     "farm run --resume {}": ("1",),
     "farm run --soc {}": ("SM8650",),
-    "farm runtime build": (),
-    "farm runtime build --target android-arm64": (),
-    "farm runtime build --target {}": ("oe-linux-aarch64",),
-    "farm runtime check --direct --soc SOC": (),
-    "farm runtime check --soc SOC": (),
-    "farm sdk fetch {}": ("2.37",),
+    "farm setup runtime build": (),
+    "farm setup runtime build --target android-arm64": (),
+    "farm setup runtime build --target {}": ("oe-linux-aarch64",),
+    "farm setup runtime check --direct --soc SOC": (),
+    "farm setup runtime check --soc SOC": (),
+    "farm setup sdk fetch {}": ("2.37",),
     "farm serve": (),
     "farm shell {}": ("phone-1",),
     "farm shell {} -- COMMAND": ("phone-1",),
-    "farm sign": (),
-    "farm sign --lpai v{}": ("5",),
-    "farm sign --lpai v{} --direct --htp v{}": ("5", "75"),
-    "farm toolchain make {}": ("1.5.1",),
-    "farm toolchain remove VERSION": (),
+    "farm setup sign": (),
+    "farm setup sign --lpai v{}": ("5",),
+    "farm setup sign --lpai v{} --direct --htp v{}": ("5", "75"),
+    "farm setup toolchain make {}": ("1.5.1",),
+    "farm setup toolchain remove VERSION": (),
     "farm virtual clear {}": ("virtual-SM8650-0",),
     "farm virtual fault {} reboot": ("virtual-SM8650-0",),
     "farm virtual up --soc SM8650": (),
 }
 # A complete call that needs no device -> what it fills in, its exit code and a part of its output.
 RUN = {
-    "farm baseline show {}": (("s/conv",), 0, "s/conv"),
-    "farm cache prune --all --yes": ((), 0, ""),
-    "farm cache prune --older 30d --yes": ((), 0, ""),
-    "farm confirm": ((), 0, ""),
-    "farm confirm --run {}": (("RUN_ID",), 0, ""),
-    "farm device in {}": (("phone-1",), 0, "phone-1 is in service"),
-    "farm device show {}": (("phone-1",), 0, "it was gone"),
-    "farm device unquarantine {}": (("phone-1",), 0, "phone-1 is suspect"),
+    "farm perf baseline {}": (("s/conv",), 0, "s/conv"),
+    "farm setup cache prune --all --yes": ((), 0, ""),
+    "farm setup cache prune --older 30d --yes": ((), 0, ""),
+    "farm perf confirm": ((), 0, ""),
+    "farm perf confirm --run {}": (("RUN_ID",), 0, ""),
+    "farm devices enable {}": (("phone-1",), 0, "phone-1 is in service"),
+    "farm devices show {}": (("phone-1",), 0, "it was gone"),
+    "farm devices unquarantine {}": (("phone-1",), 0, "phone-1 is suspect"),
     "farm devices": ((), 0, "phone-1"),
     "farm diff {} {}": (("RUN_ID", "RUN_ID"), 0, ""),
-    "farm export --format jsonl": ((), 0, ""),
+    "farm data export --format jsonl": ((), 0, ""),
     "farm history {}": (("s/conv",), 0, "s/conv"),
-    "farm release {}": (("phone-1",), 0, "phone-1 is given back"),
+    "farm devices release {}": (("phone-1",), 0, "phone-1 is given back"),
     "farm report {}": (("RUN_ID",), 0, ""),
-    "farm run list": ((), 0, ""),
-    "farm runtime --help": ((), 0, "Usage"),
-    "farm sdk list": ((), 0, ""),
+    "farm runs list": ((), 0, ""),
+    "farm setup runtime --help": ((), 0, "Usage"),
+    "farm setup sdk list": ((), 0, ""),
     "farm show {}": (("s/conv[SM8650-htp-8a8w]",), 0, "too far"),
-    "farm socs": ((), 0, "SM8650"),
+    "farm devices socs": ((), 0, "SM8650"),
     "farm status": ((), 0, ""),
     "farm suites": ((), 0, "smoke"),
     "farm suites tune {}/{}": (("s", "conv"), 2, "unknown suite 's'"),
-    "farm toolchain list": ((), 0, ""),
-    "farm triage": ((), 0, ""),
+    "farm setup toolchain list": ((), 0, ""),
+    "farm alerts list": ((), 0, ""),
     "farm virtual faults": ((), 0, "reboot"),
 }
 # Commands of a shared farm: its store has no run yet.
 SHARED = {
-    "farm agent list": ((), 0, "no agent"),
-    "farm queue": ((), 0, ""),
-    "farm quota": ((), 0, ""),
+    "farm lab agent list": ((), 0, "no agent"),
+    "farm lab queue": ((), 0, ""),
+    "farm lab quota": ((), 0, ""),
 }
 
 
@@ -351,7 +349,7 @@ def built() -> dict[str, list[str]]:
         "report/model/rerun.py:rerun_command": [
             again,
             rerun_command(failed(options={"profile_level": "optrace"}), virtual=False, toolchain="1.5.1"),
-            rerun_command(failed(), virtual=True, run_command=f"farm repro '{JOB.id}' --virtual"),
+            rerun_command(failed(), virtual=True, run_command=f"farm jobs rerun '{JOB.id}' --virtual"),
             rerun_command(failed(case="tests/a.py::test_x[1-2]"), virtual=True, run_command="farm pytest --virtual 1"),
         ],
         "report/model/rerun.py:ways_again": [command for _, command in ways_again(failed(), again, "1")],
@@ -447,9 +445,10 @@ def test_a_hint_for_an_empty_store_names_a_run_that_can_be_made(home: FarmHome) 
 
 def test_what_farm_show_prints_of_a_failed_job_runs(planted: Planted) -> None:
     shown = planted.call("farm show {}", ("s/conv",))
-    commands = {command.split()[1]: command for command in commands_in(shown.stdout)}
-    assert commands.keys() >= {"profile", "history", "run"}
-    for name in ("profile", "history"):
+    commands = {" ".join(command.split()[1:3]): command for command in commands_in(shown.stdout)}
+    named = [name for name in commands if name == "jobs profile" or name.startswith("history ")]
+    assert len(named) == 2
+    for name in named:
         done = planted.farm(*shlex.split(commands[name])[1:])
         assert done.returncode == 0, done.stderr
         assert "conv" in done.stdout
@@ -459,8 +458,8 @@ def test_what_farm_show_prints_of_a_failed_job_runs(planted: Planted) -> None:
 
 def test_what_ends_the_quarantine_of_a_forgotten_device_runs(home: FarmHome) -> None:
     plant(home)
-    assert home.farm("release", "phone-1").returncode == 0
-    shown, ends = commands_in(home.farm("device", "forget", "phone-1").stdout)
+    assert home.farm("devices", "release", "phone-1").returncode == 0
+    shown, ends = commands_in(home.farm("devices", "forget", "phone-1").stdout)
     assert "phone-1 is suspect" in home.farm(*shlex.split(ends)[1:], code=0).stdout
     assert "it was gone" in home.farm(*shlex.split(shown)[1:], code=0).stdout
 
@@ -472,7 +471,10 @@ def test_what_prune_prints_deletes_what_it_listed(planted: Planted) -> None:
         folder.mkdir(parents=True)
     # A new folder may belong to a run that begins.
     os.utime(orphan, (0, 0))
-    for words in (("prune", "--keep-runs", "1", "--orphans"), ("cache", "prune", "--older", "30d", "--dry-run")):
+    for words in (
+        ("runs", "prune", "--keep-runs", "1", "--orphans"),
+        ("setup", "cache", "prune", "--older", "30d", "--dry-run"),
+    ):
         [*_, command] = commands_in(planted.farm(*words).stdout)
         done = planted.farm(*shlex.split(command)[1:])
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`farm profile` on a real run: rows, comparison, trace and files."""
+"""`farm jobs profile` on a real run: rows, comparison, trace and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_the_newest_profile_is_a_table(profiled: FarmHome) -> None:
-    lines = lines_of(profiled.farm("profile", "smoke/conv2d", "--limit", "3"))
+    lines = lines_of(profiled.farm("jobs", "profile", "smoke/conv2d", "--limit", "3"))
     assert lines[0] == JOB
     assert "passed, 3 inferences" in lines[1]
     assert "virtual device virtual-SM8650-0" in lines[2]
@@ -47,7 +47,7 @@ def test_the_newest_profile_is_a_table(profiled: FarmHome) -> None:
 
 
 def test_json_has_every_row_and_says_of_which_run(profiled: FarmHome) -> None:
-    done = profiled.farm("profile", "smoke/conv2d", "--run", "latest~2", "--json")
+    done = profiled.farm("jobs", "profile", "smoke/conv2d", "--run", "latest~2", "--json")
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["schema"] == 1
     (profile,) = document["profiles"]
@@ -55,12 +55,12 @@ def test_json_has_every_row_and_says_of_which_run(profiled: FarmHome) -> None:
     nodes = [row for row in profile["operators"] if row["unit"] == "cycles" and "OpId" in row["node"]]
     assert sum(row["share"] for row in nodes) == pytest.approx(1)
     assert {row["n"] for row in nodes} == {3}
-    newest = json.loads(profiled.farm("profile", JOB, "--json").stdout)["profiles"][0]
+    newest = json.loads(profiled.farm("jobs", "profile", JOB, "--json").stdout)["profiles"][0]
     assert newest["run_id"] > profile["run_id"]
 
 
 def test_a_node_says_its_module_and_source_line_and_modules_add_up(profiled: FarmHome) -> None:
-    of_job = ("profile", "smoke/layer_norm", "--run", "latest~2")
+    of_job = ("jobs", "profile", "smoke/layer_norm", "--run", "latest~2")
     (profile,) = json.loads(profiled.farm(*of_job, "--by", "module", "--json").stdout)["profiles"]
     [norm] = [row for row in profile["operators"] if "layer_norm" in row["node"]]
     assert norm["module"] == "layer"
@@ -80,26 +80,26 @@ def test_a_node_says_its_module_and_source_line_and_modules_add_up(profiled: Far
 
 
 def test_a_program_of_which_no_module_is_known_says_so(profiled: FarmHome) -> None:
-    done = profiled.farm("profile", JOB, "--by", "module", code=2)
+    done = profiled.farm("jobs", "profile", JOB, "--by", "module", code=2)
     assert f"of {JOB} no module or line is known" in done.stderr
 
 
 def test_two_runs_are_compared_node_by_node(profiled: FarmHome) -> None:
-    text = "\n".join(lines_of(profiled.farm("profile", "--diff", "latest~2", "latest~1")))
+    text = "\n".join(lines_of(profiled.farm("jobs", "profile", "--diff", "latest~2", "latest~1")))
     assert JOB in text
     assert "before" in text
     assert "aten_convolution_default" in text
     assert "A run is one sample" in text.replace("\n  ", " ")
     assert "two runs of one program on the simulator often differ by half" in text
     assert "differs:" not in text
-    document = json.loads(profiled.farm("profile", "smoke", "--diff", "latest~2", "latest~1", "--json").stdout)
+    document = json.loads(profiled.farm("jobs", "profile", "smoke", "--diff", "latest~2", "latest~1", "--json").stdout)
     (job,) = document["jobs"]
     assert job["refused"] == ""
     assert all(node["before"] and node["after"] for node in job["nodes"])
 
 
 def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
-    profiled.farm("profile", JOB, "--trace", "out/trace.json", "--artifacts", "out/files", code=0)
+    profiled.farm("jobs", "profile", JOB, "--trace", "out/trace.json", "--artifacts", "out/files", code=0)
     trace = json.loads((profiled.cwd / "out" / "trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     assert {"DELEGATE_CALL", "Method::execute", "Output OpId_3"} <= names
@@ -107,7 +107,7 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
     (kept,) = (profiled.cwd / "out" / "files").iterdir()
     assert kept.name == "etdump.etdp"
     assert b"ED00" in kept.read_bytes()[:12]
-    assert "name another folder" in profiled.farm("profile", JOB, "--artifacts", "out/files", code=2).stderr
+    assert "name another folder" in profiled.farm("jobs", "profile", JOB, "--artifacts", "out/files", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(profiled: FarmHome, arguments: tuple[str, ...], said: str) -> None:
-    done = profiled.farm("profile", *arguments, code=2)
+    done = profiled.farm("jobs", "profile", *arguments, code=2)
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

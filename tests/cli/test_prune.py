@@ -1,4 +1,4 @@
-"""`farm prune`: what it says would go, and what then is gone."""
+"""`farm runs prune`: what it says would go, and what then is gone."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def test_a_dry_run_changes_nothing_and_says_what_does(home: FarmHome, store: Sto
         runs = [record(home, store, days) for days in (200, 150, 100, 20)]
         let_pass(store)
     before = (home.state / "farm.db").read_bytes()
-    done = home.farm("prune", "--keep", "90d", "--keep-results", "2", code=0)
+    done = home.farm("runs", "prune", "--keep", "90d", "--keep-results", "2", code=0)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert f"would delete 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
     assert "artifacts    2 on this machine, 24 B" in done.stdout
     assert "folders      2 on this machine, 200 B" in done.stdout
     assert "kept 1: with one of the newest results of a job" in done.stdout
-    assert "to delete it: farm prune --keep=90d --keep-results=2 --yes" in done.stdout
+    assert "nothing was deleted: farm runs prune --keep=90d --keep-results=2 --yes" in done.stdout
     assert (home.state / "farm.db").read_bytes() == before
 
-    done = home.farm("prune", "--keep=90d", "--keep-results=2", "--yes", code=0)
+    done = home.farm("runs", "prune", "--keep=90d", "--keep-results=2", "--yes", code=0)
     assert f"deleted 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
     assert "folders      2 on this machine" in done.stdout
     artifacts = ArtifactStore(home.state / "artifacts")
-    assert "to delete it" not in home.farm("prune", "--keep=90d", "--keep-results=2").stdout
+    assert "to delete it" not in home.farm("runs", "prune", "--keep=90d", "--keep-results=2").stdout
     assert [(home.state / "runs" / run_id).exists() for run_id, _ in runs] == [False, False, True, True]
     assert [artifacts.size(sha256) for _, sha256 in runs] == [None, None, 12, 11]
     with open_store(home.state / "farm.db", readonly=True) as now:
@@ -100,9 +100,9 @@ def test_comparisons_and_searches_among_commits_go_by_age(home: FarmHome, store:
                     os.utime(path, (then, then))
         (home.state / kind / "mine").mkdir()
         os.utime(home.state / kind / "mine", (then, then))
-    shown = home.farm("prune", "--keep", "90d")
+    shown = home.farm("runs", "prune", "--keep", "90d")
     assert "folders      2 on this machine, 20 B" in shown.stdout, shown.stderr
-    assert home.farm("prune", "--keep", "90d", "--yes").returncode == 0
+    assert home.farm("runs", "prune", "--keep", "90d", "--yes").returncode == 0
     for kind, names in ids.items():
         assert {path.name for path in (home.state / kind).iterdir()} == {names["young"], "mine"}
 
@@ -115,14 +115,14 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
         let_pass(store)
     config = home.cwd / "farm.toml"
     config.write_text('[retention]\nkeep = "90d"\nkeep_nightly = "365d"\nkeep_results = 1\n')
-    answer = json.loads(home.farm("prune", "--json").stdout)
+    answer = json.loads(home.farm("runs", "prune", "--json").stdout)
     assert answer["schema"] == 1
     assert answer["prune"]["runs"] == {newest: "results", person: None, night: "age"}
     assert (answer["prune"]["deleted"], answer["prune"]["freed"]["runs"]) == (False, 1)
-    answer = json.loads(home.farm("prune", "--json", "--keep-nightly", "30d").stdout)
+    answer = json.loads(home.farm("runs", "prune", "--json", "--keep-nightly", "30d").stdout)
     assert answer["prune"]["runs"] == {newest: "results", person: None, night: None}
     config.write_text('[retention]\nkeep = "90 moons"\n')
-    assert "retention.keep: is '90 moons', expected an age such as '90d'" in home.farm("prune", code=2).stderr
+    assert "retention.keep: is '90 moons', expected an age such as '90d'" in home.farm("runs", "prune", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(home: FarmHome, arguments: tuple[str, ...], said: str) -> None:
-    done = home.farm("prune", *arguments, code=2)
+    done = home.farm("runs", "prune", *arguments, code=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -151,10 +151,10 @@ def test_files_of_runs_that_the_store_does_not_have_go_only_when_asked(home: Far
         one.mkdir()
     for path in (folder, artifacts.path(lost)):
         os.utime(path, (time.time() - GRACE_S - 60,) * 2)
-    assert home.farm("prune", "--keep-runs=5", "--yes").returncode == 0
-    assert "folders      1 on this machine" in home.farm("prune", "--orphans").stdout
+    assert home.farm("runs", "prune", "--keep-runs=5", "--yes").returncode == 0
+    assert "folders      1 on this machine" in home.farm("runs", "prune", "--orphans").stdout
     assert folder.exists()
-    assert home.farm("prune", "--orphans", "--yes").returncode == 0
+    assert home.farm("runs", "prune", "--orphans", "--yes").returncode == 0
     assert (folder.exists(), new.exists(), (home.state / "runs" / run_id).exists()) == (False, True, True)
     assert (artifacts.size(lost), artifacts.size(fresh)) == (None, 5)
 
@@ -182,6 +182,6 @@ def test_ctrl_c_leaves_every_run_whole_or_gone(home: FarmHome, store: Store, mon
     assert (result.exit_code, "deleted 1 of 4 runs" in result.output) == (130, True)
     assert "the same command goes on" in result.output
     monkeypatch.undo()
-    assert "deleted 2 of 3 runs" in home.farm("prune", *arguments).stdout
+    assert "deleted 2 of 3 runs" in home.farm("runs", "prune", *arguments).stdout
     with open_store(home.state / "farm.db", readonly=True) as now:
         assert now.pruning.run_ids() == {runs[3]}

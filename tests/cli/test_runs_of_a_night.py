@@ -1,4 +1,4 @@
-"""Nights and trials: the morning's screens, names of runs, what never began, `farm run list` and `delete`."""
+"""Nights and trials: the morning's screens, names of runs, what never began, `farm runs list` and `delete`."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -
     runs = answer(home, "status")["status"]["runs"]  # type: ignore[index]
     assert [one["run"]["run_id"] for one in runs] == [red, absent, green]
 
-    triage = home.farm("triage").stdout
+    triage = home.farm("alerts", "list").stdout
     assert f"RED in {red} phones/htp: 4" in triage
     assert "NEVER BEGAN: 1" in triage
-    assert {one["run"] for one in answer(home, "triage")["jobs"]} == {red}  # type: ignore[attr-defined]
+    assert {one["run"] for one in answer(home, "alerts", "list")["jobs"]} == {red}  # type: ignore[attr-defined]
 
     assert "8 jobs: 4 failed, 4 passed" in html
     assert html.index(f'/runs/{red}"') < html.index(f'/runs/{green}"')
@@ -200,7 +200,7 @@ def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome,
     assert good in status
     assert "NOT TESTED" not in status
     assert answer(home, "report", "latest")["id"] == good
-    listed = home.farm("run", "list", code=0)
+    listed = home.farm("runs", "list", code=0)
     head, *lines = listed.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines] == [absent, good]
@@ -227,7 +227,7 @@ def test_a_run_that_never_began_is_found_by_its_name_where_it_is_meant(home: Far
             store.runs.resolve("broken")
     assert answer(home, "report", "broken")["id"] == absent
     assert answer(home, "report", "pads")["id"] == again
-    assert answer(home, "run", "delete", "broken", "--yes")["deleted"] == absent
+    assert answer(home, "runs", "delete", "broken", "--yes")["deleted"] == absent
 
 
 def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest(store: Store) -> None:
@@ -271,10 +271,10 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
         # What is younger may be about to be named.
         os.utime(artifacts.path(one.sha256), (now_ms() / 1000 - 700,) * 2)
 
-    asked = home.farm("run", "delete", mine)
+    asked = home.farm("runs", "delete", mine)
     assert (asked.returncode, asked.stdout) == (2, "")
     assert "--yes does it" in asked.stderr
-    home.farm("run", "delete", "latest", "--yes", code=0)
+    home.farm("runs", "delete", "latest", "--yes", code=0)
     assert not folder.exists()
     assert artifacts.find(shared.sha256)
     assert artifacts.find(own.sha256) is None
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome
                 (good, "named by alert #1"), (bad, "named by alert #1"),
                 (elsewhere, "may be going on, on lab-7"), (here, "is still running"),
             ):  # fmt: skip
-                done = home.farm("run", "delete", run_id, "--yes")
+                done = home.farm("runs", "delete", run_id, "--yes")
                 assert (done.returncode, done.stdout) == (2, ""), run_id
                 assert why in done.stderr
-        home.farm("run", "delete", here, "--yes", code=0)
+        home.farm("runs", "delete", here, "--yes", code=0)

@@ -1,4 +1,4 @@
-"""`farm runtime`: what is shown is what is there, and what is printed can be used."""
+"""`farm setup runtime`: what is shown is what is there, and what is printed can be used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("arguments", "says"), BAD_INPUT)
 def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], says: str) -> None:
-    done = home.farm("runtime", *arguments, env=NO_NDK)
+    done = home.farm("setup", "runtime", *arguments, env=NO_NDK)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
@@ -58,7 +58,7 @@ def _table(text: str) -> list[str]:
 def test_listing_says_what_is_ready_what_is_not_built_and_what_is_missing(
     home: FarmHome, empty: dict[str, str]
 ) -> None:
-    listed = home.farm("runtime", "list", "--soc", "SM8650", env=empty)
+    listed = home.farm("setup", "runtime", "list", "--soc", "SM8650", env=empty)
     assert (listed.returncode, listed.stderr) == (0, "")
     table = _table(listed.stdout)
     assert [line.split()[0] for line in table] == [
@@ -68,13 +68,13 @@ def test_listing_says_what_is_ready_what_is_not_built_and_what_is_missing(
     assert table[1].endswith("not built")
     assert table[3].endswith("lacks 7 files")
     assert all(len(line) <= 80 for line in listed.stdout.splitlines())
-    assert "  farm runtime build\n" in listed.stdout
+    assert "  farm setup runtime build\n" in listed.stdout
     assert "set QNN_SDK_ROOT to a QNN SDK" in listed.stdout
     assert not (Path(empty["FARM_CACHE_DIR"]) / "native").exists()
 
 
 def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHome, empty: dict[str, str]) -> None:
-    answer = json.loads(home.farm("runtime", "list", "--json", env=empty).stdout)
+    answer = json.loads(home.farm("setup", "runtime", "list", "--json", env=empty).stdout)
     assert answer["schema"] == 1
     names = [one["name"] for one in answer["runtimes"]]
     assert len(names) == len(set(names))
@@ -82,12 +82,12 @@ def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHom
     assert [name for name in names if "htp" in name] == [
         f"{kind}-htp-v{arch}" for kind in ("android", "oe-linux") for arch in archs
     ]
-    direct = json.loads(home.farm("runtime", "list", "--direct", "--json", env=empty).stdout)
+    direct = json.loads(home.farm("setup", "runtime", "list", "--direct", "--json", env=empty).stdout)
     assert [one["name"] for one in direct["runtimes"]] == [
         *(f"android-htp-v{arch}-direct" for arch in archs),
         "android-lpai-v6-direct",
     ]
-    only = json.loads(home.farm("runtime", "list", "--backend", "lpai", "--json", env=empty).stdout)
+    only = json.loads(home.farm("setup", "runtime", "list", "--backend", "lpai", "--json", env=empty).stdout)
     assert [one["name"] for one in only["runtimes"]] == [
         "simulator-lpai-v6",
         "android-lpai-v6",
@@ -96,19 +96,19 @@ def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHom
 
 
 def test_checking_names_every_file_and_the_command_that_builds(home: FarmHome, empty: dict[str, str]) -> None:
-    done = home.farm("runtime", "check", "--soc", "SM8650", env=empty)
+    done = home.farm("setup", "runtime", "check", "--soc", "SM8650", env=empty)
     assert (done.returncode, done.stderr) == (2, "")
     states = {words[0]: words for line in _table(done.stdout) if (words := line.split())}
     assert states["farm_runner"][-2:] == ["not", "built"]
     assert states["libQnnHtp.so"][-2:] == ["not", "built"]
     assert states["libexecutorch.so"][-1] == "ok"
-    assert "farm_runner, libQnnHtp.so:\n  farm runtime build\n" in done.stdout
+    assert "farm_runner, libQnnHtp.so:\n  farm setup runtime build\n" in done.stdout
     assert all(len(line) <= 80 for line in _table(done.stdout))
 
 
 def test_a_runtime_that_is_complete_is_what_a_virtual_device_gets(home: FarmHome, farm_cache: Path) -> None:
     runtime = simulator_runtime(farm_cache)
-    answer = home.json("runtime", "check", "--soc", "SM8650")
+    answer = home.json("setup", "runtime", "check", "--soc", "SM8650")
     assert (answer["schema"], answer["ok"], answer["target"]) == (1, True, "linux-x86_64")
     files = {one["name"]: one for one in answer["files"]}
     assert set(files) == set(runtime.files)
@@ -117,10 +117,10 @@ def test_a_runtime_that_is_complete_is_what_a_virtual_device_gets(home: FarmHome
         assert files[name]["nbytes"] == path.stat().st_size
         assert (files[name]["state"], files[name]["made_for"]) == ("ok", "x86-64")
         assert files[name]["sha256"] == runtime.hashes[name]
-    text = home.farm("runtime", "check", "--soc", "SM8650", code=0)
+    text = home.farm("setup", "runtime", "check", "--soc", "SM8650", code=0)
     assert all(len(line) <= 80 for line in _table(text.stdout))
     assert text.stdout.count("\n/") >= 3
-    listed = home.farm("runtime", "list", "--backend", "htp").stdout
+    listed = home.farm("setup", "runtime", "list", "--backend", "htp").stdout
     assert next(line for line in listed.splitlines() if line.startswith("simulator")).endswith("ready")
 
 
@@ -149,7 +149,7 @@ def android(home: FarmHome) -> Path:
     return sdk
 
 
-CHECK_ANDROID = ("runtime", "check", "--soc", "SM8650", "--target", "android-arm64")
+CHECK_ANDROID = ("setup", "runtime", "check", "--soc", "SM8650", "--target", "android-arm64")
 
 
 def test_an_android_runtime_is_checked_file_by_file(home: FarmHome, android: Path) -> None:
@@ -157,7 +157,7 @@ def test_an_android_runtime_is_checked_file_by_file(home: FarmHome, android: Pat
     skel = next(line for line in done.stdout.splitlines() if "libQnnHtpV75Skel.so" in line)
     assert "Hexagon V75" in skel
     assert f"{android}/lib/hexagon-v75/unsigned\n" in done.stdout
-    assert home.farm("runtime", "list", "--soc", "SM8650", env=NO_NDK).stdout.count("ready\n") >= 2
+    assert home.farm("setup", "runtime", "list", "--soc", "SM8650", env=NO_NDK).stdout.count("ready\n") >= 2
 
 
 def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, android: Path) -> None:
@@ -191,35 +191,39 @@ def test_what_a_prefix_installs_is_found_and_what_is_missing_is_told(home: FarmH
     said = " ".join(done.stdout.split())
     assert f"{library.parent} libqnn_executorch_backend.so" in said
     assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in said
-    refused = home.farm("runtime", "build", "--target", "android-arm64", env=NO_NDK)
+    refused = home.farm("setup", "runtime", "build", "--target", "android-arm64", env=NO_NDK)
     assert f"{home.cwd / 'ndk/build/cmake/android.toolchain.cmake'} is not there" in refused.stderr
 
 
 def test_a_runtime_is_staged_into_a_folder_with_the_command_that_runs_it(home: FarmHome, android: Path) -> None:
-    done = home.farm("runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
+    done = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
     assert (done.returncode, done.stderr) == (0, "")
     checked = json.loads(home.farm(*CHECK_ANDROID, "--json", env=NO_NDK).stdout)
     staged = {path.name: path.read_bytes() for path in (home.cwd / "device").iterdir()}
     assert staged == {one["name"]: Path(one["source"]).read_bytes() for one in checked["files"]}
     assert (home.cwd / "device" / "farm_runner").stat().st_mode & 0o111
     assert "  LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. ./farm_runner --model_path model.pte" in done.stdout
-    again = home.farm("runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
+    again = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
     assert (again.returncode, again.stderr) == (2, "farm: device is not empty: name a folder that is not there yet\n")
     (android / "lib/aarch64-android/libQnnHtp.so").unlink()
-    refused = home.farm("runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK, code=2)
+    refused = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK, code=2)
     assert "a file that is missing: libQnnHtp.so" in refused.stderr
     assert not (home.cwd / "other").exists()
-    direct = home.farm("runtime", "stage", "--soc", "SM8650", "--backend", "gpu", "--direct", "other", env=NO_NDK)
+    direct = home.farm(
+        "setup", "runtime", "stage", "--soc", "SM8650", "--backend", "gpu", "--direct", "other", env=NO_NDK
+    )
     assert "direct mode runs on a DSP: legal are htp and lpai, not gpu" in direct.stderr
-    simulator = home.farm("runtime", "stage", "--soc", "SM8650", "--target", "linux-x86_64", "other", env=NO_NDK)
+    simulator = home.farm(
+        "setup", "runtime", "stage", "--soc", "SM8650", "--target", "linux-x86_64", "other", env=NO_NDK
+    )
     assert "there is nothing to stage of htp for linux-x86_64: use --target android-arm64" in simulator.stderr
 
 
 def test_building_prints_the_runner_and_nothing_else(home: FarmHome, farm_cache: Path) -> None:
     native = build_native(farm_cache)
-    done = home.farm("runtime", "build")
+    done = home.farm("setup", "runtime", "build")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{native.runner}\n", "")
-    answer = json.loads(home.farm("runtime", "build", "--json").stdout)
+    answer = json.loads(home.farm("setup", "runtime", "build", "--json").stdout)
     assert answer["runner"] == str(native.runner)
     assert Path(answer["log"]).is_file()
 
@@ -227,20 +231,20 @@ def test_building_prints_the_runner_and_nothing_else(home: FarmHome, farm_cache:
 def _evaluated(home: FarmHome, extra: dict[str, str], then: str) -> subprocess.CompletedProcess[str]:
     farm = f"{sys.executable} -m farm.cli.main"
     return subprocess.run(
-        ["sh", "-euc", f'eval "$({farm} runtime env --soc SM8650)"; {then}'],
+        ["sh", "-euc", f'eval "$({farm} setup runtime env --soc SM8650)"; {then}'],
         env={**home.env, **extra}, cwd=home.cwd, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
 
 def test_the_environment_can_be_evaluated_once_and_twice(home: FarmHome, farm_cache: Path) -> None:
     simulator_runtime(farm_cache)
-    printed = home.farm("runtime", "env", "--soc", "SM8650")
+    printed = home.farm("setup", "runtime", "env", "--soc", "SM8650")
     assert (printed.returncode, printed.stderr) == (0, "")
     names = [line.removeprefix("export ").partition("='")[0] for line in printed.stdout.splitlines()]
     assert names == ["QNN_SDK_ROOT", "LD_LIBRARY_PATH", "QNN_EXECUTOR_RUNNER"]
     show = 'printf "%s\\n" "$QNN_SDK_ROOT" "$LD_LIBRARY_PATH" "$QNN_EXECUTOR_RUNNER"'
     once = _evaluated(home, {"LD_LIBRARY_PATH": "/opt/it's mine"}, show)
-    again = 'eval "$(' + f"{sys.executable} -m farm.cli.main runtime env)" + '"; '
+    again = 'eval "$(' + f"{sys.executable} -m farm.cli.main setup runtime env)" + '"; '
     twice = _evaluated(home, {"LD_LIBRARY_PATH": "/opt/it's mine"}, again + show)
     assert once.returncode == 0, once.stderr
     assert once.stdout == twice.stdout
@@ -268,17 +272,19 @@ def test_a_runtime_for_arm_linux_says_what_its_device_needs(home: FarmHome, farm
     from farm.builds.runtime.runtime import linux_runtime
 
     runtime = linux_runtime(farm_cache)
-    done = home.farm("runtime", "check", "--soc", "QCM6490", "--backend", "xnnpack", "--target", "linux-aarch64")
+    done = home.farm(
+        "setup", "runtime", "check", "--soc", "QCM6490", "--backend", "xnnpack", "--target", "linux-aarch64"
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("AArch64") == len(runtime.files)
     assert "the device needs GLIBC 2." in done.stdout
-    built = home.farm("runtime", "build", "--target", "linux-aarch64")
+    built = home.farm("setup", "runtime", "build", "--target", "linux-aarch64")
     assert built.stdout == f"{runtime.files['farm_runner']}\n"
 
 
 def test_listing_imports_nothing_heavy(home: FarmHome, empty: dict[str, str]) -> None:
     code = (
-        "import sys\nfrom farm.cli.main import main\nsys.argv = ['farm', 'runtime', 'list']\n"
+        "import sys\nfrom farm.cli.main import main\nsys.argv = ['farm', 'setup', 'runtime', 'list']\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
         "heavy = {'torch', 'executorch', 'numpy', 'sqlalchemy', 'adbutils', 'pytest'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -79,7 +79,7 @@ def test_it_has_every_attempt_with_its_whole_reason_numbers_files_and_what_to_do
         assert part in shown, part
     [place] = {line.split()[-1] for line in shown.splitlines() if "  etdump" in line}
     assert Path(place).read_bytes() == b"an etdump"
-    for command in ("farm run ", "farm repro ", "farm debug ", "farm history "):
+    for command in ("farm run ", "farm jobs rerun ", "farm debug ", "farm history "):
         assert f"\n  {command}" in shown
 
 
@@ -90,7 +90,7 @@ def test_it_has_the_whole_log_with_nothing_that_a_terminal_obeys(state: Path) ->
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     # What did not compile has no bundle to run again.
-    assert "farm repro" not in shown
+    assert "farm jobs rerun" not in shown
 
 
 def test_json_has_the_same(state: Path) -> None:

@@ -1,4 +1,4 @@
-"""`farm sign` as a user calls it, with a stub of elfsigner."""
+"""`farm setup sign` as a user calls it, with a stub of elfsigner."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def roots(home: FarmHome, sdk: Path) -> dict[str, str]:
 
 def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
     signed = sdk / "lib/lpai-v6/signed"
-    done = home.farm("sign", "--lpai", "v6", env=roots, code=0)
+    done = home.farm("setup", "sign", "--lpai", "v6", env=roots, code=0)
     assert done.stdout == f"{signed}\n  {'libQnnLpaiSkel.so':<36}signed\n"
     assert f"farm: signing {sdk}/lib/lpai-v6/unsigned/libQnnLpaiSkel.so" in done.stderr
     assert "  elfsigner:         Agree? [y/n]:" in done.stderr
-    again = home.farm("sign", "--lpai", "6", "--json", env=roots)
+    again = home.farm("setup", "sign", "--lpai", "6", "--json", env=roots)
     answer = json.loads(again.stdout)
     assert (answer["schema"], again.stderr) == (1, "")
     assert answer["files"] == [{"file": str(signed / "libQnnLpaiSkel.so"), "state": "is signed already"}]
     assert starts(home.cwd / "stub-hexagon-sdk") == 1
-    forced = home.farm("sign", "--lpai", "v6", "--force", env=roots)
+    forced = home.farm("setup", "sign", "--lpai", "v6", "--force", env=roots)
     assert (forced.returncode, starts(home.cwd / "stub-hexagon-sdk")) == (0, 2)
-    checked = home.farm("runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--json", env=roots)
+    checked = home.farm("setup", "runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--json", env=roots)
     states = {one["name"]: one["state"] for one in json.loads(checked.stdout)["files"]}
     assert states["libQnnLpaiSkel.so"] == "ok"
 
@@ -57,7 +57,7 @@ def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: di
 def test_the_roots_may_be_options(home: FarmHome, sdk: Path) -> None:
     make_hexagon_sdk(home.cwd / "stub-hexagon-sdk")
     roots = ("--sdk-root", "stub-sdk", "--hexagon-sdk", "stub-hexagon-sdk")
-    home.farm("sign", "--lpai", "v6", *roots, "--python", sys.executable, env=NOTHING, code=0)
+    home.farm("setup", "sign", "--lpai", "v6", *roots, "--python", sys.executable, env=NOTHING, code=0)
     assert (sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so.farm-sign.json").is_file()
 
 
@@ -68,10 +68,10 @@ def test_what_others_signed_is_neither_replaced_nor_trusted_unless_told(
     skel.parent.mkdir()
     content = make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5)))
     skel.write_bytes(content)
-    refused = home.farm("sign", "--lpai", "v6", env=roots, code=2)
+    refused = home.farm("setup", "sign", "--lpai", "v6", env=roots, code=2)
     assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
     assert skel.read_bytes() == content
-    adopted = home.farm("sign", "--lpai", "v6", "--adopt", env={**roots, "HEXAGON_SDK_ROOT": ""})
+    adopted = home.farm("setup", "sign", "--lpai", "v6", "--adopt", env={**roots, "HEXAGON_SDK_ROOT": ""})
     assert (adopted.returncode, adopted.stdout.split()[-1]) == (0, "adopted")
     assert starts(home.cwd / "stub-hexagon-sdk") == 0
     assert skel.read_bytes() == content
@@ -87,16 +87,20 @@ def test_all_that_upstreams_build_signed_is_adopted_by_one_command(
     signed.mkdir()
     for name in names[:5]:
         (signed / name).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
-    lacking = home.farm("sign", "--lpai", "v6", "--direct", "--htp", "v81", "--adopt", env=roots)
+    lacking = home.farm("setup", "sign", "--lpai", "v6", "--direct", "--htp", "v81", "--adopt", env=roots)
     assert (lacking.returncode, lacking.stdout) == (2, "")
     assert lacking.stderr == (
-        f"farm: {signed} lacks libc++abi.so.1: put it there, or let farm sign make it without --adopt\n"
+        f"farm: {signed} lacks libc++abi.so.1: put it there, or let farm setup sign make it without --adopt\n"
     )
     (signed / names[5]).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
-    done = home.farm("sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""}, code=0)
+    done = home.farm(
+        "setup", "sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""}, code=0
+    )
     assert json.loads(done.stdout)["files"] == [{"file": str(signed / name), "state": "adopted"} for name in names]
     assert {path.name for path in signed.glob("*.farm-sign.json")} == {f"{name}.farm-sign.json" for name in names}
-    checked = home.farm("runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--direct", "--json", env=roots)
+    checked = home.farm(
+        "setup", "runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--direct", "--json", env=roots
+    )
     states = {one["name"]: one["state"] for one in json.loads(checked.stdout)["files"]}
     assert {states[name] for name in names} == {"ok"}
 
@@ -109,16 +113,16 @@ def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path
     unsigned = sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
     kept = unsigned.read_bytes()
     unsigned.unlink()
-    assert home.farm("sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
+    assert home.farm("setup", "sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
     unsigned.write_bytes(kept)
-    again = home.farm("sign", "--lpai", "v6", env=roots)
+    again = home.farm("setup", "sign", "--lpai", "v6", env=roots)
     assert (again.returncode, again.stdout.split()[-3:]) == (0, ["is", "signed", "already"])
-    assert home.farm("sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
+    assert home.farm("setup", "sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
     unsigned.write_bytes(kept + b"newer")
-    refused = home.farm("sign", "--lpai", "v6", env=roots, code=2)
+    refused = home.farm("setup", "sign", "--lpai", "v6", env=roots, code=2)
     assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
     assert skel.read_bytes() == content
-    assert home.farm("sign", "--lpai", "v6", "--force", env=roots).returncode == 0
+    assert home.farm("setup", "sign", "--lpai", "v6", "--force", env=roots).returncode == 0
     assert skel.read_bytes() != content
 
 
@@ -146,7 +150,7 @@ def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path
 def test_bad_input_is_one_line(
     home: FarmHome, roots: dict[str, str], arguments: tuple[str, ...], changes: dict[str, str], code: int, says: str
 ) -> None:
-    done = home.farm("sign", *arguments, env={**roots, **changes})
+    done = home.farm("setup", "sign", *arguments, env={**roots, **changes})
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
     assert done.stderr.startswith("farm: ")
@@ -156,7 +160,7 @@ def test_bad_input_is_one_line(
 
 def test_a_tool_that_fails_is_exit_code_4_below_what_it_said(home: FarmHome, roots: dict[str, str]) -> None:
     make_hexagon_sdk(home.cwd / "stub-hexagon-sdk", "fails")
-    done = home.farm("sign", "--lpai", "v6", env=roots)
+    done = home.farm("setup", "sign", "--lpai", "v6", env=roots)
     assert (done.returncode, done.stdout) == (4, "")
     *above, last = done.stderr.splitlines()
     assert above[-1] == "  elfsigner: ERROR: Signing failed!"
@@ -167,7 +171,7 @@ def test_an_interrupted_signing_leaves_nothing(home: FarmHome, sdk: Path, roots:
     make_hexagon_sdk(home.cwd / "stub-hexagon-sdk", "hangs")
     env = {**home.env, **roots, "FARM_CACHE_DIR": str(home.cwd / "cache")}
     farm = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "sign", "--lpai", "v6"],
+        [sys.executable, "-m", "farm.cli.main", "setup", "sign", "--lpai", "v6"],
         env=env, cwd=home.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert farm.stderr is not None

@@ -1,4 +1,4 @@
-"""`farm triage` and `farm baseline`, as somebody uses them the morning after a slow night."""
+"""`farm alerts list` and `farm perf baseline`, as somebody uses them the morning after a slow night."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def answer(home: FarmHome, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow: str) -> None:
-    done = home.farm("triage", code=0)
+    done = home.farm("alerts", "list", code=0)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "REGRESSIONS: 2"
@@ -70,20 +70,20 @@ def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow:
 
 
 def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: FarmHome, slow: str) -> None:
-    first, second = (one["id"] for one in answer(home, "triage")["alerts"])
-    done = home.farm("triage", str(first), "--owner", "grace", "--note", "see #345", code=0)
+    first, second = (one["id"] for one in answer(home, "alerts", "list")["alerts"])
+    done = home.farm("alerts", "assign", str(first), "--owner", "grace", "--note", "see #345", code=0)
     assert "acknowledged by " in done.stdout
-    assert home.farm("triage", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
-    listed = home.farm("triage").stdout
+    assert home.farm("alerts", "assign", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
+    listed = home.farm("alerts", "list").stdout
     assert "acknowledged: grace: see #345" in listed
     assert "until 2099-12-31" in listed
     status = answer(home, "status")["status"]
     assert status["runs"][0]["jobs"][OTHER.id] == "new_failure"
-    assert home.farm("triage", f"#{first}", "--state", "fixed").returncode == 0
-    assert [one["id"] for one in answer(home, "triage")["alerts"]] == [second]
+    assert home.farm("alerts", "assign", f"#{first}", "--state", "fixed").returncode == 0
+    assert [one["id"] for one in answer(home, "alerts", "list")["alerts"]] == [second]
     # A note alone opens nothing again.
-    assert home.farm("triage", str(first), "--note", "in 1.6").returncode == 0
-    said = answer(home, "triage", str(first))["remarks"]
+    assert home.farm("alerts", "assign", str(first), "--note", "in 1.6").returncode == 0
+    said = answer(home, "alerts", "assign", str(first))["remarks"]
     assert [one["state"] for one in said] == ["acknowledged", "fixed", "fixed"]
     assert slow in home.farm("status").stdout
 
@@ -91,20 +91,20 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("triage", "4711"), "4711"),
-        (("triage", "9" * 5000), "unknown alert '999"),
-        (("triage", "s/conv2"), "did you mean"),
-        (("triage", "s/*", "--owner", "ada"), "means 2 jobs"),
-        (("triage", "--owner", "ada"), "--owner of what?"),
-        (("triage", "--until", "2099-01-01"), "--until of what?"),
-        (("triage", "s/conv", "--state", "accepted"), "red until it passes"),
-        (("triage", "s/conv", "--until", "2001-01-01"), "is over"),
-        (("baseline", "accept", "s/conv", "--note", " "), "--note says why"),
-        (("baseline", "accept", "s/conv"), "--note"),
-        (("baseline", "accept", "s/conv", "--note", "x", "--run", "2001"), "2001"),
-        (("baseline", "accept", "s/conv", "--note", "x", "--metric", "speed"), "has no judged number speed"),
-        (("baseline", "show", "nothing"), "nothing"),
-        (("baseline", "show", "s/conv", "--metric", "speed"), "has no judged number speed"),
+        (("alerts", "assign", "4711"), "4711"),
+        (("alerts", "assign", "9" * 5000), "unknown alert '999"),
+        (("alerts", "assign", "s/conv2"), "did you mean"),
+        (("alerts", "assign", "s/*", "--owner", "ada"), "means 2 jobs"),
+        (("alerts", "assign", "--owner", "ada"), "ALERT|JOB is missing"),
+        (("alerts", "list", "--until", "2099-01-01"), "--until"),
+        (("alerts", "assign", "s/conv", "--state", "accepted"), "red until it passes"),
+        (("alerts", "assign", "s/conv", "--until", "2001-01-01"), "is over"),
+        (("alerts", "accept", "s/conv", "--note", " "), "--note says why"),
+        (("alerts", "accept", "s/conv"), "--note"),
+        (("alerts", "accept", "s/conv", "--note", "x", "--run", "2001"), "2001"),
+        (("alerts", "accept", "s/conv", "--note", "x", "--metric", "speed"), "has no judged number speed"),
+        (("perf", "baseline", "nothing"), "nothing"),
+        (("perf", "baseline", "s/conv", "--metric", "speed"), "has no judged number speed"),
     ],
 )
 def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], said: str) -> None:
@@ -115,44 +115,47 @@ def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tup
 
 
 def test_an_accepted_level_is_what_the_next_nights_are_compared_with(home: FarmHome, slow: str) -> None:
-    before = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"]
+    before = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
     assert before[0]["runs"] == 10
-    accepted = answer(home, "baseline", "accept", "s/*", "--note", "a safer kernel")["accepted"]
+    accepted = answer(home, "alerts", "accept", "s/*", "--note", "a safer kernel")["accepted"]
     assert sorted((one["job_id"], one["metric"]) for one in accepted) == sorted(
         (job.id, metric) for job in (JOB, OTHER) for metric in ("latency", "pte_size")
     )
-    assert answer(home, "triage")["alerts"] == []
-    after = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"]
+    assert answer(home, "alerts", "list")["alerts"] == []
+    after = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
     assert (after[0]["runs"], after[0]["median"], after[0]["since"]) == (1, 2.4e6, slow)
     with open_store(home.state / "farm.db") as store:
         assert store.alerts.of_run(night(store, 0, 2.41, 1016)) == []
-    shown = home.farm("baseline", "show", "s/conv")
+    shown = home.farm("perf", "baseline", "s/conv")
     assert max(map(len, shown.stdout.splitlines())) <= 80
     assert f"since {slow}" in shown.stdout
-    again = home.farm("baseline", "accept", "s/*", "--note", "again")
+    again = home.farm("alerts", "accept", "s/*", "--note", "again")
     assert "s/* has no candidate" in again.stdout
 
 
 def test_a_step_that_nobody_found_can_be_declared(home: FarmHome, slow: str) -> None:
     with open_store(home.state / "farm.db") as store:
         small = night(store, 0, 2.05, 1016)
-    [one] = answer(
-        home, "baseline", "accept", "s/conv", "--metric", "latency", "--run", small, "--note", "a new clock"
-    )["accepted"]
+    [one] = answer(home, "alerts", "accept", "s/conv", "--metric", "latency", "--run", small, "--note", "a new clock")[
+        "accepted"
+    ]
     assert one["declared"]
-    level = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"][0]
+    level = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"][0]
     assert level["since"] == small
     assert level["median"] == pytest.approx(2.05e6)
     assert slow
 
 
 def test_a_note_cannot_write_to_the_terminal_nor_begin_a_line(home: FarmHome, slow: str) -> None:
-    first = answer(home, "triage")["alerts"][0]["id"]
+    first = answer(home, "alerts", "list")["alerts"][0]["id"]
     note = "\x1b]0;mine\x07\n::error::not from farm " + "long " * 40
     for arguments in (
-        ("triage", str(first), "--note", note),
-        ("triage",),
-        ("confirm", "--run", slow),
+        ("alerts", "assign", str(first), "--note", note),
+        (
+            "alerts",
+            "list",
+        ),
+        ("perf", "confirm", "--run", slow),
         ("history", "s"),
     ):
         done = home.farm(*arguments)

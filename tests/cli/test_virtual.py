@@ -74,7 +74,7 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
         assert [(one["kind"], one["operation"]) for one in struck["struck"]] == [("exit_code", "shell")]
 
         assert home.farm("devices", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}).returncode == 0
-        assert home.farm("device", "name", SERIAL, "desk").returncode == 0
+        assert home.farm("devices", "name", SERIAL, "desk").returncode == 0
         assert home.farm("virtual", "fault", "desk", "wrong_soc").stderr == "desk: wrong_soc, until cleared\n"
         assert "did you mean 'desk'" in home.farm("virtual", "fault", "dask", "wrong_soc").stderr
         soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")

@@ -1,4 +1,4 @@
-"""`farm agent` on real parts: PostgreSQL, virtual devices, slots and agents as processes."""
+"""`farm lab agent` on real parts: PostgreSQL, virtual devices, slots and agents as processes."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_an_agent_runs_what_is_submitted_and_ends_when_it_is_told_to(hosts: Agen
     hosts.registered("left")
     done = hosts.you(*SMOKE, "-k", "add or gelu", code=0)
     assert "2 passed, 0 failed" in done.stdout
-    listed = hosts.you("agent", "list").stdout
+    listed = hosts.you("lab", "agent", "list").stdout
     assert "virtual-left-0" in listed
     assert "free" in listed
     assert hosts.stop_agents() == {"left": 0}
     # Nothing of ours is left on the device, nor in the farm.
     assert not hosts.sessions("left")
     assert hosts.rows("select 1 from lease where token <> ''") == []
-    assert "no agent" in hosts.you("agent", "list").stdout
+    assert "no agent" in hosts.you("lab", "agent", "list").stdout
 
 
 @pytest.mark.whole
@@ -147,9 +147,9 @@ def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(left: Agen
 def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(hosts: AgentHosts) -> None:
     hosts.host("left")
     hosts.registered("left")
-    assert hosts.you("agent", "drain", "nobody").returncode == 2
+    assert hosts.you("lab", "agent", "drain", "nobody").returncode == 2
     run_id = begun(hosts)
-    assert hosts.you("agent", "drain", "left").returncode == 0
+    assert hosts.you("lab", "agent", "drain", "left").returncode == 0
     assert hosts.agents["left"].wait(30) == 0
     assert hosts.rows("select 1 from lease where token <> ''") == []
     left = hosts.rows("select sum(remaining) from shard where state = 'waiting'")
@@ -167,7 +167,7 @@ def test_a_cancelled_run_is_broken_off_and_the_device_is_free(left: AgentHosts) 
     run_id = left.detached("--iterations", "100000")
     left.until(lambda: left.rows("select 1 from shard where state = 'held'"), "a shard is held")
     left.until(lambda: left.sessions("left"), "the job runs")
-    assert left.you("cancel", run_id).returncode == 0
+    assert left.you("runs", "cancel", run_id).returncode == 0
     left.until(lambda: not left.rows("select 1 from lease where token <> ''"), "the device is free", 10)
     assert left.you(*SMOKE, "-k", "gelu").returncode == 0
     once = left.rows("select count(*) from attempt join run_job on run_job.id = run_job_id where run_id = %s", run_id)

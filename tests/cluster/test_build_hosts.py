@@ -80,13 +80,13 @@ def repair(farm: BuildFarm) -> Iterator[None]:
 
 @contextmanager
 def agent(farm: BuildFarm, name: str) -> Iterator[Program]:
-    """Run `farm agent --build` of a host that has no devices, with a cache and a state of its own."""
+    """Run `farm lab agent --build` of a host that has no devices, with a cache and a state of its own."""
     config = farm.config(name)
     env = {
         **os.environ, "FARM_CONFIG": str(farm.file), "FARM_CACHE_DIR": str(config.cache_dir),
         "FARM_STATE_DIR": str(config.state_dir), "FARM_STORE": farm.hosts_url,
     }  # fmt: skip
-    words = [sys.executable, "-m", "farm.cli.main", "agent", "--build", "--no-devices", "--name", name]
+    words = [sys.executable, "-m", "farm.cli.main", "lab", "agent", "--build", "--no-devices", "--name", name]
     log = farm.file.parent / f"{name}.log"
     process = start(words, env=env, cwd=farm.file.parent, log=log)
     try:

@@ -129,7 +129,7 @@ def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(sha
     with shared.host(jobs=1) as host:
         detached = shared.home.farm(*RUN, "--detach", code=0)
         run_id = detached.stdout.strip()
-        with shared.home.running("attach", run_id) as process:
+        with shared.home.running("runs", "watch", run_id) as process:
             assert process.stdout is not None
             seen = next(line for line in process.stdout if line.startswith("["))
             host.let()
@@ -139,7 +139,7 @@ def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(sha
         assert "[4/4]" in output
         assert len(host.ran) == 4
         # Another who comes late sees how it ended.
-        assert shared.home.farm("attach").returncode == 0
+        assert shared.home.farm("runs", "watch").returncode == 0
     with shared.store() as store:
         view = store.runs.view(run_id)
         assert (view.exit_code, len(view.jobs)) == (0, 4)
@@ -150,12 +150,12 @@ def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Sh
     with shared.host(jobs=1) as host:
         run_id = shared.home.farm(*RUN, "--detach").stdout.strip()
         waits_for(lambda: host.ran)
-        cancelled = shared.home.farm("cancel", run_id, code=0)
+        cancelled = shared.home.farm("runs", "cancel", run_id, code=0)
         assert cancelled.stdout == f"run {run_id} is cancelled\n"
         assert len(host.ran) == 1
-        again = shared.home.farm("cancel", run_id, code=2)
+        again = shared.home.farm("runs", "cancel", run_id, code=2)
         assert "is cancelled already" in again.stderr
-        attached = shared.home.farm("attach", run_id, code=130)
+        attached = shared.home.farm("runs", "watch", run_id, code=130)
         assert f"farm run --resume {run_id}" in attached.stderr
         host.let()
         resumed = shared.home.farm("run", "--resume", run_id, code=0)
@@ -289,7 +289,7 @@ def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Sha
     with shared.home.running(*RUN, "--wait") as process:
         with shared.store() as store:
             waits_for(lambda: store.cluster.queue().orders)
-            queue = shared.home.farm("queue")
+            queue = shared.home.farm("lab", "queue")
             assert "no living host has" in queue.stdout
         with shared.host("lab9", [virtual_device("v9", "lab9")]):
             output, _ = process.communicate(timeout=60)
@@ -334,7 +334,7 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
     for arguments, words in (
         (("--profile", "optrace"), "--virtual"),
         (("--detach", "--build", "here"), "leave one of them out"),
-        (("--detach", "--html", "a.html"), "farm attach"),
+        (("--detach", "--html", "a.html"), "farm runs watch"),
         (("--virtual", "1", "--detach"), "--detach is of a shared farm"),
         (("--device", "nobody"), "unknown device"),
     ):
@@ -344,7 +344,17 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
 
 @pytest.mark.whole
 def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) -> None:
-    for arguments in (("queue",), ("attach",), ("cancel", "latest")):
+    for arguments in (
+        (
+            "lab",
+            "queue",
+        ),
+        (
+            "runs",
+            "watch",
+        ),
+        ("runs", "cancel", "latest"),
+    ):
         home.farm(*arguments, env={"FARM_STORE": str(home.state / "farm.db")}, code=2)
     refused = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--detach", code=2)
     assert "--detach is of a shared farm" in refused.stderr
@@ -353,24 +363,24 @@ def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) ->
 @pytest.mark.whole
 def test_quotas_bound_users_and_the_queue_says_so(shared: Shared) -> None:
     farm = shared.home.farm
-    assert farm("quota").stdout == "no quota is set\n"
+    assert farm("lab", "quota").stdout == "no quota is set\n"
     with shared.store() as store:
         user = store.user
-    assert farm("quota", f"user:{user}", "0").returncode == 0
-    assert json.loads(farm("quota", "--json").stdout)["quotas"] == {f"user:{user}": 0}
-    assert farm("quota", "ada", "3").returncode == 2
+    assert farm("lab", "quota", f"user:{user}", "0").returncode == 0
+    assert json.loads(farm("lab", "quota", "--json").stdout)["quotas"] == {f"user:{user}": 0}
+    assert farm("lab", "quota", "ada", "3").returncode == 2
     with shared.host() as host:
         run_id = farm(*RUN, "--detach").stdout.strip()
         assert all_the_time(lambda: host.ran == [], 1.0)
-        queue = farm("queue")
+        queue = farm("lab", "queue")
         assert run_id in queue.stdout
         assert "quota" in queue.stdout
         assert max(map(len, queue.stdout.splitlines())) <= 80
-        row = json.loads(farm("queue", "--json").stdout)["runs"][0]
+        row = json.loads(farm("lab", "queue", "--json").stdout)["runs"][0]
         assert (row["run_id"], row["running"]) == (run_id, 0)
-        assert farm("quota", f"user:{user}", "--remove").returncode == 0
-        assert farm("attach", run_id).returncode == 0
-    assert farm("queue").stdout == "nothing waits and nothing runs\n"
+        assert farm("lab", "quota", f"user:{user}", "--remove").returncode == 0
+        assert farm("runs", "watch", run_id).returncode == 0
+    assert farm("lab", "queue").stdout == "nothing waits and nothing runs\n"
 
 
 @pytest.mark.whole

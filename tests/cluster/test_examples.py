@@ -179,7 +179,7 @@ def _machine(folder: Path, port: int) -> Callable[..., subprocess.CompletedProce
         env = {**os.environ, **own, "PGUSER": user}
         done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
         assert code is None or done.returncode == code, done.stdout + done.stderr
-        assert "'s" not in done.stdout + done.stderr or arguments[:2] == ("store", "roles")
+        assert "'s" not in done.stdout + done.stderr or arguments[:2] == ("lab", "roles")
         return done
 
     return run

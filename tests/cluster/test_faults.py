@@ -410,7 +410,7 @@ def test_a_client_is_killed(farm: Farm) -> None:
     run_id = farm.submit("ada", _JOBS)
     folder, env = farm.hosts.home("ada"), farm.hosts.env_of("ada")
     client = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "attach", run_id],
+        [sys.executable, "-m", "farm.cli.main", "runs", "watch", run_id],
         cwd=folder, env={**env, "COLUMNS": "80"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT)  # fmt: skip
     try:

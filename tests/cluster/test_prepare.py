@@ -304,7 +304,7 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     there = {one.name for one in farm.client.all()}
     assert there == {names[what] for what in ("bundle", "runtime", "young")}
     assert store.cluster.build_of([row_key(0), row_key(77)]).keys() == {row_key(0)}
-    with pytest.raises(UsageError, match=f"farm cancel {run}"):
+    with pytest.raises(UsageError, match=f"farm runs cancel {run}"):
         require_deletable(farm.config("desk"), store, store.runs.view(run))
     assert store.pruning.remove(run) is None
     store.cluster.cancel(run, "ada", may_others=True)

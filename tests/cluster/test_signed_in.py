@@ -106,10 +106,10 @@ def test_a_run_over_tls_by_people_and_hosts_that_have_their_roles(
             hosts.url = lab.url(name)
             hosts.home(name)
             assert hosts.farm(name, "status").returncode == 0
-            assert hosts.farm(name, "queue").returncode == 0
-            cancelled = hosts.farm(name, "cancel", run_id)
+            assert hosts.farm(name, "lab", "queue").returncode == 0
+            cancelled = hosts.farm(name, "runs", "cancel", run_id)
             assert cancelled.returncode in (2, 4), cancelled.stdout + cancelled.stderr
-            forced = hosts.farm(name, "cancel", run_id, "--force")
+            forced = hosts.farm(name, "runs", "cancel", run_id, "--force")
             assert forced.returncode in (2, 4), forced.stdout + forced.stderr
         hosts.url = lab.url("vic")
         refused = hosts.farm("vic", *_WARM, code=4)

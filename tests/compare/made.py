@@ -72,7 +72,7 @@ def report(*jobs: ComparedJob, **more: Any) -> CompareReport:
         ),
     )
     fields: dict[str, Any] = {
-        "id": "20261123-001422-b34918", "command": "farm compare --checkout . --base origin/main",
+        "id": "20261123-001422-b34918", "command": "farm perf compare --checkout . --base origin/main",
         "started_ms": 1_795_392_000_000, "seconds": 75.0, "kind": "virtual", "devices": ("virtual-SM8650-0",),
         "sides": sides, "pairs": 10,
         "jobs": tuple(

@@ -1,4 +1,4 @@
-"""`farm bisect --commits` over a repository of small commits: git is real, the answers of comparisons are made up."""
+"""`farm perf bisect --commits` over a repository of small commits: real git, invented answers of comparisons."""
 
 from __future__ import annotations
 
@@ -229,8 +229,8 @@ def test_a_search_in_a_shallow_clone_and_across_a_merge(checkout: Checkout, tmp_
 
 
 def farm(*arguments: str) -> tuple[int, str]:
-    """Return the exit code of `farm bisect`, and its output on one line."""
-    result = CliRunner().invoke(cli, ["bisect", *arguments], standalone_mode=False)
+    """Return the exit code of `farm perf bisect`, and its output on one line."""
+    result = CliRunner().invoke(cli, ["perf", "bisect", *arguments], standalone_mode=False)
     if isinstance(result.exception, FarmError):
         return result.exception.exit_code, f"{result.output} {result.exception}"
     assert result.exception is None, result.exception

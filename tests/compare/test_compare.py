@@ -1,4 +1,4 @@
-"""`farm compare` on real bundles and the simulator."""
+"""`farm perf compare` on real bundles and the simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_p
     page = tmp_path / "page.html"
     options = ("--options", "", "--options", "htp_performance_mode=burst")
     told = home.farm(
-        "compare", *SMOKE, "-k", "smoke/add", *options, "--virtual", "1", "--html", str(page), timeout_s=300
+        "perf", "compare", *SMOKE, "-k", "smoke/add", *options, "--virtual", "1", "--html", str(page), timeout_s=300
     )
     assert told.returncode in (0, 3), told.stderr
     [folder] = (home.state / "compares").iterdir()
@@ -33,7 +33,7 @@ def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_p
     assert page.read_text() == (folder / "compare.html").read_text()
     assert "htp_performance_mode=burst" in page.read_text()
     # It is no run.
-    assert home.farm("sql", "select count(*) as runs from run").stdout.split()[-1] == "0"
+    assert home.farm("data", "sql", "select count(*) as runs from run").stdout.split()[-1] == "0"
     assert wait_for_no_process(home) == {}
 
 
@@ -42,7 +42,7 @@ def test_a_pull_request_is_stopped_by_a_pass_that_raises_and_by_nothing_else(hom
     checkout = tmp_path / "executorch"
     make_checkout(checkout)
     commit(checkout, "Say what it is", {"README.md": "a checkout\n"})
-    arguments = ("compare", *SMOKE, "-k", "smoke/add or smoke/softmax", "--checkout", str(checkout), "--json")
+    arguments = ("perf", "compare", *SMOKE, "-k", "smoke/add or smoke/softmax", "--checkout", str(checkout), "--json")
     arguments += ("--programs-only", "--base")
 
     told = home.farm(*arguments, "HEAD~1", timeout_s=500, code=0)

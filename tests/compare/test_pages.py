@@ -139,7 +139,7 @@ def test_github_gets_a_summary_and_an_annotation_for_each_job_that_is_worse(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     add_summary(lambda: compare_markdown(everything()))
     text = (tmp_path / "summary").read_text()
-    assert text.startswith("### farm compare: B is worse")
+    assert text.startswith("### farm perf compare: B is worse")
     assert "#### Newly failing: 1" in text
     assert "<script>" not in text
     assert "](http" not in text

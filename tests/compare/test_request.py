@@ -1,4 +1,4 @@
-"""What `farm compare` is asked: sides, and what is refused before anything is compiled."""
+"""What `farm perf compare` is asked: sides, and what is refused before anything is compiled."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_builders_are_shared_by_how_much_each_side_compiles(
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(home: FarmHome, arguments: tuple[str, ...], problem: str) -> None:
-    told = home.farm("compare", *arguments)
+    told = home.farm("perf", "compare", *arguments)
     assert (told.returncode, told.stdout) == (2, "")
     assert problem in told.stderr
     assert len(told.stderr.splitlines()) == 1

@@ -61,7 +61,7 @@ def test_a_damaged_bundle_counts_as_absent_and_can_be_built_again(tmp_path: Path
         (folder / MODEL).write_bytes(b"a mo")
     elif damage == "a changed byte":
         (folder / MODEL).write_bytes(b"b model")
-        with pytest.raises(BundleError, match=r"model\.pte: hash is .* expected .*farm cache prune --all"):
+        with pytest.raises(BundleError, match=r"model\.pte: hash is .* expected .*farm setup cache prune --all"):
             load_bundle(folder).verify()
     elif damage == "half a manifest":
         (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:50])
@@ -169,7 +169,7 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
     with pytest.raises(
-        InfraError, match="No space left on device; free some space with 'farm cache prune --older 30d --yes'"
+        InfraError, match="No space left on device; free some space with 'farm setup cache prune --older 30d --yes'"
     ):
         BundleCache(tmp_path).build(KEY, fail)
 

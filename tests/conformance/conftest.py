@@ -58,9 +58,9 @@ def simulator(farm_cache: Path) -> Runtime:
 
 @pytest.fixture
 def outside_env(home: FarmHome) -> dict[str, str]:
-    """A plain environment after `eval "$(farm runtime env --soc SM8650)"`, with what upstream's modules import."""
+    """Environment after `eval "$(farm setup runtime env --soc SM8650)"`, with the modules that upstream imports."""
     kept = {name: value for name, value in home.env.items() if not name.startswith("FARM_")}
-    said = home.farm("runtime", "env", "--soc", "SM8650", timeout_s=600, code=0)
+    said = home.farm("setup", "runtime", "env", "--soc", "SM8650", timeout_s=600, code=0)
     exported = run_program(["/bin/sh", "-c", f"{said.stdout}\nexec env -0"], env=kept, timeout_s=60).stdout
     env = dict(line.split("=", 1) for line in exported.split("\0") if line)
     return {**env, "PYTHONPATH": str(HERE / "model_stubs")}

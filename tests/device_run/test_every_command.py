@@ -64,7 +64,7 @@ class TestAHotDevice:
         assert HOT in self.notes(ran)
 
     def test_farm_repro_waits_and_then_says_so(self, hot: Attached, ran: dict[str, Any]) -> None:
-        again = hot.json("repro", JOB, "--run", ran["run"], "--device", "same")
+        again = hot.json("jobs", "rerun", JOB, "--run", ran["run"], "--device", "same")
         assert HOT in self.notes(again["now"])
 
     @pytest.mark.parametrize("command", ["confirm", "bisect"])
@@ -73,7 +73,7 @@ class TestAHotDevice:
     ) -> None:
         later = hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
         done = hot.farm(
-            command, JOB, "--good", ran["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5",
+            "perf", command, JOB, "--good", ran["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5",
             "--device", hot.devices[0].serial,
         )  # fmt: skip
         assert done.returncode in (0, 3), done.stderr
@@ -86,7 +86,7 @@ def test_a_program_that_only_devices_run_is_refused_before_anything_runs(bench: 
     assert done.stderr.splitlines()[-1].endswith(
         "no virtual device runs it: contexts that share weights are not simulated; attach a SM8650"
     )
-    assert "conv_sharing" not in bench.farm("run", "list", "--json").stdout
+    assert "conv_sharing" not in bench.farm("runs", "list", "--json").stdout
 
 
 def test_no_command_brings_such_a_program_to_a_virtual_device(bench: Attached, models: Path) -> None:

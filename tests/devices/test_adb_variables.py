@@ -266,7 +266,7 @@ def test_commands_use_the_device_of_android_serial(bench: Bench, home: FarmHome)
     # The other device is free, and stays so.
     assert "yours already" in home.farm("lease", second.soc, "--no-wait", env=chosen, code=4).stderr
     assert home.farm("lease", first.serial, env=chosen).returncode == 0
-    for words in (("shell", "--", "true"), ("device", "check"), ("run", "--soc", "SM8650", "--suite", "smoke")):
+    for words in (("shell", "--", "true"), ("devices", "check"), ("run", "--soc", "SM8650", "--suite", "smoke")):
         done = home.farm(*words, env={**adb, "ANDROID_SERIAL": "zz"}, code=4)
         assert "ANDROID_SERIAL names zz, and device 'zz' not found" in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -55,37 +55,37 @@ ASKED = [
     ["status", RUNS["killed"]],
     ["status", "20261122-0800"],
     *(["report", run] for run in (NIGHT, *RUNS.values())),
-    ["triage"],
-    ["triage", "1"],
-    ["triage", "quantized_ops/gelu"],
+    ["alerts", "list"],
+    ["alerts", "assign", "1"],
+    ["alerts", "assign", "quantized_ops/gelu"],
     ["devices"],
-    *(["device", "show", device] for device in ("R5CX1", "R5CX2", "bench-8750", "sim")),
-    ["coverage", "--soc", "SM8650"],
-    ["coverage", "--soc", "SM8650", "--suite", "smoke"],
-    ["coverage", "--soc", "SM8650", "--run", NIGHT],
-    ["baseline", "show", "*"],
-    ["baseline", "show", "quantized_ops/conv2d", "--metric", "latency"],
+    *(["devices", "show", device] for device in ("R5CX1", "R5CX2", "bench-8750", "sim")),
+    ["jobs", "coverage", "--soc", "SM8650"],
+    ["jobs", "coverage", "--soc", "SM8650", "--suite", "smoke"],
+    ["jobs", "coverage", "--soc", "SM8650", "--run", NIGHT],
+    ["perf", "baseline", "*"],
+    ["perf", "baseline", "quantized_ops/conv2d", "--metric", "latency"],
     ["diff", "latest~1"],
     ["diff", "20261116-2100", NIGHT],
     ["diff", "20261119-2100", NIGHT],
     ["diff", "20261122-0700", "20261122-0800"],
-    ["profile", "smoke"],
-    ["profile", "quantized_ops/conv2d"],
-    ["profile", "*", "--diff", "20261116-2100", NIGHT],
+    ["jobs", "profile", "smoke"],
+    ["jobs", "profile", "quantized_ops/conv2d"],
+    ["jobs", "profile", "*", "--diff", "20261116-2100", NIGHT],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
     ["history", "*/c*", "--metric", "pte_size", "--soc", "SM8650", "--limit", "1"],
     ["history", "quantized_ops/*", "--soc", "SM8750", "--limit", "4"],
     ["history", "smoke", "--limit", "1"],
     ["history", "pytest/*"],
-    ["prune", "--keep-runs", "8", "--keep-results", "2", "--orphans"],
+    ["runs", "prune", "--keep-runs", "8", "--keep-results", "2", "--orphans"],
     ["suites", "smoke"],
-    ["socs"],
-    ["cache", "show"],
+    ["devices", "socs"],
+    ["setup", "cache", "show"],
     ["virtual", "faults"],
     ["nightly", "night.toml", "--check"],
-    *(["sql", query] for query in (_RUNS, _VERDICTS, _SAMPLES, _NOTHING)),
+    *(["data", "sql", query] for query in (_RUNS, _VERDICTS, _SAMPLES, _NOTHING)),
 ]
-CSV = [["sql", "--csv", query] for query in (_VERDICTS, _SAMPLES, _NOTHING)]
+CSV = [["data", "sql", "--csv", query] for query in (_VERDICTS, _SAMPLES, _NOTHING)]
 EXPORTED = {
     "ctrf": (NIGHT, RUNS["farm exec"], RUNS["farm pytest"]),
     "junit": (NIGHT, RUNS["farm debug"], RUNS["farm exec"]),
@@ -93,28 +93,28 @@ EXPORTED = {
     "trace": (NIGHT, RUNS["detailed profile"]),
     "jsonl": (NIGHT, RUNS["farm debug"]),
 }
-ALL = ["export", "--all", "--unfinished"]
+ALL = ["data", "export", "--all", "--unfinished"]
 _NOTE = ["--note", "seen"]
 WRITTEN = [
-    ["baseline", "accept", "quantized_ops/conv2d", *_NOTE],
-    ["baseline", "accept", "quantized_ops/add", "--metric", "latency", *_NOTE],
-    ["triage", "6", "--owner", "grace", *_NOTE, "--until", "2099-01-01"],
-    ["triage", "quantized_ops/gelu", "--owner", "ada"],
+    ["alerts", "accept", "quantized_ops/conv2d", *_NOTE],
+    ["alerts", "accept", "quantized_ops/add", "--metric", "latency", *_NOTE],
+    ["alerts", "assign", "6", "--owner", "grace", *_NOTE, "--until", "2099-01-01"],
+    ["alerts", "assign", "quantized_ops/gelu", "--owner", "ada"],
     ["status"],
-    ["triage"],
-    ["baseline", "show", "quantized_ops/conv2d", "--metric", "latency"],
+    ["alerts", "list"],
+    ["perf", "baseline", "quantized_ops/conv2d", "--metric", "latency"],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
-    ["prune", "--keep", "5d", "--yes"],
-    ["sql", _RUNS],
+    ["runs", "prune", "--keep", "5d", "--yes"],
+    ["data", "sql", _RUNS],
     ["history", "quantized_ops/layer_norm", "--limit", "1"],
-    ["import", "all.jsonl"],
-    ["import", "all.jsonl"],
+    ["data", "import", "all.jsonl"],
+    ["data", "import", "all.jsonl"],
     ["status"],
 ]
 """Commands that write, and then commands that show the changes."""
 
 IMPORTED = [
-    ["import", "all.jsonl"],
+    ["data", "import", "all.jsonl"],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
     ["report", NIGHT],
     ["status"],
@@ -224,10 +224,10 @@ def main() -> None:
     answers = [call(arguments[0], [*arguments, "--json"]) for arguments in ASKED]
     answers += [call(arguments[0], arguments) for arguments in CSV]
     for kind, runs in EXPORTED.items():
-        answers += [call(f"export {kind}", ["export", "--format", kind, run]) for run in runs]
+        answers += [call(f"export {kind}", ["data", "export", "--format", kind, run]) for run in runs]
     with serving() as url:
         answers += [get(url, path) for path in PAGES]
-    answers += [call("export all", ["export", "--since", "2026-11-22"]), everything := call("export all", ALL)]
+    answers += [call("export all", ["data", "export", "--since", "2026-11-22"]), everything := call("export all", ALL)]
     (folder / "all.jsonl").write_text(everything["wrote"])
     answers += [call("written", [*arguments, "--json"]) for arguments in WRITTEN]
     os.environ["FARM_STATE_DIR"] = str(folder / "another")

@@ -34,7 +34,9 @@ def test_one_command_runs_a_case_in_both_modes_and_compares_latency_and_bytes(
     home: FarmHome, stub_sdk: StubSdk
 ) -> None:
     modes = ("--options", "direct_mode=false", "--options", "direct_mode=true")
-    done = home.farm("compare", *WORDS, *modes, "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=400)
+    done = home.farm(
+        "perf", "compare", *WORDS, *modes, "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=400
+    )
     assert done.returncode == 0, done.stderr
     [job] = json.loads(done.stdout)["jobs"]
     assert [job[side]["job_id"] for side in "ab"] == [

@@ -81,7 +81,9 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
 
 
 def test_every_command_with_a_toolchain_names_the_stub(home: FarmHome, stub_sdk: StubSdk) -> None:
-    done = home.farm("toolchain", "show", "default", "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=300)
+    done = home.farm(
+        "setup", "toolchain", "show", "default", "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=300
+    )
     assert json.loads(done.stdout)["line"] == "stub"
     assert "STUB: QNN's libraries are a stub (stub); no number is a measurement of Qualcomm's products" in done.stderr
 
@@ -127,7 +129,7 @@ def _without_skel(sdk: Path) -> None:
     [
         (_without_library, r"libQnnLpai\.so"),
         (_with_unsigned_skel, r"signed/libQnnLpaiSkel\.so.*not signed"),
-        (_without_skel, r"signed/libQnnLpaiSkel\.so.*farm sign"),
+        (_without_skel, r"signed/libQnnLpaiSkel\.so.*farm setup sign"),
     ],
 )
 def test_an_sdk_that_lacks_something_is_refused(

@@ -292,7 +292,7 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
             said = next(line for line in process.stdout if "waiting for a SM8650" in line)
             assert "is with ann" in said
             assert attempts(home) == []
-            assert attached.farm("release", user="ann").returncode == 0
+            assert attached.farm("devices", "release", user="ann").returncode == 0
             said = process.communicate(timeout=240)[0]
         assert process.returncode == 0, said
         assert "waiting" not in said, "it is said once"

@@ -1,4 +1,4 @@
-"""Notices of quarantined devices, to real servers on loopback; `farm notify`."""
+"""Notices of quarantined devices, to real servers on loopback; `farm lab notify`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
     assert (path, headers["Authorization"]) == ("/T0/hooksecret", "Bearer tokensecret")
     assert "&lt;!channel&gt;" in json.loads(body)["text"]
     assert mail["Subject"].startswith("[farm] R5CT1 is quarantined: its canary fails")
-    assert "farm device show R5CT1" in mail.get_payload()
+    assert "farm devices show R5CT1" in mail.get_payload()
     sent = outcome(store)
     assert sent == (
         f"sent: webhook 1 (http://{LOOPBACK}:{plain.port}); sent: webhook 2 (https://{LOOPBACK}:{slack.port}); "
@@ -175,17 +175,19 @@ def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str,
 
 def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
     config = home.cwd / "farm.toml"
-    assert "notify: nobody is named" in home.farm("notify", code=2).stderr
+    assert "notify: nobody is named" in home.farm("lab", "notify", code=2).stderr
     with web_server() as hook:
         env = {"LAB_HOOK": hook.url("/T0/SECRET")}
         config.write_text('[[notify.webhook]]\nurl_env = "LAB_HOOK"\n')
-        shown = home.farm("notify", env=env)
+        shown = home.farm("lab", "notify", env=env)
         assert (shown.returncode, shown.stdout) == (0, "webhook 1: address in $LAB_HOOK, json\n")
         assert hook.requests == []
-        tried = home.farm("notify", "--test", env=env)
+        tried = home.farm("lab", "notify", "--test", env=env)
         assert (tried.returncode, tried.stdout) == (0, f"sent: webhook 1 (http://{LOOPBACK}:{hook.port})\n")
         told: dict[str, Any] = json.loads(hook.bodies[0])
         assert (told["test"], told["device"]["id"]) == (True, "no-device")
-    assert "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in home.farm("notify", code=2).stdout
-    failed = home.farm("notify", "--test", "--json", code=4)
+    assert (
+        "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in home.farm("lab", "notify", code=2).stdout
+    )
+    failed = home.farm("lab", "notify", "--test", "--json", code=4)
     assert json.loads(failed.stdout)["deliveries"][0]["ok"] is False

@@ -233,7 +233,7 @@ def test_a_cell_of_the_matrix_leads_to_its_job(open_page: Open) -> None:
     detail = browser.find_element(By.CSS_SELECTOR, "#jobs-table tbody.open .d")
     assert detail.is_displayed()
     wait(browser, lambda _: "Numerics" in detail.text)
-    assert "farm repro" in detail.text
+    assert "farm jobs rerun" in detail.text
     row.click()
     assert row.get_attribute("aria-expanded") == "false"
     assert not detail.is_displayed()
@@ -345,7 +345,8 @@ def test_the_page_of_a_job_that_passed_is_unpacked_with_all_that_is_known(open_p
     (link,) = page.find_elements(By.CSS_SELECTOR, ".files a")
     assert link.get_attribute("href").endswith("/artifacts/ab/ab/" + "ab" * 32)
     commands = [one.text for one in page.find_elements(By.CSS_SELECTOR, ".command code")]
-    assert [command.split()[1] for command in commands] == ["run", "repro", "repro", "history", "show"]
+    assert [" ".join(command.split()[1:3]) for command in commands if " jobs " in command] == ["jobs rerun"] * 2
+    assert [command.split()[1] for command in commands] == ["run", "jobs", "jobs", "history", "show"]
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 1280
 
 

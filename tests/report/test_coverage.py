@@ -179,7 +179,7 @@ def test_it_fits_a_terminal_and_every_sign_is_explained(width: int) -> None:
 
 
 def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> None:
-    command = "farm coverage --soc SM8650 --markdown docs/reference/operators.md"
+    command = "farm jobs coverage --soc SM8650 --markdown docs/reference/operators.md"
     page = coverage_markdown(example(), ["3 results"], command)
     lines = page.splitlines()
     assert command in lines[0]
@@ -223,7 +223,7 @@ def test_operators_without_a_case_are_said_with_what_is_known_of_them() -> None:
     plain = " ".join(" ".join(line.plain for line in coverage_lines(found, [], 80)).split())
     assert f"{said}not erf" in plain
     assert "relu6: hardtanh, add, in cases hardtanh, add" in plain
-    page = coverage_markdown(found, [], "farm coverage").splitlines()
+    page = coverage_markdown(found, [], "farm jobs coverage").splitlines()
     assert f"* {said}not erf" in page
     assert "* relu6: hardtanh, add, in cases hardtanh, add" in page
 

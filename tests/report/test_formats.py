@@ -60,9 +60,9 @@ def test_the_recipe_adds_a_format(tmp_path: Path) -> None:
             check=False,
         )
 
-    done = farm("export", run_id, "--format", "tsv")
+    done = farm("data", "export", run_id, "--format", "tsv")
     assert (done.returncode, done.stdout) == (0, f"{JOB.id}\tfailed\tNone\n"), done.stderr
-    assert "tsv    a line for each job, for spreadsheets" in farm("export", "--help").stdout
+    assert "tsv    a line for each job, for spreadsheets" in farm("data", "export", "--help").stdout
     checked = farm("nightly", "--check", str(night))
     assert checked.returncode == 2
     assert "[export]: formats: unknown format 'xlsx': known are ctrf, hud, jsonl, junit, trace, tsv" in checked.stderr

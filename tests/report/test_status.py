@@ -128,6 +128,6 @@ def test_what_was_measured_in_vain_is_not_told_to_be_measured_again() -> None:
     assert text[2] == "  1 job: 0 failed, 1 passed on virtual devices"
     assert text[-3:] == [
         "",
-        "1 number looks different from before: 'farm confirm' measures again",
-        "1 number looks different, interleaved A/B is unsure: 'farm confirm' lists which",
+        "1 number looks different from before: 'farm perf confirm' measures again",
+        "1 number looks different, pairs are unsure: 'farm perf confirm' lists which",
     ]

@@ -89,15 +89,15 @@ def test_the_page_of_a_job_has_its_past_its_files_and_how_to_do_it_again(example
     assert f'href="../../artifacts/ab/ab/{"ab" * 32}"' in page
     assert "cdcdcdcd" in page
     assert "without a link: not on the machine that wrote this page" in page
-    assert "farm repro &#39;quantized_ops/add[SM8650-htp-8a8w]&#39; --run example-7f3a --script repro" in page
+    assert "farm jobs rerun &#39;quantized_ops/add[SM8650-htp-8a8w]&#39; --run example-7f3a --script repro" in page
 
 
 def test_what_did_not_compile_has_no_bundle_to_repeat(example_run: RunView) -> None:
     html = render_html(example_run)
     failures = html[html.index('<section id="failures"') : html.index('<section id="known"')]
     assert "Failed to finalize Qnn Graph" in failures
-    assert "farm repro &#39;quantized_ops/group_norm" in failures
-    assert "farm repro &#39;quantized_ops/index_select" not in failures
+    assert "farm jobs rerun &#39;quantized_ops/group_norm" in failures
+    assert "farm jobs rerun &#39;quantized_ops/index_select" not in failures
 
 
 def test_files_are_linked_where_they_are_from_wherever_the_page_is(tmp_path: Path) -> None:

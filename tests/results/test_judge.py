@@ -426,7 +426,7 @@ def test_a_damaged_bundle_is_infra_at_build(execution: Execution) -> None:
     (execution.bundle_folder / "reference_fp32" / "output_0_0.raw").write_bytes(b"123")
     attempt = execution.judge()
     assert ending(attempt) == ("infra", "build")
-    assert "farm cache prune" in attempt.reason
+    assert "farm setup cache prune" in attempt.reason
 
 
 # Limits.

@@ -1,4 +1,4 @@
-"""`farm confirm` as a user calls it: a slower compiler is found, on the real simulator."""
+"""`farm perf confirm` as a user calls it: a slower compiler is found, on the real simulator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     planted: Planted, again: str, twice: str, store: Store
 ) -> None:
     before = store.history.points(JOB)
-    told = planted.json("confirm", "planted/*", code=3)
+    told = planted.json("perf", "confirm", "planted/*", code=3)
     assert (told["job"], told["good"]["run"], told["new"]["run"]) == (JOB, again, twice)
     assert told["differences"].pop("torchao") == ["0.18.0", "0.18.12"]
     # The hook that plants the layers is one that Python imports at its start.
@@ -94,7 +94,7 @@ MANY = ("--pairs", "16", "--inferences", "20")
 
 @pytest.mark.whole
 def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
-    done = planted.home.farm("confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles",
+    done = planted.home.farm("perf", "confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles",
                              "--metric", "sqnr_fp32[0]", *MANY, code=0)  # fmt: skip
     assert "both runs have the same program" in done.stderr
     lines = done.stdout.splitlines()
@@ -114,10 +114,10 @@ def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: 
         ([JOB, "--metric", "htp_cycle"], "did you mean 'htp_cycles'"),
         ([JOB, "--metric", "pte_size"], "is deterministic"),
     ):
-        done = planted.home.farm("confirm", *arguments)
+        done = planted.home.farm("perf", "confirm", *arguments)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
         assert len(done.stderr.splitlines()) == 1
-    done = planted.home.farm("confirm", JOB, "--device", "nobody")
+    done = planted.home.farm("perf", "confirm", JOB, "--device", "nobody")
     assert done.returncode in (2, 4)
     assert "nobody" in done.stderr or "no attached device" in done.stderr
 
@@ -128,7 +128,7 @@ def test_a_side_whose_numbers_are_wrong_has_no_pairs(planted: Planted, good: str
     kept = plan.read_text()
     assert '"sqnr_db":20.0' in kept
     plan.write_text(kept.replace('"sqnr_db":20.0', '"sqnr_db":200.0'))
-    done = planted.home.farm("confirm", JOB, "--good", good, "--bad", twice)
+    done = planted.home.farm("perf", "confirm", JOB, "--good", good, "--bad", twice)
     plan.write_text(kept)
     assert done.returncode == 0, done.stderr
     assert "htp_cycles: new: numerics: " in done.stdout
@@ -138,7 +138,7 @@ def test_a_side_whose_numbers_are_wrong_has_no_pairs(planted: Planted, good: str
 
 @pytest.mark.whole
 def test_ctrl_c_leaves_nothing(planted: Planted, good: str, twice: str) -> None:
-    with planted.home.running("confirm", JOB, "--good", good, "--bad", twice, "--pairs", "1000") as process:
+    with planted.home.running("perf", "confirm", JOB, "--good", good, "--bad", twice, "--pairs", "1000") as process:
         assert process.stdout is not None
         while "measuring 1000 pairs" not in (line := process.stdout.readline()):
             assert line
@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_nothing(planted: Planted, good: str, twice: str) -> None:
 def test_the_first_bad_run_is_found_and_what_changed_with_it(
     planted: Planted, good: str, again: str, twice: str
 ) -> None:
-    done = planted.home.farm("bisect", JOB, "--good", good, "--bad", twice, code=3)
+    done = planted.home.farm("perf", "bisect", JOB, "--good", good, "--bad", twice, code=3)
     lines = done.stdout.splitlines()
     assert lines[0] == f"{again} good: the same bundle as one that is known"
     assert lines[lines.index(f"last good: {again}") + 1] == f"first bad: {twice}"
@@ -164,10 +164,10 @@ def test_the_first_bad_run_is_found_and_what_changed_with_it(
 @pytest.mark.usefixtures("twice")
 @pytest.mark.whole
 def test_where_there_is_no_step_none_is_looked_for(planted: Planted, good: str, again: str) -> None:
-    told = planted.json("bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
+    told = planted.json("perf", "bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
     assert (told["found"], told["probes"], told["first_bad"]) == (False, [], None)
     assert [one["run"] for one in told["runs"]] == [good, again]
-    assert "is both ends" in planted.home.farm("bisect", JOB, "--good", good, "--bad", good, code=2).stderr
+    assert "is both ends" in planted.home.farm("perf", "bisect", JOB, "--good", good, "--bad", good, code=2).stderr
 
 
 @pytest.mark.whole
@@ -178,7 +178,9 @@ def test_without_a_bundle_the_nearest_run_with_one_is_named(planted: Planted, tw
         if part.name not in ("bundles", "virtual"):
             (kept / part.name).symlink_to(part)
     later = planted.run(12)
-    key = planted.json("confirm", JOB, "--good", twice, "--bad", later, "--pairs", "5", code=None)["good"]["bundle"]
+    key = planted.json("perf", "confirm", JOB, "--good", twice, "--bad", later, "--pairs", "5", code=None)["good"][
+        "bundle"
+    ]
     found = next(path for path in (planted.home.cache / "bundles").rglob("*") if path.name == key)
     place = kept / found.relative_to(planted.home.cache)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +189,7 @@ def test_without_a_bundle_the_nearest_run_with_one_is_named(planted: Planted, tw
     before = code.read_text()
     code.write_text(before + "# changed\n")
     home = dataclasses.replace(planted.home, cache=kept, owns_cache=True)
-    done = home.farm("confirm", JOB, "--bad", later)
+    done = home.farm("perf", "confirm", JOB, "--bad", later)
     code.write_text(before)
     assert done.returncode == 2, done.stderr
     assert "is not in the cache any more" in done.stderr
@@ -226,7 +228,7 @@ class TestAxes:
         home = dataclasses.replace(planted.home, state=state, cache=cache, owns_cache=True)
         new = dataclasses.replace(planted, home=dataclasses.replace(home, cache=planted.home.cache)).run()
         told = dataclasses.replace(planted, home=home).json(
-            "confirm", JOB, "--good", good, "--bad", new, "--pairs", "5", code=0
+            "perf", "confirm", JOB, "--good", good, "--bad", new, "--pairs", "5", code=0
         )
         said = told["attribution"]
         assert (told["same_bundle"], said["differing"]) == (True, ["runtime", "sdk"])
@@ -245,7 +247,7 @@ class TestAxes:
                 assert ran.returncode == 0, ran.stderr
                 runs.append(json.loads(ran.stdout)["id"])
             serials = [device.serial for device in attached.devices]
-            done = attached.farm("confirm", JOB, "--good", runs[0], "--bad", runs[1], "--pairs", "5",
+            done = attached.farm("perf", "confirm", JOB, "--good", runs[0], "--bad", runs[1], "--pairs", "5",
                                  "--device", serials[1], "--json")  # fmt: skip
             assert done.returncode in (0, 3), done.stderr
             told = json.loads(done.stdout)
@@ -261,7 +263,7 @@ def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str
         inject(attached.root(0), Fault("reset", match="farm_runner", times=1))
         inject(attached.root(0), Fault("kill_runner"))
         serial = attached.devices[0].serial
-        done = attached.farm("confirm", JOB, "--good", again, "--bad", twice, "--device", serial, "--json")
+        done = attached.farm("perf", "confirm", JOB, "--good", again, "--bad", twice, "--device", serial, "--json")
         assert done.returncode == 3, done.stderr
         assert "once more: " in done.stderr
         told = json.loads(done.stdout)
@@ -272,7 +274,7 @@ def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str
 @pytest.mark.soak
 def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: str) -> None:
     slower = planted.run(1)
-    asked = ("confirm", JOB, "--good", good, "--bad", slower, "--inferences", "20", "--pairs", "20")
+    asked = ("perf", "confirm", JOB, "--good", good, "--bad", slower, "--inferences", "20", "--pairs", "20")
     # Where other work makes the pairs too noisy for an answer it says so; what is there it never denies.
     for _ in range(2):
         [one] = planted.json(*asked, code=None)["metrics"]

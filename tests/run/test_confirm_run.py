@@ -1,4 +1,4 @@
-"""A slower compiler is found the same night, by what `farm run` and `farm confirm` do, on the real simulator."""
+"""A slower compiler is found the same night, by what `farm run` and `farm perf confirm` do, on the real simulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     with open_store(home.state / "farm.db") as store:
         [alert] = [one for one in store.alerts.of_run(slower) if one.metric == "htp_cycles"]
         assert (alert.finding, alert.state) == ("regression", "candidate")
-    told = planted.json("confirm", code=3)["findings"]
+    told = planted.json("perf", "confirm", code=3)["findings"]
     assert told["run_id"] == slower
     [cycles] = [one for one in told["alerts"] if one["metric"] == "htp_cycles"]
     assert cycles["state"] == "confirmed"
@@ -34,7 +34,7 @@ def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     assert "htp_cycles" in (home.state / "runs" / slower / "report.html").read_text()
     # The next night is on the same level: whatever its noise, nothing new is told, and what is known is told again.
     same = planted.run(12)
-    assert planted.json("confirm", "--run", same, code=0)["findings"]["run_id"] == same
+    assert planted.json("perf", "confirm", "--run", same, code=0)["findings"]["run_id"] == same
     with open_store(home.state / "farm.db") as store:
         assert {one.state for one in store.alerts.of_run(same) if one.metric == "htp_cycles"} <= {"refuted"}
         assert [one.run_id for one in store.alerts.open() if one.metric == "htp_cycles"] == [slower]

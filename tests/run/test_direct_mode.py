@@ -1,4 +1,4 @@
-"""`farm run` and `farm repro` in direct mode, on a virtual device with the stub of its runner; what it refuses."""
+"""`farm run` and `farm jobs rerun` in direct mode, on a virtual device with the stub of its runner; what it refuses."""
 
 from __future__ import annotations
 
@@ -80,11 +80,13 @@ def test_the_outputs_are_those_of_a_session_and_the_program_is_another(home: Far
 def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dict[str, Any], tmp_path: Path) -> None:
     assert runs
     job = JOB.format("-direct_mode=true")
-    home.farm("repro", job, "--virtual", "--json", code=0)
-    refused = home.farm("repro", job, "--script", str(tmp_path / "script"), "--iterations", "3", "--timeout", "9")
+    home.farm("jobs", "rerun", job, "--virtual", "--json", code=0)
+    refused = home.farm(
+        "jobs", "rerun", job, "--script", str(tmp_path / "script"), "--iterations", "3", "--timeout", "9"
+    )
     assert refused.returncode == 2, refused.stderr
     assert "executes every sample once, without a limit of time: leave --iterations and --timeout" in refused.stderr
-    home.farm("repro", job, "--script", str(tmp_path / "script"), code=0)
+    home.farm("jobs", "rerun", job, "--script", str(tmp_path / "script"), code=0)
     words = (tmp_path / "script/device/run.sh").read_text()
     assert "qnn_executor_direct_runner_stub --model_path" in words
     assert "--domain_id=3" in words
@@ -284,7 +286,7 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
             bench._run(side, nothing, runtime, inferences, full=False, fresh=False)
     assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
     assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
-    # What was named is the least, of the ends of farm confirm and farm bisect as of each turn.
+    # What was named is the least, of the ends of farm perf confirm and farm perf bisect as of each turn.
     require_bundles(bench.config, nothing, bench_of(4), [nothing])
     refusal = "ask for at most 5, with --inferences and 1 to warm up"
     with pytest.raises(UsageError, match=refusal):

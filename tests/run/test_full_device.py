@@ -71,7 +71,7 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
     assert "its storage is full" in row["health_reason"]
     assert film.exists()
     assert list(objects.iterdir()) == []
-    assert not any("reboot" in event["reason"] for event in small.json("device", "show", row["serial"])["events"])
+    assert not any("reboot" in event["reason"] for event in small.json("devices", "show", row["serial"])["events"])
 
 
 def has_begun_to_wait(small: Attached) -> bool:

@@ -53,7 +53,7 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
             ended = [pair.home.farm(*RUN, "--device", other, env=env, timeout_s=300)]
             said = revived.communicate(timeout=300)[0]
         assert revived.returncode == 0, said
-        [event] = [one for one in pair.json("device", "show", "left")["events"] if "power" in one["reason"]]
+        [event] = [one for one in pair.json("devices", "show", "left")["events"] if "power" in one["reason"]]
         assert event["reason"] == (
             f"power cycle: it answers again; the command printed: cycled {pair.devices[0].serial}"
         )
@@ -63,8 +63,8 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
             assert "SECRET" not in given_up.stderr
         told = [json.loads(body) for body in hook.bodies]
         assert [one["device"]["serial"] for one in told] == [other], "once for the quarantine, and not for each run"
-        assert told[0]["run"] in pair.json("device", "show", other)["events"][-1]["detail"]["run"]
-    shown = pair.farm("device", "show", other).stdout
+        assert told[0]["run"] in pair.json("devices", "show", other)["events"][-1]["detail"]["run"]
+    shown = pair.farm("devices", "show", other).stdout
     assert "sent: webhook 1 (http://127.0.0.1" in shown
     everything = [file.read_bytes() for file in pair.home.state.rglob("*") if file.is_file()]
     assert not any(b"T0/SECRET" in content for content in everything)

@@ -110,7 +110,9 @@ def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(home: FarmHome, fa
     (home.cwd / "farm.toml").write_text(f"[qnn]\nsdk_root = {json.dumps(str(sdk))}\n")
     planted = Planted(home, tmp_path, write_suite(tmp_path / "planted"))
     before, after = (planted.run(layers, "--heap", nightly=False) for layers in (0, 1))
-    told = planted.json("confirm", JOB, "--good", before, "--bad", after, "--metric", "dsp_heap_difference", code=0)
+    told = planted.json(
+        "perf", "confirm", JOB, "--good", before, "--bad", after, "--metric", "dsp_heap_difference", code=0
+    )
     [one] = told["metrics"]
     # Both programs have one context.
     assert (one["confirmation"]["answer"], one["confirmation"]["pairs"] >= 10) == ("refuted", True)

@@ -99,7 +99,7 @@ def run(home: FarmHome, suite: Path, *arguments: str) -> dict[str, tuple[str, st
 
 def test_a_channels_last_convolution_passes_on_htp_and_again_as_its_repro(home: FarmHome, suite: Path) -> None:
     assert run(home, suite, "-k", "conv") == {"conv": ("passed", "")}
-    home.farm("repro", "layouts/conv", "--virtual", "1", code=0)
+    home.farm("jobs", "rerun", "layouts/conv", "--virtual", "1", code=0)
 
 
 def test_on_the_cpu_each_output_is_read_in_its_own_order_and_what_cannot_be_is_one_line(
@@ -113,7 +113,7 @@ def test_on_the_cpu_each_output_is_read_in_its_own_order_and_what_cannot_be_is_o
     verdict, reason = found["handed"]
     assert verdict == "failed"
     assert "0:0: output 0 lies in the order [0, 2, 3, 1] in memory, input 0 in C order" in reason
-    assert home.farm("repro", "layouts/two", "--virtual", "1").returncode == 0
+    assert home.farm("jobs", "rerun", "layouts/two", "--virtual", "1").returncode == 0
 
 
 def test_a_tensor_that_needs_two_orders_is_the_reason_of_farm_run_and_of_farm_debug(

@@ -73,7 +73,7 @@ def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: StubHome, tmp_
         filler.unlink()
         listed = json.loads(own.farm("devices", "--json", env={**pair.env, **shared}).stdout)["devices"]
         assert {row["health"] for row in listed} == {"healthy"}
-        shown = own.farm("device", "show", "virtual-SM8650-0", env={**pair.env, **shared}).stdout
+        shown = own.farm("devices", "show", "virtual-SM8650-0", env={**pair.env, **shared}).stdout
         assert "quarantine" not in shown
         assert "No space" not in shown
         own.farm("run", "--resume", "latest", env={**pair.env, **shared}, timeout_s=240, code=0)
@@ -95,7 +95,7 @@ def test_a_device_whose_numbers_turn_wrong_after_its_canary_fails_no_code(home: 
             for a in job["attempts"]
             for note in a["notes"]
         )
-        shown = pair.farm("device", "show", "virtual-SM8650-0").stdout
+        shown = pair.farm("devices", "show", "virtual-SM8650-0").stdout
         assert "a job that failed on it passed on virtual-SM8650-1" in shown
 
 

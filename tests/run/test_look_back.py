@@ -132,7 +132,7 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2})
     looked = record_look_back(store, slow)
-    assert looked.summary_lines() == ["2 numbers look different from before: 'farm confirm' measures again"]
+    assert looked.summary_lines() == ["2 numbers look different from before: 'farm perf confirm' measures again"]
     assert looked.summary_lines(confirm=True) == ["2 numbers look different from before"]
 
     def gone(call: int) -> None:

@@ -96,7 +96,7 @@ def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(home: FarmHome, tmp
     assert job["id"].endswith("-8a8w-profile_level=optrace]")
     assert not [note for note in job["attempts"][0]["notes"] if "optrace" in note]
     files = home.cwd / "files"
-    home.farm("profile", job["id"], "--artifacts", str(files), code=0)
+    home.farm("jobs", "profile", job["id"], "--artifacts", str(files), code=0)
     [timeline] = files.glob("*optrace_0.json")
     assert "forward_0.bin of" in json.loads(timeline.read_text())["log"]
     assert json.loads(timeline.read_text())["log"].endswith("SoC 57, 1 inputs, optrace")

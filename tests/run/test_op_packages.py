@@ -147,12 +147,12 @@ def test_an_operator_that_qnn_does_not_take_fails_the_job_and_is_not_left_to_the
 
 @pytest.mark.usefixtures("first")
 def test_what_is_taken_elsewhere_has_the_package_and_nothing_else_brings_it(home: FarmHome) -> None:
-    home.farm("bundle", JOB.format("mapped"), "--to", "elsewhere", code=0)
+    home.farm("jobs", "bundle", JOB.format("mapped"), "--to", "elsewhere", code=0)
     folder = home.cwd / "elsewhere"
     [package] = (folder / "op_packages" / "x86_64").iterdir()
     assert package.stem == hashlib.sha256(package.read_bytes()).hexdigest()
     assert "adb push model.pte inputs op_packages *.txt" in (folder / "README.md").read_text()
-    home.farm("repro", JOB.format("mapped"), "--script", "again", code=0)
+    home.farm("jobs", "rerun", JOB.format("mapped"), "--script", "again", code=0)
     assert (home.cwd / "again/device/op_packages/x86_64" / package.name).read_bytes() == package.read_bytes()
     alone = home.farm("exec", "elsewhere/model.pte", "--soc", "SM8650", "--backend", "htp", "--virtual", "1", code=2)
     assert f"wants the op package 'op_packages/x86_64/{package.name}'" in alone.stderr

@@ -22,7 +22,8 @@ ALL = ("--suite", "quantized_ops", "--suite", "fp_ops")
 def cases_of_operators() -> list[str]:
     """Return the first case of each operator that the backend builds: of its operators the one with fewest cases.
 
-    As in the table of `farm coverage`. A second case of an operator takes the same way through compiler and simulator.
+    As in the table of `farm jobs coverage`: a second case of an operator takes the same path through compiler and
+    simulator.
     """
     operators = json.loads(TABLE.read_text())["cases"]
     names = [case.name for case in resolve_suite("quantized_ops", find_suites()).cases if case.name in operators]
@@ -84,7 +85,7 @@ def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any
 
 def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any]]) -> None:
     home, view = ran
-    table = home.json("coverage", "--soc", "SM8650")
+    table = home.json("jobs", "coverage", "--soc", "SM8650")
     assert len(table["builders"]) > 100
     # A number of 8 bits is never none: the case of is_nan is one of floating point.
     floating = [] if _in_all_precisions(view["jobs"]) else ["is_nan"]

@@ -1,4 +1,4 @@
-"""`farm repro` as a user calls it: the exact bundle, the same device, both results, and a script for adb alone."""
+"""`farm jobs rerun` as a user calls it: the exact bundle, the same device, both results, and a script for adb alone."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def done(home: FarmHome, bench: Attached) -> FarmHome:
     """The home with one run of one job on the second of these devices, and its result run again on one of its own."""
     ran = bench.farm(*RUN, "--device", bench.devices[1].serial, timeout_s=300)
     assert ran.returncode == 0, ran.stderr
-    ran = home.farm("repro", "smoke/*", "--json", code=0)
+    ran = home.farm("jobs", "rerun", "smoke/*", "--json", code=0)
     (home.cwd / "repro.json").write_text(ran.stdout)
     return home
 
 
 @pytest.fixture(scope="module")
 def folder(done: FarmHome) -> Path:
-    """What `farm repro --script` wrote."""
+    """What `farm jobs rerun --script` wrote."""
     folder = done.cwd / "it's $HOME"
-    ran = done.farm("repro", JOB, "--script", str(folder), "--iterations", "1")
+    ran = done.farm("jobs", "rerun", JOB, "--script", str(folder), "--iterations", "1")
     assert ran.returncode == 0, ran.stderr
     assert "for a VIRTUAL device, with the simulator for x86_64: not for a phone" in ran.stdout
     return folder
@@ -79,8 +79,8 @@ def folder(done: FarmHome) -> Path:
 
 @pytest.fixture(scope="module")
 def copied(done: FarmHome) -> Path:
-    """What `farm bundle` wrote."""
-    ran = done.farm("bundle", JOB, "--to", "it's a bundle")
+    """What `farm jobs bundle` wrote."""
+    ran = done.farm("jobs", "bundle", JOB, "--to", "it's a bundle")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"The bundle of {JOB}: run ")
     return done.cwd / "it's a bundle"
@@ -106,7 +106,7 @@ def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmH
     assert not {"executorch", "qnn", "native_runner", "device_kind"} & told["differences"].keys()
     then, now = store.runs.view(told["then"]["run"]), store.runs.view(told["now"]["run"])
     assert now.fingerprint["repro"] == then.id
-    assert now.command.startswith("farm repro")
+    assert now.command.startswith("farm jobs rerun")
     assert [job.id for job in now.jobs] == [JOB]
     resumed = done.farm("run", "--resume", now.id)
     assert (resumed.returncode, "give its command again" in resumed.stderr) == (2, True)
@@ -117,7 +117,7 @@ def test_it_runs_on_the_very_device_that_it_ran_on_and_shows_both(
 ) -> None:
     told = json.loads((done.cwd / "repro.json").read_text())
     then = told["then"]["run"]
-    again = bench.farm("repro", JOB, "--run", then, "--device", "same")
+    again = bench.farm("jobs", "rerun", JOB, "--run", then, "--device", "same")
     assert again.returncode == 0, again.stderr
     serial = bench.devices[1].serial
     assert f"{JOB}: run {then}, attempt 1 of 1, on {serial} (virtual)" in again.stderr
@@ -131,7 +131,7 @@ def test_it_runs_on_the_very_device_that_it_ran_on_and_shows_both(
 
 
 def test_a_result_that_is_not_there_is_told(done: FarmHome, store: Store) -> None:
-    ran = done.farm("repro", "smoke/conv2d", "--script", ".")
+    ran = done.farm("jobs", "rerun", "smoke/conv2d", "--script", ".")
     assert (ran.returncode, ". is there already: name another folder" in ran.stderr) == (2, True), ran.stderr
     with pytest.raises(UnknownNameError, match="did you mean 'smoke/conv2d'"):
         find_stored_result(store, "smoke/conv3d", None)
@@ -215,7 +215,9 @@ class TestWithoutItsBundle:
             if part.name not in ("virtual", "bundles"):
                 (cache / part.name).symlink_to(part)
         assert BundleCache(cache).lookup(past.attempt.bundle_key) is None
-        again = dataclasses.replace(done, cache=cache, owns_cache=True).farm("repro", JOB, timeout_s=300, code=0)
+        again = dataclasses.replace(done, cache=cache, owns_cache=True).farm(
+            "jobs", "rerun", JOB, timeout_s=300, code=0
+        )
         assert "building it again, from the same code and versions" in again.stderr
         assert "outputs: the same, byte by byte" in again.stdout
         assert BundleCache(cache).lookup(past.attempt.bundle_key) is not None
@@ -233,7 +235,7 @@ class TestBundleFolder:
         cached = BundleCache(done.cache).folder(json.loads((copied / "manifest.json").read_bytes())["key"])
         for name in ("model.pte", "inputs/input_0_0.raw", "reference_fp32/output_0_0.raw"):
             assert (copied / name).read_bytes() == (cached / name).read_bytes()
-        again = done.farm("bundle", JOB, "--to", copied.name)
+        again = done.farm("jobs", "bundle", JOB, "--to", copied.name)
         assert (again.returncode, again.stderr) == (2, f"farm: {copied.name} is there already: name another folder\n")
 
     def test_its_readme_runs_it_here_and_compares(self, done: FarmHome, copied: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> N
     assert "virtual device" in history.stdout
     assert "passed" in history.stdout
     # Which operators QNN built is known of bundles from the cache as well.
-    table = json.loads(home.farm("coverage", "--soc", "SM8650", "--suite", "smoke", "--json").stdout)
+    table = json.loads(home.farm("jobs", "coverage", "--soc", "SM8650", "--suite", "smoke", "--json").stdout)
     [conv] = [row for row in table["builders"] if row["name"] == "conv"]
     assert conv["cells"]["8a8w"]["state"] == "passed"
     assert (table["beyond"], table["counts"]["passed"]) == ([], 8)
@@ -203,7 +203,7 @@ def test_the_traceback_of_a_builder_and_both_devices_of_wrong_numbers_are_shown(
     assert "    RuntimeError: Given groups=1" in shown
     shown = shared.farm("show", "mine/too_strict", "--run", run_id).stdout
     for part in ("attempt 1 of 2: infra at numerics", "attempt 2 of 2: failed at numerics, cause numerics, decides",
-                 "virtual-SM8650-0", "virtual-SM8650-1", "< 300 dB", "farm repro 'mine/too_strict"):  # fmt: skip
+                 "virtual-SM8650-0", "virtual-SM8650-1", "< 300 dB", "farm jobs rerun 'mine/too_strict"):  # fmt: skip
         assert part in shown, part
 
 

@@ -94,20 +94,20 @@ def leases(attached: Attached) -> dict[str, str]:
 
 def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) -> None:
     assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
-    assert pair.farm("device", "name", "virtual-SM8650-0", "desk").returncode == 0
+    assert pair.farm("devices", "name", "virtual-SM8650-0", "desk").returncode == 0
     done = pair.farm(*RUN, "--json")
     assert done.returncode == 0, done.stderr
     assert "1 device: desk\n" in done.stderr
     assert "once they are free, these take part as well: virtual-SM8650-1 is with ann (reserved until" in done.stderr
     view = json.loads(done.stdout)
     assert [device["serial"] for device in view["devices"]] == ["virtual-SM8650-0"]
-    assert pair.farm("release", user="ann").returncode == 0
+    assert pair.farm("devices", "release", user="ann").returncode == 0
     assert {job["attempts"][-1]["verdict"] for job in view["jobs"]} == {"passed"}
     assert {device["kind"] for device in view["devices"]} == {"virtual"}
     assert view["fingerprint"]["device_kind"] == "virtual"
     assert "on virtual devices" in pair.farm("status").stdout
     assert set(leases(pair).values()) == {""}
-    shown = pair.farm("device", "show", "virtual-SM8650-0")
+    shown = pair.farm("devices", "show", "virtual-SM8650-0")
     assert re.search(r"canary_ok +healthy +\d+\.\d{3} ms", shown.stdout), shown.stdout
     assert wait_for_no_process(pair.home) == {}
 
@@ -133,9 +133,9 @@ def test_devices_tells_everything_of_each(pair: Attached) -> None:
 @pytest.mark.whole
 def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> None:
     pair.farm("devices")
-    assert pair.farm("device", "name", "virtual-SM8650-0", "desk").returncode == 0
-    assert pair.farm("device", "label", "desk", "fast").returncode == 0
-    assert pair.farm("device", "out", "virtual-SM8650-1", "--note", "its screen is broken").returncode == 0
+    assert pair.farm("devices", "name", "virtual-SM8650-0", "desk").returncode == 0
+    assert pair.farm("devices", "label", "desk", "fast").returncode == 0
+    assert pair.farm("devices", "disable", "virtual-SM8650-1", "--note", "its screen is broken").returncode == 0
     [desk, other] = pair.json("devices")["devices"]
     assert (desk["name"], desk["labels"]) == ("desk", ["fast"])
     assert (other["state"], other["reason"]) == ("out", "its screen is broken")
@@ -148,28 +148,28 @@ def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> N
     assert (unknown.returncode, "unknown label 'fats': did you mean 'fast'?" in unknown.stderr) == (2, True)
     unknown = pair.farm(*RUN, "--device", "dask")
     assert (unknown.returncode, "unknown device 'dask': did you mean 'desk'?" in unknown.stderr) == (2, True)
-    assert pair.farm("device", "name", "virtual-SM8650-1", "desk").returncode == 2
-    assert "did you mean" in pair.farm("device", "show", "virtual-SM8650-O").stderr
+    assert pair.farm("devices", "name", "virtual-SM8650-1", "desk").returncode == 2
+    assert "did you mean" in pair.farm("devices", "show", "virtual-SM8650-O").stderr
 
 
 def test_the_canary_says_now_whether_a_device_is_fit(pair: Attached) -> None:
     assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
-    done = pair.farm("device", "check")
+    done = pair.farm("devices", "check")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     busy, fit = done.stdout.splitlines()
     assert re.fullmatch(r"virtual-SM8650-1  SM8650  not checked +with ann \(reserved until \d\d:\d\d\)", busy)
     assert re.fullmatch(r"virtual-SM8650-0  SM8650  fit +\d+\.\d{3} ms", fit)
-    assert pair.farm("device", "check", "virtual-SM8650-1").returncode == 4
+    assert pair.farm("devices", "check", "virtual-SM8650-1").returncode == 4
     inject(pair.root(0), Fault("exit_code", times=0))
-    failed = pair.farm("device", "check", "virtual-SM8650-0", "--json")
+    failed = pair.farm("devices", "check", "virtual-SM8650-0", "--json")
     assert failed.returncode == 4
     [one] = json.loads(failed.stdout)["devices"]
     assert (one["name"], one["outcome"], one["latency_ms"]) == ("virtual-SM8650-0", "not fit", None)
-    shown = pair.farm("device", "show", "virtual-SM8650-0").stdout
+    shown = pair.farm("devices", "show", "virtual-SM8650-0").stdout
     assert re.search(r"canary_ok +healthy +\d.*\n.*canary_failed +suspect", shown), shown
     assert leases(pair) == {"virtual-SM8650-0": "", "virtual-SM8650-1": "ann"}
-    refused = pair.farm("device", "forget", "virtual-SM8650-1")
-    assert (refused.returncode, "is ann's: 'farm release " in refused.stderr) == (4, True), refused.stderr
+    refused = pair.farm("devices", "forget", "virtual-SM8650-1")
+    assert (refused.returncode, "is ann's: 'farm devices release " in refused.stderr) == (4, True), refused.stderr
 
 
 def test_a_wrong_soc_and_an_unauthorized_device_are_refused_with_the_reason(pair: Attached) -> None:
@@ -216,7 +216,7 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
         hers = single.farm(*RUN, user="ann")
         assert hers.returncode == 0, hers.stderr
         end_ms = time.time_ns() // 1_000_000
-        assert single.farm("release", user="ann").returncode == 0
+        assert single.farm("devices", "release", user="ann").returncode == 0
         said = nightly.communicate(timeout=240)[0]
         assert nightly.returncode == 0, said
     assert "is given to another user, who waits for it" in said
@@ -236,7 +236,7 @@ def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attach
         assert "virtual-SM8650-0 is with ann" in line, line
         assert single.farm(*RUN, user="ann").returncode == 0
         assert waiting.poll() is None
-        assert single.farm("release", user="ann").returncode == 0
+        assert single.farm("devices", "release", user="ann").returncode == 0
         said = waiting.communicate(timeout=120)[0]
         assert waiting.returncode == 0, said
 
@@ -312,7 +312,7 @@ def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(si
         folders = single.root(0) / "data/local/tmp/farm"
         # The first is the canary's.
         until(lambda: list(folders.glob("run-*/2/input_list.txt")), "a job on the device")
-        until(lambda: "canary_ok" in single.farm("device", "show", "virtual-SM8650-0").stdout, "the canary")
+        until(lambda: "canary_ok" in single.farm("devices", "show", "virtual-SM8650-0").stdout, "the canary")
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
         until(lambda: "finishing the running jobs" in process.stdout.readline(), "an answer to the first")

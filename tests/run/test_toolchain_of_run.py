@@ -125,7 +125,7 @@ def test_candidates_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
     del config
 
     def farm(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(cli, ["confirm", "--json", *arguments])
+        result = CliRunner().invoke(cli, ["perf", "confirm", "--json", *arguments])
         error = result.exception
         return (error.exit_code, str(error)) if isinstance(error, FarmError) else (result.exit_code, result.output)
 
@@ -146,9 +146,9 @@ def test_candidates_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
 @pytest.mark.parametrize(
     ("arguments", "module", "name"),
     [
-        (("confirm", "s/c"), "farm.numbers.regressions.confirm_job", "confirm_job"),
-        (("bisect", "s/c", "--good", "a", "--bad", "b"), "farm.numbers.regressions.bisect", "bisect"),
-        (("repro", "s/c"), "farm.replay.repro", "repro"),
+        (("perf", "confirm", "s/c"), "farm.numbers.regressions.confirm_job", "confirm_job"),
+        (("perf", "bisect", "s/c", "--good", "a", "--bad", "b"), "farm.numbers.regressions.bisect", "bisect"),
+        (("jobs", "rerun", "s/c"), "farm.replay.repro", "repro"),
     ],
 )
 def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(

@@ -61,7 +61,7 @@ def test_with_sdk_builds_and_a_phone_there_is_nothing_to_repair(built: Config, s
         assert ability.run.where == ("simulator", "PHONE1", "PHONE2")
         assert ability.compile.gaps + ability.stage.gaps + ability.run.gaps == ()
     assert Doctor(built).direct(find_soc("SM8850"), "htp") == ()
-    assert "farm sign --lpai v6 --direct --htp v81" in {
+    assert "farm setup sign --lpai v6 --direct --htp v81" in {
         gap.repair for gap in Doctor(built).direct(find_soc("SM8850"), "lpai")
     }
 
@@ -87,7 +87,7 @@ def test_upstreams_runner_stages_and_runs_no_job(built: Config, sdk: Path) -> No
     assert gpu.run.where == ()
     (gap,) = gpu.run.gaps
     assert gap.what == "qnn_executor_runner: takes no jobs in a session"
-    assert gap.repair == "farm runtime build --target android-arm64"
+    assert gap.repair == "farm setup runtime build --target android-arm64"
 
 
 def test_a_repair_closes_its_gap(built: Config, sdk: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_repair_closes_its_gap(built: Config, sdk: Path) -> None:
     kept = record.read_bytes()
     record.unlink()
     repairs = {gap.repair: gap.what for gap in _examine(built, "SM8850", "lpai").stage.gaps}
-    assert repairs["farm sign --lpai v6 --adopt"] == "libQnnLpaiSkel.so (foreign)"
+    assert repairs["farm setup sign --lpai v6 --adopt"] == "libQnnLpaiSkel.so (foreign)"
     record.write_bytes(kept)
     assert "android" in _examine(built, "SM8850", "lpai").stage.where
     shutil.rmtree(sdk / "lib/hexagon-v75")
@@ -107,13 +107,13 @@ def test_a_repair_closes_its_gap(built: Config, sdk: Path) -> None:
 def test_signing_is_the_repair_only_where_there_is_something_to_sign(built: Config, sdk: Path) -> None:
     lpai = sdk / "lib/lpai-v6"
     shutil.rmtree(lpai / "signed")
-    assert "farm sign --lpai v6" in {gap.repair for gap in _examine(built, "SM8850", "lpai").stage.gaps}
+    assert "farm setup sign --lpai v6" in {gap.repair for gap in _examine(built, "SM8850", "lpai").stage.gaps}
     shutil.rmtree(lpai)
     repairs = {gap.what: gap.repair for gap in _examine(built, "SM8850", "lpai").stage.gaps}
     assert repairs["libQnnLpaiSkel.so"].startswith("set QNN_SDK_ROOT to a QNN SDK")
     assert repairs["libQnnLpaiSkel.so"].endswith(" with lib/lpai-v6/unsigned")
     direct = {gap.repair for gap in Doctor(built).direct(find_soc("SM8850"), "lpai")}
-    assert "farm sign --lpai v6 --direct --htp v81" in direct
+    assert "farm setup sign --lpai v6 --direct --htp v81" in direct
     assert repairs["libQnnLpaiSkel.so"] in direct
 
 

@@ -214,7 +214,7 @@ def test_a_runner_that_was_linked_with_qnn_gets_its_backend_also_for_the_cpu(con
 
 def test_only_farms_own_runner_takes_jobs(config: Config, tmp_path: Path) -> None:
     soc = find_soc("SM8650")
-    with pytest.raises(MissingToolError, match=r"qnn_executor_runner is not farm's runner .*farm runtime build"):
+    with pytest.raises(MissingToolError, match=r"qnn_executor_runner is not farm's runner .*farm setup runtime build"):
         attached_runtime(config, soc, "htp")
     runner = tmp_path / "stub-build-android/examples/qualcomm/executor_runner/qnn_executor_runner"
     ours = tmp_path / "farm_runner"
@@ -311,7 +311,7 @@ def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(
     with pytest.raises(MissingToolError, match=r"libQnnHtp\.so.*set QNN_SDK_ROOT .*aarch64-android"):
         staged_runtime(without, find_soc("SM8650"), "htp", TARGETS["android-arm64"])
     shutil.rmtree(fetched)
-    with pytest.raises(MissingToolError, match="farm runtime build --target oe-linux-aarch64"):
+    with pytest.raises(MissingToolError, match="farm setup runtime build --target oe-linux-aarch64"):
         staged_runtime(without, find_soc("SM8650"), "htp", linux)
 
 
@@ -384,8 +384,8 @@ def test_a_rehearsal_is_refused_without_what_a_device_would_refuse_too(
     }
     skel = sdk_for_host / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     skel.write_bytes(elf(164, 0x81))
-    assert "is not signed and LPAI loads signed files only: farm sign --lpai v6" in refused(ConfigError)
+    assert "is not signed and LPAI loads signed files only: farm setup sign --lpai v6" in refused(ConfigError)
     skel.unlink()
-    assert "farm sign --lpai v6" in refused(MissingToolError)
+    assert "farm setup sign --lpai v6" in refused(MissingToolError)
     (sdk_for_host / "lib/x86_64-linux-clang/libQnnLpai.so").unlink()
     assert "2 files that are missing: libQnnLpai.so" in refused(MissingToolError)

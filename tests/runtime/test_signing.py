@@ -1,4 +1,4 @@
-"""farm sign against a stub of elfsigner that really adds a hash segment, and misbehaves when told to."""
+"""farm setup sign against a stub of elfsigner that really adds a hash segment, and misbehaves when told to."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ def test_what_has_changed_since_is_refused_until_it_is_signed_again(config: Conf
     one = _only(config)
     _sign(config, hexagon, one)
     one.unsigned.write_bytes(one.unsigned.read_bytes() + b"newer")
-    with pytest.raises(ConfigError, match=r"was signed on \d{4}-\d\d-\d\d from another libQnnLpaiSkel.so .*farm sign"):
+    with pytest.raises(
+        ConfigError, match=r"was signed on \d{4}-\d\d-\d\d from another libQnnLpaiSkel.so .*farm setup sign"
+    ):
         _stage(config)
     assert _only(config).reason == "outdated"
     _sign(config, hexagon, _only(config))
@@ -144,7 +146,9 @@ def test_what_has_changed_since_is_refused_until_it_is_signed_again(config: Conf
 def test_a_file_that_no_record_vouches_for_is_refused_until_it_is_adopted(config: Config) -> None:
     one = _only(config)
     record_path(one.signed).unlink()
-    with pytest.raises(ConfigError, match=r"is signed, but not by 'farm sign'.*: farm sign --lpai v6 --adopt$"):
+    with pytest.raises(
+        ConfigError, match=r"is signed, but not by 'farm setup sign'.*: farm setup sign --lpai v6 --adopt$"
+    ):
         _stage(config)
     assert _only(config).reason == "foreign"
     record = adopt(one.unsigned, one.signed)
@@ -194,7 +198,7 @@ def test_what_was_adopted_is_never_told_to_be_signed_over(config: Config) -> Non
 def test_a_record_that_is_none_vouches_for_nothing(config: Config, content: bytes) -> None:
     one = _only(config)
     record_path(one.signed).write_bytes(content)
-    with pytest.raises(ConfigError, match="is signed, but not by 'farm sign'"):
+    with pytest.raises(ConfigError, match="is signed, but not by 'farm setup sign'"):
         _stage(config)
 
 

@@ -60,7 +60,7 @@ def test_json_is_what_the_command_says(server: Server, filled: Filled, home: Far
         ("/diff?a=latest~2&b=latest~1", ["diff", *filled.runs[-2:]], "diff"),
         ("/history?job=quantized_ops/relu&limit=3", ["history", "quantized_ops/relu", "--limit", "3"], "points"),
         ("/history?job=quantized_ops/softmax", ["history", "quantized_ops/softmax"], "reliability"),
-        ("/devices/pixel-left", ["device", "show", "pixel-left"], "events"),
+        ("/devices/pixel-left", ["devices", "show", "pixel-left"], "events"),
     ):
         assert server.json(path)[key] == home.json(*arguments)[key]
     text = server.get("/runs/latest?format=json").text

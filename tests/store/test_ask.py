@@ -313,17 +313,17 @@ def _running_on(address: str, marker: str) -> list[tuple[object, ...]]:
 
 
 def test_the_command_ends_at_its_limit_with_one_line(home: FarmHome, address: str) -> None:
-    done = home.farm("sql", "--timeout", "1", ENDLESS, env={"FARM_STORE": address})
+    done = home.farm("data", "sql", "--timeout", "1", ENDLESS, env={"FARM_STORE": address})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "farm: the query took longer than 1 s and was ended: --timeout gives it more\n"
 
 
 def test_the_command_says_what_it_takes(home: FarmHome, address: str) -> None:
-    done = home.farm("sql", "COMMIT; BEGIN; UPDATE run SET host = 'x'", env={"FARM_STORE": address})
+    done = home.farm("data", "sql", "COMMIT; BEGIN; UPDATE run SET host = 'x'", env={"FARM_STORE": address})
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     odd = "SELECT CURRENT_TIMESTAMP AS now, CAST(1.5 AS numeric) AS number"
     for form in ("--json", "--csv", "--limit=1"):
-        assert home.farm("sql", odd, form, env={"FARM_STORE": address}).returncode == 0
+        assert home.farm("data", "sql", odd, form, env={"FARM_STORE": address}).returncode == 0
 
 
 @of_postgresql
@@ -336,17 +336,17 @@ def test_a_user_who_may_only_read_asks_as_well(home: FarmHome, address: str) -> 
     )
     try:
         env = {"FARM_STORE": address.replace("farm@", "onlooker@")}
-        assert home.farm("sql", "--csv", "SELECT current_user, count(*) FROM run", env=env).stdout == (
+        assert home.farm("data", "sql", "--csv", "SELECT current_user, count(*) FROM run", env=env).stdout == (
             "current_user,count\nonlooker,3\n"
         )
-        assert home.farm("sql", "SELECT pg_read_file('PG_VERSION')", env=env).returncode == 2
+        assert home.farm("data", "sql", "SELECT pg_read_file('PG_VERSION')", env=env).returncode == 2
     finally:
         execute(address, "DROP OWNED BY onlooker", "DROP ROLE onlooker")
 
 
 def test_ctrl_c_ends_a_query_on_the_server_too(home: FarmHome, address: str) -> None:
     query = ENDLESS.replace("count(*)", "count(*) AS farm_marker")
-    with home.running("sql", query, env={"FARM_STORE": address}) as process:
+    with home.running("data", "sql", query, env={"FARM_STORE": address}) as process:
         if address.startswith("postgresql"):
             until(lambda: _running_on(address, "farm_marker"))
         else:

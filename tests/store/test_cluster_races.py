@@ -186,7 +186,7 @@ def test_a_result_after_somebody_else_had_the_device_is_refused(store: Store) ->
     submit(store, shards(1))
     one = agent(store)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    store.leases.release([held.lease])  # farm release --force
+    store.leases.release([held.lease])  # farm devices release --force
     assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ("h1-0",)
 
     refused = store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)

@@ -87,7 +87,7 @@ def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same
         ("farm run --soc SM8650", {}, "suite"),
         ("farm pytest tests", {}, "tests"),
         ("farm exec ops/relu --virtual 1", {}, "exec"),
-        ("farm repro ops/relu", {}, "repro"),
+        ("farm jobs rerun ops/relu", {}, "repro"),
         ("farm debug ops/relu", {"debug": "intermediate outputs"}, "debug"),
         ("somebody's own", {}, "suite"),
     ],

@@ -161,7 +161,7 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     looked = record_look_back(store, mine)
     assert looked.summary_lines() == [
         f"1 deterministic metric changed: 'farm report {mine}' shows what got worse",
-        f"1 number looks different from its line: 'farm confirm --run {mine}' measures again",
+        f"1 number looks different from its line: 'farm perf confirm --run {mine}' measures again",
     ]
     found = {one.metric: one for one in store.alerts.of_run(mine)}
     assert found["pte_size"].last_good == main[-1]

@@ -299,7 +299,7 @@ def test_a_developer_acts_as_himself_alone(lab: Lab, stores: dict[str, Store]) -
         with refused("permission denied"):
             lab.sql("bob", attempt)
     assert ada.cluster.cancel(run_id, "ada")
-    with refused("quota"):
+    with refused("lab", "quota"):
         bob.quotas.set("user:ada", 0, "bob")
     stores["mia"].quotas.set("user:ada", 3, "mia")
     assert host.quotas.all() == {"user:ada": 3}
@@ -391,7 +391,7 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     with refused("ada's now"):
         bob.leases.release([held.lease])
-    with refused("farm cancel"):
+    with refused("farm runs cancel"):
         ada.leases.release([held.lease])
     with refused():
         lab.sql("ada", "UPDATE agent SET expires_ms = 0")

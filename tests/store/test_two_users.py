@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 PLANT = Path(__file__).with_name("plant_runs.py")
 # It looks for bundles as confirm does.
-BISECT, SCRIPT_OUT = (pytest.param(command, marks=pytest.mark.soak) for command in ("bisect", "repro --script out"))
-CONFIRM, SCRIPT = (pytest.param(command, marks=pytest.mark.whole) for command in ("confirm", "repro --script=out"))
+BISECT, SCRIPT_OUT = (
+    pytest.param(command, marks=pytest.mark.soak) for command in ("perf bisect", "jobs rerun --script out")
+)
+CONFIRM, SCRIPT = (
+    pytest.param(command, marks=pytest.mark.whole) for command in ("perf confirm", "jobs rerun --script=out")
+)
 # For commands whose statements differ. A value that a database returns is handled by the same code whichever it is.
 EACH_DATABASE = pytest.mark.parametrize(
     "world", ["sqlite", pytest.param("postgresql", marks=pytest.mark.whole)], indirect=True
@@ -162,9 +166,9 @@ class TestWhatAUserCannotDo:
         world.plant(*({"id": one, "days": 200, "artifacts": [["../../../precious", "etdump"]]} for one in hostile))
         [new] = world.plant({})
         world.age()
-        would = world.farm("prune", "--keep=90d", "--keep-results=1")
+        would = world.farm("runs", "prune", "--keep=90d", "--keep-results=1")
         assert would.returncode == 0, would.stderr
-        done = world.farm("prune", "--keep=90d", "--keep-results=1", "--yes")
+        done = world.farm("runs", "prune", "--keep=90d", "--keep-results=1", "--yes")
         assert done.returncode == 0, done.stderr
         # Ids sort by time, and so this one is that of the newest result.
         assert world.runs() == {new, "notes.txt"}
@@ -183,7 +187,7 @@ class TestWhatAUserCannotDo:
         os.utime(precious, (long_ago, long_ago))
         world.age()
         for arguments in (["--keep=90d", "--keep-results=1"], ["--orphans"]):
-            assert world.farm("prune", *arguments, "--yes").returncode == 0
+            assert world.farm("runs", "prune", *arguments, "--yes").returncode == 0
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
     @pytest.mark.whole
@@ -203,12 +207,12 @@ class TestWhatAUserCannotDo:
     def test_make_a_night_remove_a_folder(self, world: World, precious: Path) -> None:
         before = [{"key": str(precious), "days": 20 - n, "kind": "hardware"} for n in range(12)]
         world.plant(*before, {"key": "d" * 64, "level": 9, "kind": "hardware"})
-        done = world.farm("confirm", "--run", "latest")
+        done = world.farm("perf", "confirm", "--run", "latest")
         assert "1 alert" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
 
     @pytest.mark.whole
-    @pytest.mark.parametrize("command", ["repro", CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun", CONFIRM, BISECT])
     def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
         intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
         ids = [str(intents[0]), relative(intents[1], world.ada.state / "runs")]
@@ -217,20 +221,20 @@ class TestWhatAUserCannotDo:
             {"id": one, "suite": str(suite), "intent": str(intent), "key": "right", "days": 2 - n}
             for n, (one, intent) in enumerate(zip(ids, intents, strict=True))
         ))  # fmt: skip
-        ends = ["--good=latest~1", "--bad=latest"] if command != "repro" else []
-        for extra in ([], ["--script=out"]) if command == "repro" else ([],):
-            done = world.farm(command, "his/conv2d", *ends, *extra)
+        ends = ["--good=latest~1", "--bad=latest"] if command != "jobs rerun" else []
+        for extra in ([], ["--script=out"]) if command == "jobs rerun" else ([],):
+            done = world.farm(*command.split(), "his/conv2d", *ends, *extra)
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
-    @pytest.mark.parametrize("command", ["repro", SCRIPT, CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun", SCRIPT, CONFIRM, BISECT])
     def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
         for path in (str(suite), str(suite / "suite.toml")):
             spec = {"suite": str(suite), "suite_column": path, "key": "right"}
             world.plant({**spec, "days": 1}, spec)
-            name, *more = command.split()
-            ends = [] if name == "repro" else ["--good=latest~1", "--bad=latest"]
-            done = world.farm(name, "his/conv2d[SM8650-htp-8a8w]", *ends, *more)
+            group, name, *more = command.split()
+            ends = [] if name == "rerun" else ["--good=latest~1", "--bad=latest"]
+            done = world.farm(group, name, "his/conv2d[SM8650-htp-8a8w]", *ends, *more)
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
@@ -249,7 +253,7 @@ class TestWhatAUserCannotDo:
         run_id = "20260101-000000-abcdef"
         intent = state / "runs" / run_id
         world.plant({"id": run_id, "suite": str(suite), "intent": str(intent), "key": "right"})
-        for arguments in (["repro", "his/conv2d"], ["run", "--resume", run_id]):
+        for arguments in (["jobs", "rerun", "his/conv2d"], ["run", "--resume", run_id]):
             done = world.farm(*arguments, FARM_STATE_DIR=str(state))
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
@@ -261,7 +265,7 @@ class TestWhatAUserCannotDo:
         [run_id] = world.plant({"artifacts": [["../../secret", "etdump"], ["x", "output:output_0_0.raw"]]})
         done = world.farm("report", run_id)
         assert done.returncode == 0, done.stderr
-        done = world.farm("repro", JOB, "--script", "out")
+        done = world.farm("jobs", "rerun", JOB, "--script", "out")
         assert (done.returncode, "is no key of a bundle" in done.stderr) == (2, False)
 
     def test_have_her_write_a_report_where_he_likes(self, world: World, precious: Path) -> None:
@@ -272,7 +276,7 @@ class TestWhatAUserCannotDo:
 
     def test_have_her_write_files_of_a_profile_where_he_likes(self, world: World, precious: Path) -> None:
         world.plant({"artifacts": [["../../precious/thesis.txt", "optrace:../../precious/stolen"]]})
-        done = world.farm("profile", JOB, "--artifacts", "files")
+        done = world.farm("jobs", "profile", JOB, "--artifacts", "files")
         assert done.returncode != 0
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
@@ -284,7 +288,7 @@ class TestWhatAUserCannotDo:
         world.bob.run("mkdir", "-p", str(cache))
         world.bob.run("mv", *map(str, world.bob.cwd.iterdir()), str(cache))
         world.plant({"key": "right"})
-        done = world.farm("repro", JOB, FARM_CACHE_DIR=str(cache))
+        done = world.farm("jobs", "rerun", JOB, FARM_CACHE_DIR=str(cache))
         assert (done.returncode, done.stdout) == (2, "")
         assert "set FARM_CACHE_DIR to a folder that only you can write" in done.stderr
 
@@ -308,7 +312,7 @@ class TestWhatAUserCanDo:
         [run_id, newer] = world.plant({"days": 300}, {"days": 299}, user=world.ada)
         world.age()
         report = world.ada.write(world.ada.state / "runs" / run_id / "report.html", "a report")
-        done = world.farm("prune", "--keep=90d", "--keep-results=1", "--yes", user=world.bob)
+        done = world.farm("runs", "prune", "--keep=90d", "--keep-results=1", "--yes", user=world.bob)
         assert done.returncode == 0, done.stderr
         assert world.runs() == {newer}
         assert report.is_file()
@@ -324,7 +328,7 @@ class TestWhatAUserCanDo:
         )
         world.age()
         world.bob.python("-c", make_old, young, env={"FARM_STORE": world.url})
-        assert world.farm("prune", "--keep=90d", "--keep-results=1", "--yes").returncode == 0
+        assert world.farm("runs", "prune", "--keep=90d", "--keep-results=1", "--yes").returncode == 0
         assert not report.parent.exists()
 
     @pytest.mark.whole
@@ -340,16 +344,16 @@ class TestWhatAUserCanDo:
             assert farm(bob, "lease", "SM8650", "--no-wait") == 4
             serial = bench.devices[0].serial
             assert farm(bob, "lease", serial, "--no-wait", LOGNAME=world.ada.name) == 0
-            assert farm(bob, "release", serial) != 0
-            assert farm(bob, "release", serial, "--force") == 0
+            assert farm(bob, "devices", "release", serial) != 0
+            assert farm(bob, "devices", "release", serial, "--force") == 0
             assert farm(bob, "lease", serial, "--no-wait") == 0
-            assert farm(bob, "device", "out", serial) == 0
+            assert farm(bob, "devices", "disable", serial) == 0
             assert farm(ada, "run", "--soc", "SM8650", "--suite", "smoke") == 4
 
     @pytest.mark.whole
     def test_have_her_run_again_what_she_has_in_the_same_words(self, world: World) -> None:
         [his] = world.plant({"key": "right"})
-        done = world.farm("repro", JOB)
+        done = world.farm("jobs", "rerun", JOB)
         assert done.returncode == 0, done.stderr
         assert "building it again, from the same code and versions" in done.stderr
         assert (his in done.stdout, len(world.runs())) == (True, 2)

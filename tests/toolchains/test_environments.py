@@ -117,7 +117,7 @@ def test_what_cannot_be_made_is_said(index: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_said_to_be_one(index: Path, tmp_path: Path) -> None:
     make_executorch_wheel(index, RELEASE, more="x" * 20_000_000)
     with small_disk(tmp_path / "disk", "4m") as disk:
-        with pytest.raises(InfraError, match="farm cache prune"):
+        with pytest.raises(InfraError, match="farm setup cache prune"):
             made_environment(disk, RELEASE)
         assert not list(environments_folder(disk).glob("*/*"))
 
@@ -137,18 +137,20 @@ def test_another_package_in_farms_environment_makes_another_one(
 def test_commands_make_show_and_remove_them(home: FarmHome, index: Path, tmp_path: Path) -> None:
     make_executorch_wheel(index, RELEASE)
     env = {name: os.environ[name] for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS")} | {"FARM_CACHE_DIR": str(tmp_path)}
-    done = home.farm("toolchain", "make", RELEASE, env=env, code=0)
+    done = home.farm("setup", "toolchain", "make", RELEASE, env=env, code=0)
     assert f"making an environment with ExecuTorch {RELEASE}, once" in done.stderr
     assert done.stdout.startswith(f"ExecuTorch {RELEASE}, torch {version('torch')}, ")
-    listed = json.loads(home.farm("toolchain", "list", "--json", env=env).stdout)
+    listed = json.loads(home.farm("setup", "toolchain", "list", "--json", env=env).stdout)
     [row] = listed["environments"]
     assert (row["executorch"], row["current"]) == (RELEASE, True)
     assert listed["toolchains"][0]["versions"]["executorch"] == version("executorch")
-    assert "1 environment of toolchains" in home.farm("cache", env=env).stdout
-    kept = home.farm("cache", "prune", "--older", "1h", env=env)
+    assert "1 environment of toolchains" in home.farm("setup", "cache", env=env).stdout
+    kept = home.farm("setup", "cache", "prune", "--older", "1h", env=env)
     assert "environment" not in kept.stdout
-    assert "and 1 environment of toolchains" in home.farm("cache", "prune", "--all", "--dry-run", env=env).stdout
-    removed = home.farm("toolchain", "remove", RELEASE, env=env)
+    assert (
+        "and 1 environment of toolchains" in home.farm("setup", "cache", "prune", "--all", "--dry-run", env=env).stdout
+    )
+    removed = home.farm("setup", "toolchain", "remove", RELEASE, env=env)
     assert removed.stdout.startswith("removed 1 environment, ")
-    assert "there is none" in home.farm("toolchain", "remove", RELEASE, env=env, code=2).stderr
-    assert "is no release of ExecuTorch" in home.farm("toolchain", "make", "newest", env=env, code=2).stderr
+    assert "there is none" in home.farm("setup", "toolchain", "remove", RELEASE, env=env, code=2).stderr
+    assert "is no release of ExecuTorch" in home.farm("setup", "toolchain", "make", "newest", env=env, code=2).stderr

@@ -21,11 +21,11 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 8), listed.stderr
     refused = alone.farm(*SMOKE, code=2)
     assert "or name an environment that has it with --toolchain" in refused.stderr
-    assert "no executorch, torch, torchao" in " ".join(alone.farm("toolchain", "list").stdout.split())
+    assert "no executorch, torch, torchao" in " ".join(alone.farm("setup", "toolchain", "list").stdout.split())
     wanted = ("doctor", "--soc", "SM8650", "--backend", "xnnpack")
     assert [alone.farm(*wanted, *more).returncode for more in ((), ("--toolchain", sys.executable))] == [2, 0]
     # The runner is built against the C++ of that environment, which the shared cache has.
-    answer = alone.json("toolchain", "check", sys.executable, timeout_s=300)
+    answer = alone.json("setup", "toolchain", "check", sys.executable, timeout_s=300)
     assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
 
 
@@ -33,7 +33,7 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
 def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path: Path) -> None:
     tree = make_source_tree(tmp_path / "tree", "1.5.9", built=True)
     (tree / "exir" / "__init__.py").write_text("raise RuntimeError('half an edit')\n")
-    checked = home.farm("toolchain", "check", str(tree), timeout_s=300, code=1)
+    checked = home.farm("setup", "toolchain", "check", str(tree), timeout_s=300, code=1)
     assert checked.stdout.count("RuntimeError: half an edit") >= 2
 
 
@@ -49,7 +49,7 @@ def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path
 def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
     facts = home.json(*SMOKE, "--toolchain", release, timeout_s=900)["fingerprint"]
     assert (facts["executorch"], facts["toolchain"]) == (release, release)
-    home.farm("toolchain", "check", release, timeout_s=300, code=0)
+    home.farm("setup", "toolchain", "check", release, timeout_s=300, code=0)
 
 
 @pytest.mark.whole

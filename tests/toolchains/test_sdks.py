@@ -180,21 +180,21 @@ class TestLicence:
         return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
 
     def test_without_a_terminal_nothing_is_fetched_until_it_is_accepted(self, asked: FarmHome, server: Server) -> None:
-        done = asked.farm("sdk", "fetch", "--toolchain", "./executorch")
+        done = asked.farm("setup", "sdk", "fetch", "--toolchain", "./executorch")
         assert (done.returncode, done.stdout, server.asked) == (2, "", 0)
         assert "LICENSE.pdf" in done.stderr
         assert done.stderr.rstrip().endswith("read it and add --accept-licence")
-        done = asked.farm("sdk", "fetch", "--toolchain", "./executorch", "--accept-licence")
+        done = asked.farm("setup", "sdk", "fetch", "--toolchain", "./executorch", "--accept-licence")
         assert (done.returncode, server.asked) == (0, 1), done.stderr
         assert Path(done.stdout.strip()) == asked.cache / "sdks" / VERSION
-        again = asked.farm("sdk", "fetch", "2.37", "--toolchain", "./executorch")
+        again = asked.farm("setup", "sdk", "fetch", "2.37", "--toolchain", "./executorch")
         assert (again.returncode, again.stdout, server.asked) == (0, done.stdout, 1), again.stderr
 
     @pytest.mark.parametrize(("answer", "code"), [("n\n", 2), ("y\n", 0)])
     def test_on_a_terminal_it_is_asked(self, asked: FarmHome, server: Server, answer: str, code: int) -> None:
         master, slave = pty.openpty()
         os.write(master, answer.encode())
-        argv = [sys.executable, "-m", "farm.cli.main", "sdk", "fetch", "--toolchain", "./executorch"]
+        argv = [sys.executable, "-m", "farm.cli.main", "setup", "sdk", "fetch", "--toolchain", "./executorch"]
         with subprocess.Popen(
             argv, env=asked.env, cwd=asked.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave
         ) as farm:
@@ -268,7 +268,9 @@ class TestWheels:
     @pytest.mark.whole
     @pytest.mark.parametrize("qnn", ["2.47", "2.49"])
     def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, tmp_path: Path, qnn: str) -> None:
-        fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm("sdk", "fetch", qnn, timeout_s=600, code=0)
+        fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm(
+            "setup", "sdk", "fetch", qnn, timeout_s=600, code=0
+        )
         root = fetched.stdout.strip()
         (home.cwd / "farm.toml").write_text(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
         run = home.json("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
@@ -281,7 +283,11 @@ class TestNames:
         here = wheel_version()
         assert resolve_qnn(config, ".".join(here.split(".")[:2])) is None
         for text, kind, problem in [
-            ("2.9", MissingToolError, rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm sdk fetch 2\.9'"),
+            (
+                "2.9",
+                MissingToolError,
+                rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm setup sdk fetch 2\.9'",
+            ),
             ("newest", UsageError, "QNN 'newest' is neither a version such as 2.49 nor a path"),
             ("/nope", MissingToolError, "^/nope: there is no such folder"),
             (str(tmp_path), MissingToolError, f"has no {HOST}/libQnnHtp.so to compile with"),
@@ -322,19 +328,19 @@ class TestUse:
         after = 'hexagon_sdk_root = "h"\n\n[paths]\n'
         file.write_text(before + after)
         own = FarmHome(config.cache_dir, home.state, home.cwd)
-        done = own.farm("sdk", "use", "2.37")
+        done = own.farm("setup", "sdk", "use", "2.37")
         assert (done.returncode, done.stderr) == (0, "")
         assert file.read_text() == f'{before}sdk_root = "{root}"\n{after}'
         assert load_config(file).sdk_root == root
-        listed = own.farm("sdk", "list")
+        listed = own.farm("setup", "sdk", "list")
         assert f"{VERSION} *" in listed.stdout
         assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
-        own.farm("sdk", "use", ".".join(wheel_version().split(".")[:2]), code=0)
+        own.farm("setup", "sdk", "use", ".".join(wheel_version().split(".")[:2]), code=0)
         assert file.read_text() == before + after
 
     def test_without_a_farm_toml_it_says_what_to_write(self, home: FarmHome, config: Config) -> None:
         root = _fetch(config)
-        done = FarmHome(config.cache_dir, home.state, home.cwd).farm("sdk", "use", str(root), code=2)
+        done = FarmHome(config.cache_dir, home.state, home.cwd).farm("setup", "sdk", "use", str(root), code=2)
         assert f'these two lines: [qnn] and sdk_root = "{root}"' in done.stderr
 
     def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(self, home: FarmHome) -> None:
@@ -363,5 +369,5 @@ def test_an_sdk_goes_when_nothing_names_it(config: Config) -> None:
     remove_sdk(config, found)
     assert not root.exists()
     assert not (config.cache_dir / "sdk" / "layout").exists()
-    with pytest.raises(FarmError, match="farm sdk fetch"):
+    with pytest.raises(FarmError, match="farm setup sdk fetch"):
         resolve_qnn(config, "2.37")

@@ -213,7 +213,7 @@ def test_commands_refuse_what_cannot_be_before_anything_begins(home: FarmHome) -
         ((*run, "--toolchain", "default", "--toolchain", "nope"), "unknown toolchain 'nope'"),
         ((*run, "--toolchain", "default", "--toolchain", "1.5.0", "--json"), "--json is of one run"),
         (("run", "--resume", "latest", "--toolchain", "1.5.0"), "leave --toolchain out"),
-        (("toolchain", "show", "nope"), "unknown toolchain 'nope'"),
+        (("setup", "toolchain", "show", "nope"), "unknown toolchain 'nope'"),
         (("debug", "smoke/add", "--soc", "SM8650", "--virtual", "--toolchain", "nope"), "unknown toolchain 'nope'"),
     ):
         assert problem in home.farm(*arguments, code=2).stderr
@@ -224,9 +224,9 @@ def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome)
     (home.cwd / "farm.toml").write_text(
         '[toolchain.gone]\ncheckout = "nowhere"\n[toolchain.later]\nversion = "1.5.77"\n'
     )
-    done = home.farm("toolchain", "list", code=0)
+    done = home.farm("setup", "toolchain", "list", code=0)
     assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(home.cwd))
-    rows = json.loads(home.farm("toolchain", "list", "--json").stdout)["toolchains"]
+    rows = json.loads(home.farm("setup", "toolchain", "list", "--json").stdout)["toolchains"]
     assert [(row["name"], row["kind"]) for row in rows] == [
         ("default", "default"), ("gone", "checkout"), ("later", "version"),
     ]  # fmt: skip
@@ -241,9 +241,9 @@ def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome)
     [
         ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", ""),
         ("exec", "x.pte", "--toolchain", ""),
-        ("toolchain", "show", ""),
-        ("compare", "--suite", "smoke", "--toolchain", "1.5.0", "--toolchain", ""),
-        ("compare", "--suite", "smoke", "--checkout", ".", "--base", ""),
+        ("setup", "toolchain", "show", ""),
+        ("perf", "compare", "--suite", "smoke", "--toolchain", "1.5.0", "--toolchain", ""),
+        ("perf", "compare", "--suite", "smoke", "--checkout", ".", "--base", ""),
     ],
 )
 def test_a_name_that_is_empty_is_no_default(arguments: tuple[str, ...]) -> None:

@@ -185,7 +185,7 @@ class SocTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[soc.NAME]`: an SoC that devices report and no profile has."""
 
     like: str
-    """Profile for an SoC name that devices report, one of `farm socs`."""
+    """Profile for an SoC name that devices report, one of `farm devices socs`."""
 
 
 class DeviceTables:

@@ -78,7 +78,7 @@ class NightConfig(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """What `farm agent` does on this host, unless its command line says otherwise."""
+    """What `farm lab agent` does on this host, unless its command line says otherwise."""
 
     name: str = ""
     """What the farm knows the host by; empty for the host's own name."""

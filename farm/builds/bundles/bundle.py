@@ -252,12 +252,12 @@ class Bundle(msgspec.Struct, frozen=True):
             try:
                 actual = sha256_of(path)
             except OSError as error:
-                what_to_do = "run 'farm cache prune --all --yes' and build again"
+                what_to_do = "run 'farm setup cache prune --all --yes' and build again"
                 raise BundleError(f"{path}: {error.strerror}: {what_to_do}") from None
             if actual != expected:
                 raise BundleError(
                     f"{path}: hash is {actual[:12]}, expected {expected[:12]}: "
-                    f"the cache is damaged; run 'farm cache prune --all --yes' and build again"
+                    f"the cache is damaged; run 'farm setup cache prune --all --yes' and build again"
                 )
 
 

@@ -49,7 +49,7 @@ def read_origins(folder: Path) -> Origins:
     except FileNotFoundError:
         return NO_ORIGINS
     except (OSError, msgspec.DecodeError) as error:
-        raise BundleError(f"{path}: {error}: run 'farm cache prune --all --yes' and build again") from None
+        raise BundleError(f"{path}: {error}: run 'farm setup cache prune --all --yes' and build again") from None
 
 
 def write_origins(folder: Path, origins: Origins) -> None:

@@ -52,7 +52,7 @@ _GET_DIRECT = (
     f"{_TABLE}"
 )
 _GET_TOOLS = "set HEXAGON_TOOLS_ROOT to the Hexagon tools (the folder that has Tools/ in it)"
-_BUILD_RUNNER = f"farm runtime build --target {ANDROID}"
+_BUILD_RUNNER = f"farm setup runtime build --target {ANDROID}"
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -234,7 +234,7 @@ def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str
 
 def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
     """Return the signed file that is made from `source`: by signing it, where that is there."""
-    signs = f"farm sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
+    signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
     path = qnn.dsp(soc_name(backend.dsp_folder, soc), source.name, "signed")
     return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)

@@ -45,7 +45,7 @@ _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
 _TOOL_PACKAGES = (*_COMPILER_PACKAGES, "onnxruntime-qnn", "cmake", "ninja", "adbutils")
 _TOOL_PROGRAMS = ("c++", "aarch64-linux-gnu-g++", "qemu-aarch64")
 _TOOLS_LIBRARIES = "Tools/target/hexagon/lib"
-_BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
+_BUILD_ANDROID = f"farm setup runtime build --target {ANDROID}"
 
 
 class MissingItem(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class Doctor:
         return tuple(dict.fromkeys(gaps))
 
     def _linux(self) -> tuple[MissingItem, ...]:
-        repair = f"farm runtime build --target {LINUX_AARCH64}"
+        repair = f"farm setup runtime build --target {LINUX_AARCH64}"
         try:
             built = planned_native(self._config.cache_dir, LINUX_AARCH64).built
             fetched = planned_aarch64_executorch(self._config.cache_dir).is_dir()

@@ -194,7 +194,7 @@ def _qnn_part(config: Config, target: BuildTarget) -> RuntimePart:
         package_libraries(config.sdk_root)
     except MissingToolError as error:
         return RuntimePart(LIBRARY, None, target.machine, repair_of(error))
-    return RuntimePart(LIBRARY, None, target.machine, "farm runtime build", absent="not built")
+    return RuntimePart(LIBRARY, None, target.machine, "farm setup runtime build", absent="not built")
 
 
 def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
@@ -218,4 +218,4 @@ def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:
 
 
 def _build_command(target: BuildTarget) -> str:
-    return "farm runtime build" + ("" if target.name == HOST else f" --target {target.name}")
+    return "farm setup runtime build" + ("" if target.name == HOST else f" --target {target.name}")

@@ -96,7 +96,7 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
         require_own(libraries.parent)
     except MissingToolError as error:
         return QnnFiles(repair_of(error))
-    get, version = f"farm runtime build --target {OE_LINUX}", f"{WHEEL} {release or package_version(WHEEL)}"
+    get, version = f"farm setup runtime build --target {OE_LINUX}", f"{WHEEL} {release or package_version(WHEEL)}"
     return QnnFiles(get, None, libraries, version, wheel=True)
 
 

@@ -229,8 +229,8 @@ def attached_runtime(
     if runtime.one_shot and not linux and mode != "direct":
         raise MissingToolError(
             f"{runtime.files[runtime.runner]} is not farm's runner and takes no jobs in a session: "
-            f"farm runtime build --target {ANDROID} (docs/guides/runtime.md), or set android_runner in the [qnn] table "
-            "of farm.toml"
+            f"farm setup runtime build --target {ANDROID} (docs/guides/runtime.md), or set android_runner in "
+            "the [qnn] table of farm.toml"
         )
     return runtime
 

@@ -85,7 +85,7 @@ def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | No
     record = read_record(signed)
     if record is None:
         name = record_path(signed).name
-        return SigningFault("foreign", f"is signed, but not by 'farm sign': there is no {name} beside it")
+        return SigningFault("foreign", f"is signed, but not by 'farm setup sign': there is no {name} beside it")
     signed_on = f"{record.how} on {record.when[:10]}"
     if sha256_of(signed) != record.output_sha256:
         return SigningFault("foreign", f"is not the file that was {signed_on}: its hash is another")

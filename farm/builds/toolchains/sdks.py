@@ -80,7 +80,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
     if not found:
         known = ", ".join(sdk.version for sdk in there) or "none"
         raise MissingToolError(
-            f"QNN {text} is not on this machine, there is {known}: run 'farm sdk fetch {wanted}', "
+            f"QNN {text} is not on this machine, there is {known}: run 'farm setup sdk fetch {wanted}', "
             "or name the folder of a QNN SDK"
         )
     chosen = max(found, key=lambda sdk: (_numbers(sdk.version), sdk.root is None))
@@ -88,7 +88,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
         require_own(chosen.root)
         require_host_libraries(chosen.root, text)
         with contextlib.suppress(OSError):
-            # When it was used last: farm cache prune --older.
+            # When it was used last: farm setup cache prune --older.
             os.utime(chosen.root / ORIGIN)
     return chosen.root
 

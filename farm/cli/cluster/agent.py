@@ -1,4 +1,4 @@
-"""`farm agent`: executes jobs and compiles on a host for a shared farm."""
+"""`farm lab agent`: executes jobs and compiles on a host for a shared farm."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def command(
     """Let this host's devices, and its compilers, work for a shared farm.
 
     \b
-    farm agent                        devices attached to this host
-    farm agent --build                its compilers as well
-    farm agent --build --no-devices   only its compilers
-    farm agent list                   all hosts, their devices and their state
-    farm agent drain HOST             finish the running jobs of a host and end
+    farm lab agent                        devices attached to this host
+    farm lab agent --build                its compilers as well
+    farm lab agent --build --no-devices   only its compilers
+    farm lab agent list                   all hosts, their devices and their state
+    farm lab agent drain HOST             finish a host's jobs and end
 
     The agent runs until SIGTERM or Ctrl-C. It then finishes the running jobs
     and leaves the others to other hosts; a second signal interrupts the running
@@ -134,7 +134,7 @@ def drain(name: str, config_file: Path | None) -> None:
     with opened(config_file, existing=True) as (_, store):
         if not store.cluster.drain(name):
             known = [agent.name for agent in store.cluster.agents()]
-            raise UnknownNameError("agent", name, known, "('farm agent list' shows them)")
+            raise UnknownNameError("agent", name, known, "('farm lab agent list' shows them)")
     echo(f"{name} ends as soon as it has finished what it runs")
 
 
@@ -144,7 +144,7 @@ def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int)
     from farm.report.terminal.layout import wrapped
 
     if not agents:
-        yield "no agent: 'farm agent' on a host with devices starts one"
+        yield "no agent: 'farm lab agent' on a host with devices starts one"
     for agent in agents:
         facts = agent.facts
         state = f"silent for {short_age(agent.heartbeat_ms)}" if not agent.alive else ""

@@ -1,4 +1,4 @@
-"""`farm attach` and `farm cancel`: follow or end a submitted run of a shared farm."""
+"""`farm runs watch` and `farm runs cancel`: follow or end a submitted run of a shared farm."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _AWAIT_SECONDS = 15.0
 
 
-@click.command("attach")
+@click.command("watch")
 @click.argument("run", default="latest")
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON instead of a summary.")
-def attach_command(
+def watch_command(
     run: str, config_file: Path | None, *, html: Path | None, junitxml: Path | None, as_json: bool
 ) -> int:
     """Follow RUN on a shared farm until it ends, like the command that submitted it.

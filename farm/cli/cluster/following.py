@@ -43,6 +43,8 @@ def show_left(outcome: RunOutcome, *, as_json: bool) -> int:
         if as_json:
             print_json({"run": run_id})
         else:
-            notice(f"'farm attach {run_id}' follows it, 'farm cancel {run_id}' ends it, 'farm queue' says how it goes")
+            notice(
+                f"'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it, 'farm lab queue' lists it"
+            )
             echo(run_id)
     return outcome.exit_code

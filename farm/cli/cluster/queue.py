@@ -1,4 +1,4 @@
-"""`farm queue`: waiting runs and commands of a shared farm, with the reason and the expected time."""
+"""`farm lab queue`: waiting runs and commands of a shared farm, with the reason and the expected time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
 
     A person comes before a nightly run; among users of the same urgency the
     user with the fewest devices is next: see docs/explanation/leases.md.
-    farm quota limits the devices of a user.
+    farm lab quota limits the devices of a user.
     """
     from farm.cli.devices.compact import waiting_lines
     from farm.dispatch.cluster.client.devices import require_shared

@@ -1,4 +1,4 @@
-"""`farm quota`: limits of the devices that a user may have at once."""
+"""`farm lab quota`: limits of the devices that a user may have at once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def command(*, subject: str | None, most: int | None, remove: bool, config_file:
     """Show or set the number of devices that a user may have at once.
 
     \b
-    farm quota                      show the quotas
-    farm quota user:ada 4           ada has 4 devices at most
-    farm quota label:camera 1       of those labelled camera any user has 1
-    farm quota user:ada --remove    remove the quota
+    farm lab quota                      show the quotas
+    farm lab quota user:ada 4           ada has 4 devices at most
+    farm lab quota label:camera 1       of those labelled camera any user has 1
+    farm lab quota user:ada --remove    remove the quota
 
     A quota applies to all requests of a user, over all SoCs: submitted runs,
     nightly runs and single commands. A device that is held when the quota is
@@ -41,7 +41,7 @@ def command(*, subject: str | None, most: int | None, remove: bool, config_file:
     with opened(config_file, existing=True) as (_, store):
         if subject is not None and (most is not None or remove):
             if remove and subject not in store.quotas.all():
-                raise UsageError(f"{subject} has no quota: 'farm quota' shows those that are set")
+                raise UsageError(f"{subject} has no quota: 'farm lab quota' shows those that are set")
             store.quotas.set(subject, None if remove else most, store.user)
         found = store.quotas.all()
     shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}

@@ -1,4 +1,4 @@
-"""`farm adb`: the user's own adb on one leased device."""
+"""`farm devices adb`: the user's own adb on one leased device."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     """Run your own adb on a device, leased for the duration of the command.
 
     \b
-    farm adb pixel -- logcat -d
-    farm adb pixel -- push model.pte /data/local/tmp
-    farm adb -- install app.apk            the device that is reserved for you
+    farm devices adb pixel -- logcat -d
+    farm devices adb pixel -- push model.pte /data/local/tmp
+    farm devices adb -- install app.apk        your reserved device
 
     Output and exit code are adb's. It is the adb on PATH, and it reaches the
     device also behind another machine or another adb server. For several
-    commands, forwarded ports or Android Studio: farm connect.
+    commands, forwarded ports or Android Studio: farm devices connect.
     """
     words = words_of(context)
     if why := refusal(words):
@@ -54,13 +54,17 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     with (
         terminal_restored(),
         device_held(
-            device, purpose=purpose_of("adb", words), wait_s=wait_s, config_file=config_file, require=adb_address
+            device,
+            purpose=purpose_of("devices adb", words),
+            wait_s=wait_s,
+            config_file=config_file,
+            require=adb_address,
         ) as held,
     ):
         if verb_of(words) in _PORTS and is_elsewhere(held.config, held.device):
             raise UsageError(
                 f"{verb_of(words)} would open a port on {held.device.host}, where the adb server of "
-                f"{held.name} runs: 'farm connect {held.name}' brings the device under your own adb"
+                f"{held.name} runs: 'farm devices connect {held.name}' brings the device under your own adb"
             )
         argv, env = adb_of(held.device)
         return held.hold.run(held.supervisor, [*argv, *words], env, "adb")
@@ -71,7 +75,7 @@ def refusal(words: Sequence[str]) -> str:
     Pure."""
     verb = verb_of(words)
     if not verb:
-        return "say what adb is to do, behind --: farm adb DEVICE -- shell getprop"
+        return "say what adb is to do, behind --: farm devices adb DEVICE -- shell getprop"
     if verb.startswith("-"):
         return f"leave {verb} out: farm names the device and its adb server; what adb is to do comes first behind --"
     if verb in _OF_THE_SERVER:

@@ -1,4 +1,4 @@
-"""`farm connect`: a leased device under the user's own adb, until the lease ends."""
+"""`farm devices connect`: a leased device under the user's own adb, until the lease ends."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     """Bring a device under your own adb, until Ctrl-C or as long as COMMAND runs.
 
     \b
-    farm connect pixel                     then adb, scrcpy, Android Studio ...
-    farm connect pixel -- ./gradlew connectedCheck
-    farm connect pixel -- sh -c 'python script.py --device $ANDROID_SERIAL'
+    farm devices connect pixel              for adb, scrcpy, Android Studio
+    farm devices connect pixel -- ./gradlew connectedCheck
+    farm devices connect pixel -- sh -c 'python x.py --device $ANDROID_SERIAL'
 
     The device is leased meanwhile. It may be attached to another machine or
     another adb server: your own adb server shows it, alone, as 127.0.0.1:PORT.
@@ -56,7 +56,11 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     with (
         terminal_restored(),
         device_held(
-            device, purpose=purpose_of("connect", words), wait_s=wait_s, config_file=config_file, require=adb_address
+            device,
+            purpose=purpose_of("devices connect", words),
+            wait_s=wait_s,
+            config_file=config_file,
+            require=adb_address,
         ) as held,
     ):
         server = ordinary_server(start=True)
@@ -99,7 +103,7 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
     if server.host != LOOPBACK:
         raise UsageError(
             f"{held.name} hangs on another adb server than yours, which is on {server.place} and cannot attach what is "
-            f"offered here: unset the variable that names it, or use 'farm adb {held.name} -- COMMAND'"
+            f"offered here: unset the variable that names it, or use 'farm devices adb {held.name} -- COMMAND'"
         )
     there = AdbHost(address.port, address.host)
     reverse = not is_elsewhere(held.config, device)

@@ -1,4 +1,4 @@
-"""`farm device`: names, labels and service state of a device, and its health."""
+"""`farm devices`: names, labels and service state of a device, and its health."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.text import one_line
-from farm.cli.options import SuggestingGroup, config_option, duration, json_option, limit_option
+from farm.cli.options import config_option, duration, json_option, limit_option
 from farm.cli.output import echo, opened, show, width
 from farm.report.terminal.layout import columns
 
@@ -24,18 +24,7 @@ if TYPE_CHECKING:
 
 
 # The nearest command to `quarantine` by spelling is its opposite, `unquarantine`.
-_OTHERWISE = {"quarantine": "'farm device out DEVICE' lets no run use it, until 'farm device in DEVICE'"}
-
-
-@click.group("device", cls=SuggestingGroup, otherwise=_OTHERWISE)
-def command() -> None:
-    """Name a device, put it in or out of service, show its health.
-
-    DEVICE is a name, a serial or an id, as farm devices shows them.
-    """
-
-
-@command.command("name")
+@click.command("name")
 @click.argument("device")
 @click.argument("name")
 @config_option
@@ -46,7 +35,7 @@ def name_command(*, device: str, name: str, config_file: Path | None) -> None:
         echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
 
 
-@command.command("label")
+@click.command("label")
 @click.argument("device")
 @click.argument("labels", nargs=-1)
 @config_option
@@ -57,24 +46,24 @@ def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | N
         echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
 
 
-@command.command("out", short_help="Take a device out of service.")
+@click.command("disable", short_help="Take a device out of service.")
 @click.argument("device")
 @click.option("--note", default="", help="Why, for those who look for it.")
 @config_option
-def out_command(*, device: str, note: str, config_file: Path | None) -> None:
+def disable_command(*, device: str, note: str, config_file: Path | None) -> None:
     """Take a device out of service: it gets no new lease, and a present lease may finish."""
     _set_service(config_file, device, note, in_service=False)
 
 
-@command.command("in")
+@click.command("enable")
 @click.argument("device")
 @config_option
-def in_command(*, device: str, config_file: Path | None) -> None:
+def enable_command(*, device: str, config_file: Path | None) -> None:
     """Put a device into service again."""
     _set_service(config_file, device, "", in_service=True)
 
 
-@command.command("unquarantine", short_help="Give a device in quarantine another chance.")
+@click.command("unquarantine", short_help="Give a device in quarantine another chance.")
 @click.argument("device")
 @config_option
 def unquarantine_command(*, device: str, config_file: Path | None) -> None:
@@ -91,16 +80,7 @@ def unquarantine_command(*, device: str, config_file: Path | None) -> None:
         echo(f"{known.called} is {state}: {reason}")
 
 
-# Former name of the command, too similar to `farm release`, which ends a lease.
-command.add_command(
-    click.Command(
-        "release", params=unquarantine_command.params, callback=unquarantine_command.callback, hidden=True,
-        help=unquarantine_command.help,
-    )
-)  # fmt: skip
-
-
-@command.command("check", short_help="Run the canary now: is a device fit to be measured on?")
+@click.command("check", short_help="Run the canary now: is a device fit to be measured on?")
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration,
               help="Wait so long for a device that somebody else has.")  # fmt: skip
@@ -132,7 +112,7 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool
     return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else InfraError.exit_code
 
 
-@command.command("forget", short_help="Leave a device that is gone out of every list.")
+@click.command("forget", short_help="Leave a device that is gone out of every list.")
 @click.argument("device")
 @config_option
 def forget_command(*, device: str, config_file: Path | None) -> None:
@@ -140,17 +120,17 @@ def forget_command(*, device: str, config_file: Path | None) -> None:
 
     The name, labels, note and health are removed. A device that is attached
     again is listed again like a new one. A quarantine stays:
-    farm device unquarantine alone ends it.
+    farm devices unquarantine alone ends it.
     """
     with _device(config_file, device) as (store, known):
         store.devices.forget(known.id)
-        echo(f"{known.called} is forgotten; 'farm device show {known.id}' still shows its history")
+        echo(f"{known.called} is forgotten; 'farm devices show {known.id}' still shows its history")
         if known.health == "quarantined":
-            end = f"'farm device unquarantine {known.id}' ends that"
+            end = f"'farm devices unquarantine {known.id}' ends that"
             echo(f"its quarantine stays, for when it is attached again: {end}")
 
 
-@command.command("show")
+@click.command("show")
 @click.argument("device")
 @limit_option("Newest events.")
 @json_option("Print JSON.")
@@ -177,7 +157,7 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
         first, *others = map(one_line, known.status.addresses)
         yield f"  at {first}, also at {', '.join(others)}, as 'farm devices' saw it last"
     if known.service_user == ADOPTED:
-        yield f"  known by its serial now: 'farm device show {known.service_note}'"
+        yield f"  known by its serial now: 'farm devices show {known.service_note}'"
     elif known.forgotten_ms:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
         yield f"  forgotten on {when}: in no list until it is attached again"

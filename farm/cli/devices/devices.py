@@ -35,7 +35,7 @@ _INDENT = "    "
 _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 
 
-@click.command("devices")
+@click.command("list")
 @click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
 @click.option("--details/--compact", "details", default=None,

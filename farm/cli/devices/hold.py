@@ -1,4 +1,4 @@
-"""Lease of a device for one command: `farm shell`, `farm adb` and `farm connect`."""
+"""Lease of a device for one command: `farm shell`, `farm devices adb` and `farm devices connect`."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def purpose_of(command: str, words: Sequence[str]) -> str:
     from farm.devices.text import clean_text
 
     # Arguments may be secrets, so only the first word is recorded.
-    return clean_text(shlex.join(["farm", command, *(["--", words[0]] if words else [])]))
+    return clean_text(shlex.join(["farm", *command.split(), *(["--", words[0]] if words else [])]))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`farm lease` and `farm release`, and the search and lease of a device for `farm shell`."""
+"""`farm lease` and `farm devices release`, and the search and lease of a device for `farm shell`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lease_command(
     """Reserve a device for yourself: only your commands may use it until then.
 
     Each use with a SOC reserves one more device. For a DEVICE that you have,
-    the time is changed, and counts from now. farm release ends it earlier.
+    the time is changed, and counts from now. farm devices release ends it earlier.
     """
     from farm.base.processes import Supervisor
     from farm.base.socs import reported_profile
@@ -63,7 +63,9 @@ def lease_command(
         else:
             devices = [device for device in devices if device.id not in mine]
             if not devices:
-                raise NoDeviceError(f"every {wanted} is yours already: 'farm release' without a name lists them")
+                raise NoDeviceError(
+                    f"every {wanted} is yours already: 'farm devices release' without a name lists them"
+                )
             ttl_s, wait_s = config.leases.ttl_s, 0.0 if no_wait else wait_s
             lease = acquire(store, devices, purpose="farm lease", wait_s=wait_s, ttl_s=ttl_s, seconds=seconds)
             store.leases.release([lease])
@@ -74,7 +76,7 @@ def lease_command(
         (f"farm shell {name}", "a shell on it"),
         (f"farm run --soc {device.soc} ...", "uses it, as all your commands may"),
         *_adb_hint(device, name),
-        (f"farm release {name}", "gives it back"),
+        (f"farm devices release {name}", "gives it back"),
     ]
     lines = [
         f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}",
@@ -94,7 +96,7 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
         return []
     place = f"port {address.port}" if address.host == LOOPBACK else f"{address.host}:{address.port}"
     serial = address.attached_at or address.name or adb_target(device.serial)
-    return [(f"farm connect {name}", f"your own adb on it: {serial}, {place}")]
+    return [(f"farm devices connect {name}", f"your own adb on it: {serial}, {place}")]
 
 
 @click.command("release")
@@ -150,7 +152,7 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
         after = f"; {lease.user} uses it still, for {lease.purpose!r}"
     elif lease.token and lease.purpose.startswith("farm shell"):
         after = f"; the shell of {lease.user} is being ended"
-    elif lease.token and lease.purpose.startswith(("farm adb", "farm connect")):
+    elif lease.token and lease.purpose.startswith(("farm devices adb", "farm devices connect")):
         after = f"; {lease.purpose!r} of {lease.user} is being ended"
     elif lease.token:
         after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
@@ -313,9 +315,9 @@ def clock_time(time_ms: int) -> str:
 def _why_not(known: Registered) -> str:
     if not known.in_service:
         note = f" ({known.service_note})" if known.service_note else ""
-        return f"is out of service{note}: 'farm device in {known.called}' puts it back"
+        return f"is out of service{note}: 'farm devices enable {known.called}' puts it back"
     if known.health == "quarantined":
-        return f"is quarantined ({known.health_reason}): 'farm device show {known.called}' shows its history"
+        return f"is quarantined ({known.health_reason}): 'farm devices show {known.called}' shows its history"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`farm bundle`: copies the bundle of a job into a folder."""
+"""`farm jobs bundle`: copies the bundle of a job into a folder."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundl
     from farm.dispatch.request.named_job import named_job
 
     config = use_toolchain(load_config(config_file), toolchain, notice)
-    chosen = named_job(config, job, "farm bundle --compiled")
+    chosen = named_job(config, job, "farm jobs bundle --compiled")
     cache = BundleCache(config.cache_dir)
     found = find_bundle_for(chosen, prepare(config, notice), cache)
     bundle = cache.lookup(found.key) if found.cached else None

@@ -1,4 +1,4 @@
-"""`farm coverage`."""
+"""`farm jobs coverage`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def command(
 def _command(
     soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], line: str | None, markdown: Path
 ) -> str:
-    words = ["farm", "coverage", "--soc", soc]
+    words = ["farm", "jobs", "coverage", "--soc", soc]
     words += ["--backend", backend] if backend != DEFAULT_BACKEND else []
     for option, values in (("--suite", suites), ("--run", runs)):
         for value in values:

@@ -1,4 +1,4 @@
-"""`farm history` and `farm baseline`: numbers run by run, and the baselines for the next run."""
+"""`farm history` and `farm perf baseline`: numbers run by run, and the baselines for the next run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.options import SuggestingGroup, json_option, limit_option, line_option, soc_option
+from farm.cli.options import json_option, limit_option, line_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
@@ -71,7 +71,7 @@ def history_command(
     if shown:
         notice(f"line {shown}")
     if not points:
-        lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm run list' lists the runs"
+        lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm runs list' lists the runs"
         notice(f"{job} has no history yet: {lacks}")
     elif all(point.trial for point in points):
         notice("these are your trials alone: numbers are judged once there are runs with --purpose nightly")
@@ -81,18 +81,13 @@ def history_command(
         echo(text)
 
 
-@click.group("baseline", cls=SuggestingGroup)
-def baseline_command() -> None:
-    """Show the baselines of numbers, or accept a new level."""
-
-
-@baseline_command.command("show")
+@click.command("baseline")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Only this metric; repeatable.")
 @line_option()
 @json_option("Print it as JSON.")
-def show_levels(
+def baseline_command(
     job: str, soc: str | None, metrics: tuple[str, ...], line: str | None, config_file: Path | None, *, as_json: bool
 ) -> None:
     """Show the baselines for the next run of JOB.
@@ -123,7 +118,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
         yield fitted(f"  {level.metric}: {value}, {plural(level.runs, 'run')} since {level.since}{few}", columns)
 
 
-@baseline_command.command("accept")
+@click.command("accept")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True,
@@ -132,7 +127,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @click.option("--note", required=True, metavar="TEXT", help="Why it is right.")
 @line_option()
 @json_option("Print what was accepted as JSON.")
-def accept(
+def accept_command(
     job: str,
     soc: str | None,
     metrics: tuple[str, ...],
@@ -175,5 +170,5 @@ def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
         names = " or ".join(map(one_line, metrics))
         raise UsageError(
             f"{one_line(job)} has no judged number {names}{where}: "
-            f"'farm baseline show {shlex.quote(one_line(job))}' lists those it has"
+            f"'farm perf baseline {shlex.quote(one_line(job))}' lists those it has"
         )

@@ -1,4 +1,4 @@
-"""`farm sql`."""
+"""`farm data sql`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
     """Query the store in SQL, read-only; a QUERY of - is read from standard input.
 
     \b
-    farm sql "SELECT verdict, count(*) FROM attempt GROUP BY verdict"
+    farm data sql "SELECT verdict, count(*) FROM attempt GROUP BY verdict"
 
     QUERY is one SELECT, with or without WITH, or VALUES. Tables: docs/reference/store.md. The SQL dialect is SQLite's
     or

@@ -1,4 +1,4 @@
-"""`farm status` and `farm triage`: jobs and numbers that need attention, and remarks on them."""
+"""`farm status` and `farm alerts list`: jobs and numbers that need attention, and remarks on them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
     the worst first. Without a nightly run it is of the newest run of the
     branch, or a trial of yours. A failure is new when the job did not fail at
     its previous verdict in the branch on this kind of device. Regressions are
-    all open ones, of any run: see farm triage. Trials, and runs of a dirty or
+    all open ones, of any run: see farm alerts list. Trials, and runs of a dirty or
     private checkout, belong to no branch.
     """
     from farm.report.model.status_query import read_status
@@ -50,45 +50,46 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
     show({"schema": 2, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
 
 
-@click.command("triage")
-@click.argument("subject", required=False, metavar="[ALERT|JOB]")
-@click.option("--state", type=click.Choice(_STATES), help="What becomes of it; otherwise as it was, or acknowledged.")
-@click.option("--owner", default="", metavar="NAME", help="Who sees to it.")
-@click.option("--note", default="", metavar="TEXT", help="What there is to say.")
-@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) that this counts.")
-@line_option("Without ALERT or JOB:")
+@click.command("list")
+@line_option()
 @limit_option("Most of a kind.", 10)
 @json_option("Print it as JSON.")
-def triage_command(
-    subject: str | None,
+def list_command(line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+    """List open regressions and failing jobs, with their remarks.
+
+    Accepted and fixed alerts are left out.
+    """
+    with opened(config_file, readonly=True) as (_, store):
+        _list(store, line, limit, as_json=as_json)
+
+
+@click.command("assign")
+@click.argument("subject", metavar="ALERT|JOB")
+@click.option("--state", type=click.Choice(_STATES), help="New state; by default as before, or acknowledged.")
+@click.option("--owner", default="", metavar="NAME", help="Owner of the alert or job.")
+@click.option("--note", default="", metavar="TEXT", help="Note, such as the number of an issue.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) of the remark.")
+@json_option("Print it as JSON.")
+def assign_command(
+    subject: str,
     state: str | None,
     owner: str,
     note: str,
     until: datetime.datetime | None,
-    line: str | None,
-    limit: int,
     config_file: Path | None,
     *,
     as_json: bool,
 ) -> None:
-    """Add a remark to a regression or a red job, or list both.
+    """Record owner, state and note of a regression or a failing job.
 
     \b
-    farm triage                                     open regressions, red jobs
-    farm triage 12 --owner ada --note "see #345"    ada handles alert 12
-    farm triage 12 --state accepted --note "..."    the new level is right
-    farm triage suite/case[...] --owner ada         ada handles a red job
+    farm alerts assign 12 --owner ada --note "see #345"    alert 12
+    farm alerts assign 12 --state accepted --note "..."    accept its level
+    farm alerts assign suite/case[...] --owner ada         a failing job
 
-    A remark changes no verdict: a red job stays red, and is shown with its
-    owner. Accepted and fixed alerts are hidden.
+    A remark changes no verdict: a failing job still fails. Without options
+    the remarks are shown.
     """
-    if subject is None:
-        options = (("--state", state), ("--owner", owner), ("--note", note), ("--until", until))
-        if given := [name for name, value in options if value]:
-            raise UsageError(f"{given[0]} of what? Give the number of an alert, or a job: 'farm triage' lists them")
-        with opened(config_file, readonly=True) as (_, store):
-            _list(store, line, limit, as_json=as_json)
-        return
     with opened(config_file, existing=True) as (_, store):
         key, title = _subject(store, subject)
         if state in ("accepted", "fixed") and key.startswith("job:"):

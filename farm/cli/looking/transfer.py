@@ -1,4 +1,4 @@
-"""`farm export` and `farm import`."""
+"""`farm data export` and `farm data import`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _since_ms(text: str) -> int:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @json_option("Print which runs are new as JSON.")
 def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
-    """Read the runs in FILE, which 'farm export --format jsonl' wrote, into this store; - is standard input.
+    """Read the runs in FILE, which 'farm data export --format jsonl' wrote, into this store; - is standard input.
 
     A run that the store already has stays unchanged. Every line is checked before the first run is imported: an
     invalid line stops the import. Kept files of attempts, such as ETDumps, are known by their hashes and are not

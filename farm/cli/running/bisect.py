@@ -1,4 +1,4 @@
-"""`farm bisect`: first run, or first commit of a checkout, in which a job is worse."""
+"""`farm perf bisect`: first run, or first commit of a checkout, in which a job is worse."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
     """Find the run, or the commit, since which JOB is worse.
 
     With --good and --bad: stored bundles are run again. First the whole step
-    is measured, as by 'farm confirm'; then, while runs are left between the
+    is measured, as by 'farm perf confirm'; then, while runs are left between the
     last good and the first bad one, a bundle between them is compared with the
     bundle of the good run. A level nearer to the bad one is bad. Runs of equal
     bundles are measured once; at most 8 bundles are. A bundle is compiled again
     only if the result is identical.
 
     With --commits: 'git bisect' chooses commits of a checkout, and each is
-    compared with GOOD as by 'farm compare', in a source tree of its own. The
+    compared with GOOD as by 'farm perf compare', in a source tree of its own. The
     search follows the difference at BAD: a failure, operators left to the CPU,
     a time or a figure of outputs; --metric names another, such as pte_size.
     Commits that do not build or fail in another way are skipped, and a merge is

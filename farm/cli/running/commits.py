@@ -1,4 +1,4 @@
-"""`farm bisect --commits`: the first bad commit of a checkout."""
+"""`farm perf bisect --commits`: the first bad commit of a checkout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _job(config: Config, text: str, options: dict[str, Any]) -> Job:
     from farm.dispatch.request.named_job import named_job
 
     target = {name: options[name] for name in ("soc", "precision", "options")}
-    job = named_job(config, text, "farm bisect", **target)
+    job = named_job(config, text, "farm perf bisect", **target)
     if job.case.pte:
         raise UsageError(f"{text} is a .pte that was compiled already: no commit makes another of it")
     return job

@@ -1,4 +1,4 @@
-"""`farm compare`."""
+"""`farm perf compare`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,14 @@ def command(
     """Compare two toolchains, SDKs or option sets: is B worse than A?
 
     Both are compiled. Equal programs need no device; different programs run in
-    turns on the same warm devices, with the statistics of farm confirm. Nothing
+    turns on the same warm devices, with the statistics of farm perf confirm. Nothing
     is recorded in the store; page and JSON are kept in the state folder.
 
     \b
-    farm compare --toolchain 1.4.1 --toolchain 1.5.1 --suite smoke --virtual 2
-    farm compare --checkout . --base origin/main --suite smoke --virtual 2
-    farm compare --qnn 2.49 --qnn 2.51 --suite smoke --virtual 2
+    farm perf compare --toolchain 1.4.1 --toolchain 1.5.1 --suite smoke \\
+        --virtual 2
+    farm perf compare --checkout . --base origin/main --suite smoke --virtual 2
+    farm perf compare --qnn 2.49 --qnn 2.51 --suite smoke --virtual 2
 
     B is worse if a job fails newly, is confirmed slower or less exact, or
     leaves more operators to the CPU.

@@ -1,4 +1,4 @@
-"""`farm confirm`: old and new bundle in turns on one device."""
+"""`farm perf confirm`: old and new bundle in turns on one device."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def confirm_command(
 
     Without JOB, all candidates of a run are measured. The results are recorded,
     with the first bad run and the likely cause, and shown by farm status and
-    farm triage. In the remaining time, changed programs without a candidate are
+    farm alerts list. In the remaining time, changed programs without a candidate are
     measured too.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when

@@ -1,4 +1,4 @@
-"""`farm exec` and `farm repro`: one program, or one stored result, on one device."""
+"""`farm exec` and `farm jobs rerun`: one program, or one stored result, on one device."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
     }
 
 
-@click.command("repro")
+@click.command("rerun")
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="Its result in this run: latest, latest~1 or an id.")
 @click.option("--device", default="",
@@ -288,7 +288,7 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @one_off_options
 @toolchain_option
 @json_option("Print both results as JSON instead of a table.")
-def repro_command(
+def rerun_command(
     job: str,
     ref: str | None,
     device: str,

@@ -1,4 +1,4 @@
-"""`farm profile`."""
+"""`farm jobs profile`."""
 
 from __future__ import annotations
 

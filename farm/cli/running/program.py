@@ -1,4 +1,4 @@
-"""Options of `farm exec` and `farm repro` for a `qnn_llama_runner` of the user in place of farm's runner."""
+"""Options of `farm exec` and `farm jobs rerun` for a `qnn_llama_runner` of the user in place of farm's runner."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def command(
         attached = {"--device": devices, "--label": labels, "--devices": asked["most_devices"]}
         refuse_together(attached, FOR_ATTACHED)
         if not asked["soc"]:
-            raise UsageError("--soc must be given with --virtual; 'farm socs' lists what there is")
+            raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists what there is")
     asked["purpose"] = Purpose(asked["purpose"] or Purpose.TRIAL)
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)

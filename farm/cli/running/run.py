@@ -44,25 +44,9 @@ FAILED = 1
 _CONFIRMED_AFTER = (0, FAILED, 4)
 # Exit codes of several runs by urgency: the last that occurs is the exit code of the command.
 _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
-_OF_RUNS = ("list", "delete")
 
 
-class _RunCommand(click.Command):
-    """Command `farm run`, with the subcommands `farm run list` and `farm run delete` for existing runs."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Return the context of the subcommand that the first word names, else of `farm run`."""
-        if args and args[0] in _OF_RUNS:
-            from farm.cli.running import runs
-
-            named: click.Command = getattr(runs, f"{args[0]}_command")
-            return named.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command("run", cls=_RunCommand)
+@click.command("run")
 @click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
 @click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
@@ -77,7 +61,7 @@ class _RunCommand(click.Command):
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
-              show_default=True, help="What is kept of every program's inside: see farm profile.")  # fmt: skip
+              show_default=True, help="What is kept of every program's inside: see farm jobs profile.")  # fmt: skip
 @click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each job and iteration (1).")
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
@@ -95,7 +79,7 @@ class _RunCommand(click.Command):
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
               help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
-@click.option("--detach", is_flag=True, help="Shared farm: hand the run in and stop; farm attach follows it.")
+@click.option("--detach", is_flag=True, help="Shared farm: hand the run in and stop; farm runs watch follows it.")
 @click.option("--build", "build", type=click.Choice(["hosts", "here"]), show_default="hosts",
               help="Shared farm: who compiles what is not compiled yet, build hosts or this machine.")  # fmt: skip
 @click.option("--wait", "wait", is_flag=True,
@@ -145,11 +129,11 @@ def command(
     jobs run on this machine.
 
     --compile-only leaves the bundles in the cache, and its exit code is 0 if
-    all jobs compiled; farm bundle --compiled copies one out.
+    all jobs compiled; farm jobs bundle --compiled copies one out.
 
     \b
-    farm run list           the runs of the store, newest first
-    farm run delete RUN     remove one, with its files
+    farm runs list           the runs of the store, newest first
+    farm runs delete RUN     remove one, with its files
 
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
     --budget then sorts them and leaves out jobs beyond the time.
@@ -246,7 +230,9 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     """Raise UsageError for options of a fresh run that exclude each other; `outputs` are options that name a result."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
-        raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
+        raise UsageError(
+            f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list what there is"
+        )
     if asked.virtual:
         attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
         refuse_together(attached, FOR_ATTACHED)
@@ -265,7 +251,7 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
         because = "--rebuild compiles everything once: leave {} out"
         refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
     if asked.detach:
-        because = "a run that nobody follows has no report yet, 'farm attach' writes it: leave {} out"
+        because = "a run that nobody follows has no report yet, 'farm runs watch' writes it: leave {} out"
         given = {"--html": outputs["--html"], "--junitxml": outputs["--junitxml"], "--watch": asked.watch}
         refuse_together(given | {"--confirm": asked.confirm}, because)
     if asked.watch:

@@ -1,4 +1,4 @@
-"""`farm run list` and `farm run delete`: the runs of the store."""
+"""`farm runs list` and `farm runs delete`: the runs of the store."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bo
     """Delete RUN: its rows in the store, files that no other run has, its folder here.
 
     Unfinished runs and runs named by an open alert are not deleted: see farm
-    triage. The numbers of a run of a branch leave its history and baselines.
+    alerts list. The numbers of a run of a branch leave its history and baselines.
     Files that were kept in the last ten minutes stay until
-    farm prune --orphans. farm prune deletes many old runs at once.
+    farm runs prune --orphans. farm runs prune deletes many old runs at once.
     """
     from farm.dispatch.request.pruning import delete_run, require_deletable
     from farm.report.model.format import size

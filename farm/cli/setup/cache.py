@@ -1,4 +1,4 @@
-"""`farm cache`."""
+"""`farm setup cache`."""
 
 from __future__ import annotations
 
@@ -61,15 +61,21 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
     lines = columns(rows, right=(1, 2)) if rows else []
     lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
-    lines += [f"{_total(left)}: 'farm cache prune --older 30d --yes' and the next compile remove them"] if left else []
+    lines += (
+        [f"{_total(left)}: 'farm setup cache prune --older 30d --yes' and the next compile remove them"] if left else []
+    )
     if environments:
-        lines.append(f"{_environments(environments)}: 'farm toolchain list' shows them")
+        lines.append(f"{_environments(environments)}: 'farm setup toolchain list' shows them")
     if sdks:
-        lines.append(f"{_sdks(sdks)}: 'farm sdk list' shows them")
+        lines.append(f"{_sdks(sdks)}: 'farm setup sdk list' shows them")
     if files := cached_objects(cache.root):
-        lines.append(f"{_files(files)}: 'farm cache prune --older 30d --yes' removes them, and farm fetches them again")
+        lines.append(
+            f"{_files(files)}: 'farm setup cache prune --older 30d --yes' removes them, and farm fetches them again"
+        )
     if trees := worktrees(cache.root):
-        lines.append(f"{_worktrees(trees)}: 'farm cache prune --older 30d --yes' removes those that no command uses")
+        lines.append(
+            f"{_worktrees(trees)}: 'farm setup cache prune --older 30d --yes' removes those that no command uses"
+        )
     shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
     answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown, "worktrees": trees}
     show(answer, lines, as_json=as_json)

@@ -189,8 +189,8 @@ def _direct(asked: Sequence[dict[str, object]]) -> list[str]:
     ready = [f"{one['soc']} {one['backend']}" for one in asked if not one["gaps"]]
     state = f"complete for {', '.join(ready)}" if ready else "not complete for any of them"
     return ["", *wrapped(
-        f"direct mode: {state}; 'farm runtime check --direct --soc SOC' lists its files. Jobs run in it with --option "
-        f"{DIRECT_MODE}=true.",
+        f"direct mode: {state}; 'farm setup runtime check --direct --soc SOC' lists its files. Jobs run in it with "
+        f"--option {DIRECT_MODE}=true.",
         hanging="",
     )]  # fmt: skip
 

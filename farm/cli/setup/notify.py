@@ -1,4 +1,4 @@
-"""`farm notify`."""
+"""`farm lab notify`."""
 
 from __future__ import annotations
 

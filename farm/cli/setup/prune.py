@@ -1,4 +1,4 @@
-"""`farm prune`."""
+"""`farm runs prune`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
 
     A run stays for any one reason: its age, its place among the newest, a result among the 30 newest of a job,
     an unfinished state, an alert that names it. Values that are not given come from [retention] in farm.toml. Without
-    --yes nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
+    --yes nothing is deleted. Compiled bundles have a command of their own: 'farm setup cache prune'.
     """
     if yes and dry_run:
         raise UsageError("--yes deletes, and --dry-run does not: leave one of them out")
@@ -87,7 +87,7 @@ def command(
     with opened(config_file, readonly=not yes, existing=True) as (_, store):
         answer = (_delete if yes else _plan)(config, store, rules, orphans=orphans)
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]
-    again = shlex.join(["farm", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
+    again = shlex.join(["farm", "runs", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
     show({"prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
     if answer.stopped and not as_json:
         raise click.exceptions.Exit(130)
@@ -177,5 +177,5 @@ def _lines(answer: PruneAnswer, again: str) -> list[str]:
     if answer.stopped:
         lines.append("stopped: every run is there whole, or gone; the same command goes on")
     if again and (freed.runs or freed.artifacts or freed.folders or freed.shared):
-        lines.append(f"nothing was deleted; to delete it: {again}")
+        lines.append(f"nothing was deleted: {again}")
     return lines

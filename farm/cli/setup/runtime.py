@@ -1,4 +1,4 @@
-"""`farm runtime`."""
+"""`farm setup runtime`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 @command.command("check")
 @click.option("--soc", required=True, help="The device's SoC.")
 @_backend_option
-@click.option("--target", help="See farm runtime --help; otherwise the first that has the backend.")
+@click.option("--target", help="See farm setup runtime --help; otherwise the first that has the backend.")
 @_direct_option
 @json_option()
 def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
@@ -169,7 +169,7 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     Runner and libraries are built first, if needed.
 
     \b
-    eval "$(farm runtime env --soc SM8650)"
+    eval "$(farm setup runtime env --soc SM8650)"
     python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
     """
     from farm.base.socs import check_backend

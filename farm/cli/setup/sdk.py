@@ -1,4 +1,4 @@
-"""`farm sdk`."""
+"""`farm setup sdk`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def command() -> None:
     """Show, fetch and choose QNN SDKs, which compile, simulate and run.
 
     \b
-    farm sdk list                     SDKs here, and SDKs to fetch
-    farm sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
-    farm sdk fetch --accept-licence   Qualcomm's SDK, by ExecuTorch's downloader
-    farm sdk use 2.49                 the default, in farm.toml
+    farm setup sdk list                     SDKs here, and SDKs to fetch
+    farm setup sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
+    farm setup sdk fetch --accept-licence   Qualcomm's SDK, by ExecuTorch's downloader
+    farm setup sdk use 2.49                 the default, in farm.toml
     A toolchain has its own: qnn = "2.49" in its table.
     """
 
@@ -69,7 +69,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
         lines += wrapped(f"{state.version}: {state.problem}") if state.problem else []
     if offers:
         lines += ["", "can be fetched:"]
-        lines += columns([(f"farm sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
+        lines += columns([(f"farm setup sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
     show({"sdks": [_state(one) for one in states], "can_be_fetched": offers}, lines, as_json=as_json)
 
 
@@ -124,7 +124,7 @@ def fetch(
 def use(config_file: Path | None, sdk: str) -> None:
     """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
 
-    SDK is a version from 'farm sdk list', or the folder of an SDK. Comments
+    SDK is a version from 'farm setup sdk list', or the folder of an SDK. Comments
     and all other settings in farm.toml stay as they are.
     """
     from farm.base.config.edit import set_sdk_root

@@ -1,4 +1,4 @@
-"""`farm sign`."""
+"""`farm setup sign`."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def command(
     """Sign the skel that an LPAI loads, with the Hexagon SDK's elfsigner.
 
     \b
-    farm sign --lpai v6                      the skel
-    farm sign --lpai v6 --direct --htp v81   also the files of direct mode
-    farm sign --lpai v6 --adopt              vouch for files that came signed
+    farm setup sign --lpai v6                      the skel
+    farm setup sign --lpai v6 --direct --htp v81   also the files of direct mode
+    farm setup sign --lpai v6 --adopt              vouch for files that came signed
 
     elfsigner asks whether you agree to its license terms; this command agrees
     in your name. Its output is shown and not kept. User and time of a signature

@@ -1,4 +1,4 @@
-"""`farm suites` and `farm socs`."""
+"""`farm suites` and `farm devices socs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import SuggestingGroup, json_option
+from farm.cli.options import ListingGroup, json_option
 from farm.cli.output import echo, print_json, show, width
 from farm.cli.setup.tune import tune_command
 from farm.report.terminal.layout import columns
@@ -18,17 +18,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 
-class _SuitesGroup(SuggestingGroup):
-    """Group whose first argument is the name of a suite, unless it is a subcommand."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `list` before an argument that is no subcommand."""
-        if not args or (args[0] not in self.commands and args[0] not in self.get_help_option_names(ctx)):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("suites", cls=_SuitesGroup)
+@click.group("suites", cls=ListingGroup, lists=True, takes_names=True)
 def suites_command() -> None:
     """List suites, or the cases of some; suggest limits.
 
@@ -40,9 +30,9 @@ def suites_command() -> None:
 
 
 @suites_command.command("list")
-@click.argument("names", nargs=-1)
+@click.argument("suite_names", nargs=-1, metavar="[NAMES]...")
 @json_option("Print JSON instead of a table.")
-def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
+def list_command(suite_names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """List the suites; with NAMES (or paths), the cases of those.
 
     The list has the jobs and precisions that a suite declares. Every case also
@@ -53,7 +43,7 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
     from farm.suites.manifests import find_suites, load_suite, resolve_suite
 
     known = find_suites(load_config(config_file).suite_folders)
-    suites = [resolve_suite(name, known) for name in names] or [load_suite(path) for path in known.values()]
+    suites = [resolve_suite(name, known) for name in suite_names] or [load_suite(path) for path in known.values()]
     if as_json:
         print_json({"suites": suites})
         return
@@ -61,7 +51,7 @@ def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: b
         jobs = sum(len(case.precisions) for case in suite.cases)
         echo(f"{suite.name}: {len(suite.cases)} cases, {jobs} jobs a SoC")
         echo(textwrap.fill(suite.description, min(width(), 100), initial_indent="  ", subsequent_indent="  "))
-        if names:
+        if suite_names:
             echo(f"  {suite.path}")
             backends = {*suite.backends, *cpu_backends()}
             rows = [[case.name, f"{', '.join(case.precisions)}{_known_issues(case, backends)}"] for case in suite.cases]

@@ -1,4 +1,4 @@
-"""`farm toolchain`."""
+"""`farm setup toolchain`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,11 @@ def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
         if row.kind not in ("version", "qnn"):
             yield f"  {row.place}"
         if row.problem:
-            hint = f": farm toolchain make {row.place}, or the first command with it" if row.problem == NOT_MADE else ""
+            hint = (
+                f": farm setup toolchain make {row.place}, or the first command with it"
+                if row.problem == NOT_MADE
+                else ""
+            )
             yield from wrapped(f"  {row.problem}{hint}")
 
 
@@ -91,7 +95,7 @@ def _state(source: SourceState) -> str:
 def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
     if not rows:
         return
-    yield from ("", "environments that farm made (farm toolchain remove VERSION)")
+    yield from ("", "environments that farm made (farm setup toolchain remove VERSION)")
     yield from columns(
         [
             (row.executorch, f"torch {row.torch}", size(row.nbytes), f"used {short_age(row.used_ms)} ago",

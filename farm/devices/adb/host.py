@@ -322,7 +322,7 @@ class AdbHost:
 def parse_listing(listing: str) -> list[Attached]:
     """Return what the answer to `host:devices-l` lists; a virtual device's serial is its product. Pure.
 
-    What `farm connect` attached is left out: a second user would have the device by that name.
+    What `farm devices connect` attached is left out: a second user would have the device by that name.
     """
     attached = [one for one, product in _listed(listing) if product != RELAYED_PRODUCT]
     count = Counter(one.serial for one in attached)
@@ -330,7 +330,7 @@ def parse_listing(listing: str) -> list[Attached]:
 
 
 def is_relayed(listing: str, adb_name: str) -> bool:
-    """Return whether `farm connect` attached the device that the server calls `adb_name`. Pure."""
+    """Return whether `farm devices connect` attached the device that the server calls `adb_name`. Pure."""
     return any(one.adb_name == adb_name and product == RELAYED_PRODUCT for one, product in _listed(listing))
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # The name that a virtual device has as serial and as product.
 VIRTUAL_PREFIX = "virtual-"
 
-# The product that `farm connect` gives a device of another adb server: it is looked for there, and not once more here.
+# Product of devices that `farm devices connect` relays from another adb server: discovery skips them here.
 RELAYED_PRODUCT = "farm-connect"
 
 SERIAL_VARIABLE = "ANDROID_SERIAL"

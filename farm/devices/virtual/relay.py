@@ -174,7 +174,7 @@ class Relay:
             async with asyncio.timeout(_OPEN_SECONDS):
                 reader, writer = await self._connect(f"host:transport:{adb_target(self._serial)}", name)
         except (OSError, EOFError, InfraError):
-            # The end of the stream is all that can be said; `farm connect` says what became of the device.
+            # The end of the stream is all that can be said; `farm devices connect` says what became of the device.
             return
         # What the host sent before it closed goes on.
         with contextlib.closing(writer):

@@ -54,8 +54,8 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
     def commands(self) -> dict[str, str]:
         """Return what to do, by what it is for."""
         return {
-            f"farm device show {self.called}": "its history",
-            f"farm device unquarantine {self.called}": "gives it another chance: its canary decides",
+            f"farm devices show {self.called}": "its history",
+            f"farm devices unquarantine {self.called}": "gives it another chance: its canary decides",
         }
 
     def text(self) -> str:

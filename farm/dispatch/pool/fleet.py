@@ -247,9 +247,11 @@ def out_of_use(device: _Called, known: Registered) -> str:
     """Return why nobody gets a device, and what gives it back; empty where it is in use. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""
-        return f"out of service{note}; 'farm device in {device.called}' puts it back"
+        return f"out of service{note}; 'farm devices enable {device.called}' puts it back"
     if known.health == "quarantined":
-        return f"quarantined: {known.health_reason}; 'farm device unquarantine {device.called}' gives it another chance"
+        return (
+            f"quarantined: {known.health_reason}; 'farm devices unquarantine {device.called}' gives it another chance"
+        )
     return ""
 
 

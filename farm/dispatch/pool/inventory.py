@@ -266,7 +266,7 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
     for name in names:
         if name.casefold() not in socs and not any(name in _names(row) for row in found):
             known = {known for row in found for known in (row.name or row.serial, row.soc) if known}
-            raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
+            raise UnknownNameError("device or SoC", name, known, "('farm devices socs' lists every SoC)")
     wanted, folded = set(names), {name.casefold() for name in names}
     return [row for row in found if row.soc.casefold() in folded or _names(row) & wanted]
 

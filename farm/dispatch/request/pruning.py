@@ -49,11 +49,11 @@ def require_deletable(config: Config, store: Store, run: RunView) -> None:
     if named := store.pruning.alerts_naming(run.id):
         numbers = ", ".join(f"#{number}" for number in named)
         raise UsageError(
-            f"run {run.id} is named by alert {numbers}: accept it or call it fixed with 'farm triage' first"
+            f"run {run.id} is named by alert {numbers}: accept it or call it fixed with 'farm alerts list' first"
         )
     order = store.cluster.order(run.id) if config.is_shared else None
     if order is not None and (order.state == "open" or order.held):
-        raise UsageError(f"run {run.id} is going on: 'farm cancel {run.id}' ends it, then it can be deleted")
+        raise UsageError(f"run {run.id} is going on: 'farm runs cancel {run.id}' ends it, then it can be deleted")
     is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
     # What is here tells by its lock whether anybody works at it.
     if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:
@@ -103,7 +103,7 @@ class Remains:
         with nullcontext() if folder is None else in_progress(folder):
             if not self._remove(run_id, freed, named=True):
                 raise UsageError(
-                    f"run {run_id} is named by an alert since, or gone: 'farm run list' shows what there is"
+                    f"run {run_id} is named by an alert since, or gone: 'farm runs list' shows what there is"
                 )
             if folder is not None:
                 self._remove_folder(folder, freed)

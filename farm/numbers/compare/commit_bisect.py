@@ -1,4 +1,4 @@
-"""`farm bisect --commits`: `git bisect` chooses commits and keeps the answers, a comparison gives each answer.
+"""`farm perf bisect --commits`: `git bisect` chooses commits and keeps the answers, a comparison gives each answer.
 
 git's state is in a bare repository of farm's own, which borrows the objects of the user's checkout: nothing is written
 there. `git bisect run` is not used: its steps are shell commands, and outlive a killed farm with their lease.

@@ -1,4 +1,4 @@
-"""`farm compare` from names to a page: sides, jobs, bundles, what is the same, pairs of what differs, findings."""
+"""`farm perf compare` from names to a page: sides, jobs, bundles, what is the same, pairs of what differs, findings."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ FIRST_PAIRS = 6
 """After these a job is left alone of which no number points anywhere. Nothing is confirmed by them: it takes more."""
 # From so many gates on a number points somewhere.
 _POINTS = 0.5
-# Least time of one side in a pair, and inferences that are taken for it: as `farm confirm` of a run, and fewer of what
-# takes long, as a moment cannot disturb those.
+# Least time of one side in a pair and its inferences, as in `farm perf confirm` of a run; slow programs need fewer, as
+# a moment cannot disturb them.
 
 
 class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What `farm compare` is asked: two sides, and on which jobs."""
+"""What `farm perf compare` is asked: two sides, and on which jobs."""
 
 from __future__ import annotations
 

@@ -114,7 +114,9 @@ def bisect(
     with InterruptHandler(), bench_for(config, store, bad, request, note) as bench:
         require_bundles(config, store, bench, (good, bad))
         if good.attempt.bundle_key == bad.attempt.bundle_key:
-            note("both ends have the same program, in which there can be no step: 'farm confirm' swaps what differs")
+            note(
+                "both ends have the same program, in which there can be no step: 'farm perf confirm' swaps what differs"
+            )
         note(f"measuring the whole step on {bench.device.serial} ({bench.device.kind})")
         [whole] = compare(bench, [worse(series)], good, bad, request.pairs, request.inferences)
         bracket = Bracket(0, len(runs) - 1)

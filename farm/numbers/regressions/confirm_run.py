@@ -73,7 +73,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
         if not (left := self.changed_not_measured):
             return ""
         what = "program that changed was" if left == 1 else "programs that changed were"
-        more = f"'farm confirm --run {self.run_id}' goes on with what is left"
+        more = f"'farm perf confirm --run {self.run_id}' goes on with what is left"
         return f"{left} {what} not measured, for want of time or of a device: {more}"
 
     @property

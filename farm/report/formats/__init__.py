@@ -1,4 +1,4 @@
-"""Formats of `farm export` and `farm nightly`: each module here registers one (`docs/reference/exports.md`)."""
+"""Formats of `farm data export` and `farm nightly`: each module here registers one (`docs/reference/exports.md`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT = "jsonl"
 
 
 class ExportFormat(msgspec.Struct, frozen=True):
-    """Value of `farm export --format`."""
+    """Value of `farm data export --format`."""
 
     name: str
     suffix: str
     """End of the name of a file in this format."""
     about: str
-    """Description for `farm export --help` and docs/reference/exports.md."""
+    """Description for `farm data export --help` and docs/reference/exports.md."""
     render: Callable[..., Any]
     several_runs: bool
     """True when `render` takes the store and run ids and yields bytes; otherwise it takes a RunView and returns

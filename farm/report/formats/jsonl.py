@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-@export_format("jsonl", suffix="jsonl", about="everything, for 'farm import' and for programs", several_runs=True)
+@export_format("jsonl", suffix="jsonl", about="everything, for 'farm data import' and for programs", several_runs=True)
 def lines(store: Store, run_ids: Sequence[str]) -> Iterable[bytes]:
     """Return the runs as lines of JSON."""
     return store.transfer.export(run_ids)

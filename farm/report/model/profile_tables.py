@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.report.model.summary import JobSummary, RunSummary
 
 SHOWN_JOBS = 200
-"""Jobs of one kind whose profile or layers a page shows; `farm profile` shows the others."""
+"""Jobs of one kind whose profile or layers a page shows; `farm jobs profile` shows the others."""
 ROW_BUDGET = 6_000
 """Rows of all profiles in a page."""
 ROW_LIMITS = (5, 25)

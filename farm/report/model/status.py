@@ -189,11 +189,11 @@ def unsure_lines(status: Status) -> list[str]:
     """Return the number of unsettled suspected regressions of each run, with the command to settle them."""
     lines = []
     for one in status.runs:
-        command = "farm confirm" if len(status.runs) == 1 else f"farm confirm --run {one.run.run_id}"
+        command = "farm perf confirm" if len(status.runs) == 1 else f"farm perf confirm --run {one.run.run_id}"
         if one.unmeasured:
             lines.append(f"{_look(one.unmeasured)} different from before: '{command}' measures again")
         if one.unknown:
-            lines.append(f"{_look(one.unknown)} different, interleaved A/B is unsure: '{command}' lists which")
+            lines.append(f"{_look(one.unknown)} different, pairs are unsure: '{command}' lists which")
     return lines
 
 

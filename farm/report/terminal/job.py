@@ -113,7 +113,7 @@ def _attempt(
         yield ""
         yield from (f"  {line}" for line in generation_lines(generated, host_time))
     if attempt.operators:
-        command = shlex.join(["farm", "profile", attempt.job_id, "--run", run_id])
+        command = shlex.join(["farm", "jobs", "profile", attempt.job_id, "--run", run_id])
         yield f"  profile: {fmt.plural(len(attempt.operators), 'row')}, see {command}"
     if attempt.layers:
         yield f"  layers: {fmt.plural(len(attempt.layers), 'row')}, see --json"

@@ -134,7 +134,7 @@ class Registry:
             now_ms = self._clock(connection)
             lease = lease_row(connection, key)
             if owner := lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else ""):
-                raise LeaseLostError(f"{key} is {_shown(owner)}'s: 'farm release {key}' gives it back first")
+                raise LeaseLostError(f"{key} is {_shown(owner)}'s: 'farm devices release {key}' gives it back first")
             facts = {**_AS_NEW, "forgotten_ms": now_ms}
             row = schema.device_state.c
             if connection.scalar(select(row.health).where(row.id == key)) == Health.QUARANTINED:

@@ -166,7 +166,7 @@ def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[s
     if count:
         raise UsageError(f"{ref}: {who} {count} run{'' if count == 1 else 's'}")
     others = connection.scalar(statement("runs.count"), _ANY)
-    hint = f"; 'farm run list' lists {others} of others" if others and ref.partition("@")[0] == ref else ""
+    hint = f"; 'farm runs list' lists {others} of others" if others and ref.partition("@")[0] == ref else ""
     raise UsageError(f"{ref}: {who} no run yet: '{FIRST_RUN}' makes one{hint}")
 
 

@@ -85,7 +85,7 @@ END;
 $$;
 
 -- Messages and bundles: functions that run as the owner, so that no group needs the right to write Procrastinate's tables.
--- An upgrade by the owner alone, who cannot make the group of builders, leaves them out: farm store roles makes it.
+-- An upgrade by the owner alone, who cannot make the group of builders, leaves them out: farm lab roles makes it.
 DO $$
 DECLARE
     one record;

@@ -213,7 +213,7 @@ BEGIN
             PERFORM farm_refuse(format('%s is %s''s now', OLD.device, OLD.user_name));
         END IF;
         IF EXISTS (SELECT 1 FROM agent WHERE agent.token = OLD.token AND NOT has_left) THEN
-            PERFORM farm_refuse(format('%s is in use by your run: farm cancel ends that', OLD.device));
+            PERFORM farm_refuse(format('%s is in use by your run: farm runs cancel ends that', OLD.device));
         END IF;
     END IF;
     IF OLD.reserved_for NOT IN ('', session_user) AND OLD.reserved_until_ms > now_ms AND (

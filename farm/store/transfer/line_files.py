@@ -47,7 +47,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class LineFile:
-    """A file that `farm export` wrote, or standard input where its name is `-`."""
+    """A file that `farm data export` wrote, or standard input where its name is `-`."""
 
     def __init__(self, name: str) -> None:
         self.name = "standard input" if name == "-" else name
@@ -75,7 +75,7 @@ class LineFile:
         """Return the runs in it. Raises UsageError, with the number of the line, for what is no export."""
         found: list[FoundRun] = []
         if not isinstance(self._next(), Head):
-            raise self._wrong("is no export of farm: 'farm export --format jsonl' writes one")
+            raise self._wrong("is no export of farm: 'farm data export --format jsonl' writes one")
         while True:
             offset, number = self._offset, self._number
             line = self._next()

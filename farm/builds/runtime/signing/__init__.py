@@ -1,1 +1,1 @@
-"""`farm sign`: from an unsigned file to a signed one. Whether a signature holds: `farm.builds.runtime.sign_record`."""
+"""`farm setup sign`: unsigned files become signed ones; `builds.runtime.sign_record` verifies them."""

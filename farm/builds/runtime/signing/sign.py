@@ -1,4 +1,4 @@
-"""farm sign: which files an LPAI wants signed, and the way from an unsigned one to a signed one with a record."""
+"""farm setup sign: which files an LPAI wants signed, and the way from an unsigned one to a signed one with a record."""
 
 from __future__ import annotations
 
@@ -78,11 +78,13 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
     lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
     if lacking:
         names = ", ".join(path.name for path in lacking)
-        raise UsageError(f"{lacking[0].parent} lacks {names}: put it there, or let farm sign make it without --adopt")
+        raise UsageError(
+            f"{lacking[0].parent} lacks {names}: put it there, or let farm setup sign make it without --adopt"
+        )
     if not there:
         skel = signed[0][1]
         problem = f"there is nothing to adopt in {skel.parent}: put signed files there, as {skel.name}"
-        raise UsageError(f"{problem}; without --adopt, farm sign makes them")
+        raise UsageError(f"{problem}; without --adopt, farm setup sign makes them")
     _require_sound([part for part, _ in there if _is_there(part)])
     for part, path in there:
         adopt(part.path, path)
@@ -152,7 +154,7 @@ def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
     Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
     """
     if not signed.is_file():
-        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm sign makes it")
+        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm setup sign makes it")
     original = unsigned if unsigned is not None and unsigned.is_file() else None
     _check_signed(signed, read_elf(original) if original else None)
     record = _record("adopted", original, original, signed, None)

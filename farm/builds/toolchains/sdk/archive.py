@@ -147,7 +147,7 @@ def _require_space(folder: Path, nbytes: int) -> None:
     if nbytes > free:
         raise InfraError(
             f"the QNN SDK needs {nbytes // 2**20} MB in the cache and {free // 2**20} MB are free: make room with "
-            "'farm cache prune --older 30d --yes', or set FARM_CACHE_DIR to another folder"
+            "'farm setup cache prune --older 30d --yes', or set FARM_CACHE_DIR to another folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""SDKs in the cache as `farm cache` sees them: how large, when used, and which may go."""
+"""SDKs in the cache as `farm setup cache` sees them: how large, when used, and which may go."""
 
 from __future__ import annotations
 

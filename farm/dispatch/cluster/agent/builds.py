@@ -1,4 +1,4 @@
-"""Builds of `farm agent --build`: it takes jobs of bundles, makes the bundles with its toolchains and sends them.
+"""Builds of `farm lab agent --build`: it takes jobs of bundles, makes the bundles with its toolchains and sends them.
 
 A seat is a thread with one builder process, as a pool of a single machine has them, and one worker of Procrastinate. A
 free seat takes one job in one transaction, so that nothing waits behind a long compile on one host while another is
@@ -248,7 +248,7 @@ class BuildHost:
         if is_full and not self._is_full:
             self._note(
                 f"{self._config.cache_dir} has {free // 2**20} MiB left: nothing is built until there are "
-                f"{_LEAST_FREE_BYTES // 2**20}: 'farm cache prune --older 30d --yes' makes room"
+                f"{_LEAST_FREE_BYTES // 2**20}: 'farm setup cache prune --older 30d --yes' makes room"
             )
         self._is_full = is_full
         return not is_full

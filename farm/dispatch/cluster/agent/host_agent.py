@@ -1,4 +1,4 @@
-"""`farm agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
+"""`farm lab agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
 
 One thread decides what the devices do (`HostAgent.run`), in the order in which it hears of things. What takes time is
 done by others, and comes back to it: claims (`claimer.py`), heartbeats and hints (`minder.py`), results

@@ -213,9 +213,8 @@ class Follower:
     def _words_of_leaving(self) -> str:
         if self._cancelled_s is not None:
             return f"run {self._run_id} is cancelled: its devices let go of it by themselves"
-        return (
-            f"run {self._run_id} goes on: 'farm attach {self._run_id}' follows it, 'farm cancel {self._run_id}' ends it"
-        )
+        run_id = self._run_id
+        return f"run {run_id} continues: 'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it"
 
     def _look(self, after: int) -> RunProgress | None:
         """Return what is new; None while the store does not answer."""

@@ -32,7 +32,9 @@ def require_possible(request: RunRequest, manner: Manner) -> None:
     if manner.detach and manner.build_here:
         raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
     if manner.detach and request.confirm:
-        raise UsageError("--confirm measures again once the run is over: leave --detach out, or use 'farm confirm'")
+        raise UsageError(
+            "--confirm measures again once the run is over: leave --detach out, or use 'farm perf confirm'"
+        )
     if request.profile is Profile.OPTRACE:
         raise UsageError(
             "--profile optrace needs the SDK that made the program beside the device: run it on the machine that the "

@@ -92,7 +92,7 @@ def resume(
         require_possible(request, manner)
         order = store.cluster.order(view.id)
         if order is not None and order.state != "ended":
-            raise UsageError(f"run {view.id} is still running: 'farm attach {view.id}' follows it")
+            raise UsageError(f"run {view.id} is still running: 'farm runs watch {view.id}' follows it")
         if not missing and view.exit_code is not None:
             return finished_outcome(config, store, request, view)
         budget = Budget(request.budget_s if budget_s is None else budget_s)

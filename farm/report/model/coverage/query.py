@@ -1,4 +1,4 @@
-"""`farm coverage`: suites, runs and the installed ExecuTorch -> table operator x precision."""
+"""`farm jobs coverage`: suites, runs and the installed ExecuTorch -> table operator x precision."""
 
 from __future__ import annotations
 

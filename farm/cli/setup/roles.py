@@ -6,28 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import SuggestingGroup, config_option
+from farm.cli.options import config_option
 from farm.cli.output import echo, notice, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.group("store", cls=SuggestingGroup)
-def command() -> None:
-    """Look after the store of a shared farm."""
-
-
-@command.command("roles")
+@click.command("roles")
 @click.option("--apply", "is_applied", is_flag=True, help="Do it, instead of printing it.")
 @click.option("--prefix", metavar="NAME", default="farm", show_default=True,
               help="What the names of the groups begin with, where two farms share a server.")  # fmt: skip
 @config_option
-def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
+def command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
     """Print or apply the SQL for roles and their rights on PostgreSQL.
 
     \b
-    farm_owner       everything: upgrades, 'farm prune', quotas
+    farm_owner       everything: upgrades, 'farm runs prune', quotas
     farm_agent       records results and runs submitted jobs; deletes nothing
     farm_builder     makes bundles: the login of a host that only compiles
     farm_developer   submits, cancels and leases for itself; writes no result
@@ -36,7 +31,7 @@ def roles_command(*, is_applied: bool, prefix: str, config_file: Path | None) ->
     These are groups. A person or a host has a role that signs in, and is a
     member of one: CREATE ROLE ada LOGIN; GRANT farm_developer TO ada. Without
     roles every user has all rights, as the owner of the tables. Sign in as a
-    superuser to apply the SQL, or let one run it: farm store roles | psql DATABASE
+    superuser to apply the SQL, or let one run it: farm lab roles | psql DATABASE
     """
     from farm.store.rights.rights import KINDS
 
