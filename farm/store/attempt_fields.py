@@ -1,16 +1,17 @@
-"""Fields of `Attempt` -> columns of its row, bounds, and lines of exports: a new field needs no entry here."""
+"""Fields of an attempt and its details -> columns, bounds, and lines of exports: most new fields need no entry here."""
 
 from __future__ import annotations
 
 import math
 from enum import StrEnum
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import msgspec
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, String, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, String, Text
 
-from farm.results.attempt import Attempt
+from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile
 from farm.store import values
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ class Kind(NamedTuple):
     bounded: Callable[[Any], Any] = lambda value: value
 
 
+def _text(limit: int) -> Kind:
+    return Kind(String(limit), Annotated[str, msgspec.Meta(max_length=limit)], partial(values.clean, limit=limit))
+
+
+_COUNT = Kind(Integer(), values.Count)
+_NAME = _text(values.NAME_LIMIT)
+_OUTPUT_NAME = _text(values.METRIC_LIMIT)
+# NaN and infinity have a meaning; NULL stands for NaN, as SQLite makes NULL of it.
+_FIGURE = Kind(Float(53), values.Number)
 _BY_TYPE = {
     str: Kind(Text(), values.Text, values.clean),
     int: Kind(BigInteger(), values.Int64),
@@ -42,8 +52,16 @@ _BY_TYPE = {
 _BY_NAME = {
     "started_ms": Kind(BigInteger(), values.Time),
     "seconds": Kind(Float(53), values.Seconds),
-    "bundle_key": Kind(String(values.KEY_LIMIT), values.Key, lambda key: values.clean(key, values.KEY_LIMIT)),
+    "bundle_key": Kind(String(values.KEY_LIMIT), values.Key, partial(values.clean, limit=values.KEY_LIMIT)),
     "log": Kind(Text(), values.LongText, values.clean_log),
+}
+_OF_DETAILS = {
+    **dict.fromkeys(("node", "delegate", "module", "source", "layer", "operator"), _NAME),
+    "name": _OUTPUT_NAME,
+    "unit": _text(values.UNIT_LIMIT),
+    "reference": _text(values.KIND_LIMIT),
+    "n": _COUNT,
+    "output": _COUNT,
 }
 # Job and device are rows of other tables, and a tuple of structs has a table of its own.
 _ELSEWHERE = frozenset({"job_id", "device", "comparisons", "measurements", "operators", "layers"})
@@ -59,7 +77,9 @@ class Field(NamedTuple):
     @property
     def column(self) -> Column[Any]:
         """A new column for the field."""
-        return Column(self.info.name, self.kind.column, nullable=self.is_optional)
+        # SQL of users has the longer name of the column.
+        name = "output_name" if self.kind is _OUTPUT_NAME else self.info.name
+        return Column(name, self.kind.column, nullable=self.is_optional or self.kind is _FIGURE)
 
     @property
     def line(self) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -78,19 +98,22 @@ class Field(NamedTuple):
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """Return the fields of a struct that are columns of its row, by name."""
-    return {info.name: _field(info) for info in msgspec.structs.fields(kind) if info.name not in _ELSEWHERE}
+    """Return the fields of an attempt, or of a struct of its details, that are columns of its row, by name."""
+    return {info.name: _field(info, kind) for info in msgspec.structs.fields(kind) if info.name not in _ELSEWHERE}
 
 
-def _field(info: msgspec.structs.FieldInfo) -> Field:
+def _field(info: msgspec.structs.FieldInfo, of: type[msgspec.Struct]) -> Field:
     is_optional = NoneType in get_args(info.type)
     plain = next(kind for kind in get_args(info.type) if kind is not NoneType) if is_optional else info.type
     if isinstance(plain, type) and issubclass(plain, StrEnum):
         return Field(info, Kind(String(values.KIND_LIMIT), plain), is_optional)
-    return Field(info, _BY_NAME.get(info.name) or _BY_TYPE[plain], is_optional)
+    by_name, by_type = (_OF_DETAILS, {**_BY_TYPE, float: _FIGURE}) if of in _DETAILS else (_BY_NAME, _BY_TYPE)
+    return Field(info, by_name.get(info.name) or by_type[plain], is_optional)
 
 
+_DETAILS = (Comparison, OperatorProfile, LayerComparison)
 ATTEMPT_FIELDS = fields_of(Attempt)
+DETAIL_FIELDS: dict[type[msgspec.Struct], dict[str, Field]] = {kind: fields_of(kind) for kind in _DETAILS}
 
 
 def columns_of(attempt: Attempt) -> dict[str, Any]:

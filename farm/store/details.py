@@ -3,67 +3,67 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from farm.builds.program.layers import LayerStep
 from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile, Verdict
 from farm.store import values
+from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
 from farm.store.records import ArtifactRecord, JobFile, LastVerdict
 from farm.store.statements import chunks, statement
-from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
-_TIMES = ("p50", "least", "greatest", "share")
-_FIGURES = ("mse", "sqnr_db", "cosine")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
-def bounded_details(attempt: Attempt) -> Attempt:
-    """Return the attempt with as many rows, and with texts as long, as the store keeps."""
-    replace = msgspec.structs.replace
-    operators = [
-        replace(
-            row,
-            node=values.clean(row.node, values.NAME_LIMIT),
-            delegate=values.clean(row.delegate, values.NAME_LIMIT),
-            unit=values.clean(row.unit, values.UNIT_LIMIT),
-            module=values.clean(row.module, values.NAME_LIMIT),
-            source=values.clean(row.source, values.NAME_LIMIT),
-        )
-        for row in attempt.operators[: values.OPERATORS_LIMIT]
-    ]
-    layers = [
-        replace(
-            row,
-            layer=values.clean(row.layer, values.NAME_LIMIT),
-            operator=values.clean(row.operator, values.NAME_LIMIT),
-        )
-        for row in attempt.layers[: values.LAYERS_LIMIT]
-    ]
-    return replace(attempt, operators=tuple(operators), layers=tuple(layers))
+def bounded(attempt: Attempt) -> Attempt:
+    """Return the attempt with as many rows and texts as long as the store keeps, and as both databases can hold it."""
+    return msgspec.structs.replace(
+        attempt,
+        **{name: field.bounded(getattr(attempt, name)) for name, field in ATTEMPT_FIELDS.items()},
+        device=values.clean(attempt.device, values.NAME_LIMIT),
+        comparisons=_bounded(attempt.comparisons),
+        measurements=tuple(
+            msgspec.structs.replace(
+                one,
+                metric=values.clean(one.metric, values.METRIC_LIMIT),
+                unit=values.clean(one.unit, values.UNIT_LIMIT),
+            )
+            for one in attempt.measurements
+        ),
+        operators=_bounded(attempt.operators[: values.OPERATORS_LIMIT]),
+        layers=_bounded(attempt.layers[: values.LAYERS_LIMIT]),
+    )
 
 
-def operator_rows(attempt_id: int, operators: Sequence[OperatorProfile]) -> list[dict[str, Any]]:
-    """Return the rows of a profile."""
-    return [
-        {"attempt_id": attempt_id, "position": position, **msgspec.structs.asdict(row), **_nulls(row, _TIMES)}
-        for position, row in enumerate(operators)
-    ]
+def _bounded(details: tuple[_T, ...]) -> tuple[_T, ...]:
+    fields = DETAIL_FIELDS[type(details[0])].items() if details else ()
+    return tuple(
+        msgspec.structs.replace(one, **{name: field.bounded(getattr(one, name)) for name, field in fields})
+        for one in details
+    )
 
 
-def layer_rows(attempt_id: int, layers: Sequence[LayerComparison]) -> list[dict[str, Any]]:
-    """Return the rows of a comparison layer by layer."""
+def detail_rows(
+    attempt_id: int, details: Sequence[Comparison | OperatorProfile | LayerComparison]
+) -> list[dict[str, Any]]:
+    """Return the rows of details of an attempt."""
     rows = []
-    for position, layer in enumerate(layers):
-        nulls = _nulls(layer, _FIGURES)
-        # Here NULL means "does not apply".
-        row = {"attempt_id": attempt_id, "position": position, **msgspec.structs.asdict(layer), **nulls}
-        rows.append({**row, "step": layer.step.value, "nan_figures": list(nulls)})
+    for position, one in enumerate(details):
+        row: dict[str, Any] = msgspec.structs.asdict(one)
+        nan = [name for name, value in row.items() if isinstance(value, float) and math.isnan(value)]
+        row |= {**dict.fromkeys(nan), "attempt_id": attempt_id, "position": position}
+        if isinstance(one, Comparison):
+            row["output_name"] = row.pop("name")
+        if not isinstance(one, OperatorProfile):
+            # NULL alone means "does not apply".
+            row["nan_figures"] = nan
+        rows.append(row)
     return rows
 
 
@@ -83,29 +83,22 @@ def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, tuple[OperatorProfi
 
 def layers_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[LayerComparison, ...]]:
     """Return comparisons layer by layer, by attempt id; `rows` are ordered by position."""
-    found: dict[int, list[LayerComparison]] = {}
-    for row in rows:
-        figures = {
-            "mse": row.mse,
-            "sqnr_db": row.sqnr_db,
-            "cosine": row.cosine,
-            **dict.fromkeys(row.nan_figures, math.nan),
-        }
-        found.setdefault(row.attempt_id, []).append(
-            LayerComparison(row.layer, row.operator, LayerStep(row.step), diverges=row.diverges, **figures)
-        )
-    return {attempt_id: tuple(layers) for attempt_id, layers in found.items()}
+    return _details_of(LayerComparison, rows)
 
 
 def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]]:
     """Return comparisons by attempt id; `rows` are ordered by position."""
-    found: dict[int, tuple[Comparison, ...]] = {}
+    return _details_of(Comparison, rows)
+
+
+def _details_of(kind: type[_T], rows: Iterable[Row[Any]]) -> dict[int, tuple[_T, ...]]:
+    names = {field.column.name: name for name, field in DETAIL_FIELDS[kind].items()}
+    found: dict[int, list[_T]] = {}
     for row in rows:
-        figures = {name: getattr(row, name) for name in COLUMNS} | dict.fromkeys(row.nan_figures, math.nan)
-        facts = {"output": row.output, "reference": row.reference, "name": row.output_name}
-        one = Comparison(violations=tuple(row.violations), **facts, **figures)
-        found[row.attempt_id] = (*found.get(row.attempt_id, ()), one)
-    return found
+        facts = {name: getattr(row, column) for column, name in names.items()}
+        facts |= dict.fromkeys(row.nan_figures, math.nan)
+        found.setdefault(row.attempt_id, []).append(msgspec.convert(facts, kind, strict=False))
+    return {attempt_id: tuple(details) for attempt_id, details in found.items()}
 
 
 def artifact_of(row: Row[Any]) -> ArtifactRecord:
@@ -146,8 +139,3 @@ def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dic
         for row in connection.execute(statement("history.fingerprints"), {"hashes": part}):
             found[row.hash] = row.facts
     return found
-
-
-def _nulls(row: OperatorProfile | LayerComparison, names: Iterable[str]) -> dict[str, None]:
-    figures = ((name, getattr(row, name)) for name in names)
-    return {name: None for name, figure in figures if figure is not None and math.isnan(figure)}

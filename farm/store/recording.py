@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import update
 
 from farm.store import rows, schema, values
+from farm.store.details import bounded
 from farm.store.statements import statement
 from farm.store.toolchains import toolchain_columns
 
@@ -123,7 +124,7 @@ class Recording:
         once, however often it is offered. With `fence`, the id of the leased device and the lease's fence, it is only
         recorded while that lease lives: raises LeaseLostError, and nothing is written, when it does not.
         """
-        attempt = rows.bounded(attempt)
+        attempt = bounded(attempt)
 
         def insert(connection: Connection) -> None:
             if fence is not None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import functools
-import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from sqlalchemy import select, update
 
 from farm.base.errors import StoreLostError
 from farm.devices.device import common_kind
 from farm.store import schema, values
-from farm.store.attempt_fields import ATTEMPT_FIELDS, columns_of
-from farm.store.details import bounded_details, layer_rows, operator_rows
+from farm.store.attempt_fields import columns_of
+from farm.store.details import detail_rows
 from farm.store.records import RunKind
 from farm.store.statements import chunks, statement
-from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql, sqlite
 
     from farm.devices.device import Device
-    from farm.results.attempt import Attempt, Comparison, Measurement
+    from farm.results.attempt import Attempt, Measurement
     from farm.store.records import ArtifactRecord
     from farm.suites.suite import Job
 
@@ -43,35 +40,6 @@ def now_ms() -> int:
 def new_run_id(started_ms: int) -> str:
     """Return an id that sorts by time, to the second, and that no other machine gives in the same second."""
     return values.run_id_time(started_ms) + secrets.token_hex(3)
-
-
-def bounded(attempt: Attempt) -> Attempt:
-    """Return the attempt with every text as long as the store keeps it, and as both databases can hold it."""
-    replace = msgspec.structs.replace
-    comparisons = [
-        replace(
-            comparison,
-            reference=values.clean(comparison.reference, values.KIND_LIMIT),
-            name=values.clean(comparison.name, values.METRIC_LIMIT),
-            violations=tuple(map(values.clean, comparison.violations[: values.NOTES_LIMIT])),
-        )
-        for comparison in attempt.comparisons
-    ]
-    measurements = [
-        replace(
-            measurement,
-            metric=values.clean(measurement.metric, values.METRIC_LIMIT),
-            unit=values.clean(measurement.unit, values.UNIT_LIMIT),
-        )
-        for measurement in attempt.measurements
-    ]
-    return replace(
-        bounded_details(attempt),
-        **{name: field.bounded(getattr(attempt, name)) for name, field in ATTEMPT_FIELDS.items()},
-        device=values.clean(attempt.device, values.NAME_LIMIT),
-        comparisons=tuple(comparisons),
-        measurements=tuple(measurements),
-    )
 
 
 def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
@@ -222,10 +190,10 @@ def insert_attempt_row(
     attempt_id = insert_new(connection, schema.attempt, row)
     if attempt_id is None:
         return False
-    insert_rows(connection, schema.comparison, comparison_rows(attempt_id, attempt.comparisons))
+    insert_rows(connection, schema.comparison, detail_rows(attempt_id, attempt.comparisons))
     _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements, series)
-    insert_rows(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
-    insert_rows(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
+    insert_rows(connection, schema.op_profile, detail_rows(attempt_id, attempt.operators))
+    insert_rows(connection, schema.layer, detail_rows(attempt_id, attempt.layers))
     insert_missing(connection, schema.artifact, artifact_rows(attempt_id, artifacts))
     return True
 
@@ -260,29 +228,6 @@ def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt
     soc = connection.execute(select(schema.job.c.soc).where(schema.job.c.name == attempt.job_id)).scalar_one()
     row = {"serial": attempt.device, "soc": soc, "kind": "unknown", "build": ""}
     return insert_device_row(connection, run_id, row)
-
-
-def comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Return the rows of comparisons of an attempt."""
-    rows = []
-    for position, comparison in enumerate(comparisons):
-        figures: dict[str, float | None] = {name: getattr(comparison, name) for name in COLUMNS}
-        # SQLite makes NULL of NaN, and NULL means "does not apply".
-        nan = [name for name, figure in figures.items() if figure is not None and math.isnan(figure)]
-        rows.append(
-            {
-                "attempt_id": attempt_id,
-                "position": position,
-                "output": comparison.output,
-                "reference": comparison.reference,
-                **figures,
-                **dict.fromkeys(nan),
-                "nan_figures": nan,
-                "violations": comparison.violations,
-                "output_name": comparison.name,
-            }
-        )
-    return rows
 
 
 def _insert_measurements(

@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -41,10 +42,22 @@ Text = Annotated[str, Meta(max_length=REASON_LIMIT, pattern=_NO_NUL)]
 LongText = Annotated[str, Meta(max_length=6 * LOG_LIMIT + 100, pattern=_NO_NUL)]
 # Part of the path of a bundle.
 Key = Annotated[str, Meta(max_length=KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 # Every calendar has it: the end of the year 9999.
 Time = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class NotFinite(StrEnum):
+    """The numbers that JSON has not."""
+
+    INF = "inf"
+    MINUS_INF = "-inf"
+    NAN = "nan"
+
+
+Number = float | NotFinite
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from farm.store import rows, schema, values
 from farm.store.attempt_fields import columns_of
-from farm.store.details import layer_rows, operator_rows
+from farm.store.details import bounded, detail_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ _INSERT = insert(schema.attempt).on_conflict_do_nothing().returning(_attempt.id,
 def insert_results(connection: Connection, run_id: str, results: Iterable[ShardResult]) -> None:
     """Insert the attempts of jobs of a run, with all their numbers; those that are there already stay as they are."""
     listed = [
-        (rows.bounded(attempt), result.artifacts if n == len(result.attempts) else ())
+        (bounded(attempt), result.artifacts if n == len(result.attempts) else ())
         for result in results
         for n, attempt in enumerate(result.attempts, 1)
     ]
@@ -107,9 +107,9 @@ def _insert_numbers(
         integers += more_integers
     comparisons, operators, layers, artifacts = [], [], [], []
     for attempt_id, _, attempt, files in inserted:
-        comparisons += rows.comparison_rows(attempt_id, attempt.comparisons)
-        operators += operator_rows(attempt_id, attempt.operators)
-        layers += layer_rows(attempt_id, attempt.layers)
+        comparisons += detail_rows(attempt_id, attempt.comparisons)
+        operators += detail_rows(attempt_id, attempt.operators)
+        layers += detail_rows(attempt_id, attempt.layers)
         artifacts += rows.artifact_rows(attempt_id, files)
     rows.insert_rows(connection, schema.comparison, comparisons)
     rows.insert_rows(connection, schema.measurement, floats)

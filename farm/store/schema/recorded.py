@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,8 +22,12 @@ from sqlalchemy import (
     true,
 )
 
-from farm.store.attempt_fields import ATTEMPT_FIELDS
+from farm.results.attempt import Comparison, LayerComparison, OperatorProfile
+from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
 from farm.store.schema.base import RowId, metadata
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 fingerprint = Table(
     "fingerprint",
@@ -157,53 +163,22 @@ attempt = Table(
     UniqueConstraint("run_job_id", "digest"),
 )
 
-comparison = Table(
-    "comparison",
-    metadata,
-    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
-    Column("output", Integer, nullable=False),
-    Column("reference", String(16), nullable=False),
-    Column("sqnr_db", Float(53)),
-    Column("cosine", Float(53)),
-    Column("max_abs", Float(53)),
-    Column("mismatch", Float(53)),
-    Column("peak", Float(53)),
-    Column("steps", Float(53)),
-    Column("loss_db", Float(53)),
-    Column("nan_figures", JSON, nullable=False),
-    Column("violations", JSON, nullable=False),
-    Column("output_name", String(128), nullable=False, server_default=""),
-)
 
-op_profile = Table(
-    "op_profile",
-    metadata,
-    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
-    Column("node", String(256), nullable=False),
-    Column("delegate", String(256), nullable=False),
-    Column("unit", String(32), nullable=False),
-    Column("n", Integer, nullable=False),
-    *(Column(name, Float(53)) for name in ("p50", "least", "greatest", "share")),
-    Column("module", String(256), nullable=False, server_default=""),
-    Column("source", String(256), nullable=False, server_default=""),
-)
+def _of_attempts(name: str, kind: type[Struct], *more: Column[Any]) -> Table:
+    """Return the table of a struct of details of attempts."""
+    return Table(
+        name,
+        metadata,
+        Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+        Column("position", Integer, primary_key=True, autoincrement=False),
+        *(field.column for field in DETAIL_FIELDS[kind].values()),
+        *more,
+    )
 
-layer = Table(
-    "layer",
-    metadata,
-    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
-    Column("layer", String(256), nullable=False),
-    Column("operator", String(256), nullable=False),
-    Column("step", String(16), nullable=False),
-    Column("mse", Float(53)),
-    Column("sqnr_db", Float(53)),
-    Column("cosine", Float(53)),
-    Column("nan_figures", JSON, nullable=False),
-    Column("diverges", Boolean, nullable=False),
-)
+
+comparison = _of_attempts("comparison", Comparison, Column("nan_figures", JSON, nullable=False))
+op_profile = _of_attempts("op_profile", OperatorProfile)
+layer = _of_attempts("layer", LayerComparison, Column("nan_figures", JSON, nullable=False))
 
 series = Table(
     "series",

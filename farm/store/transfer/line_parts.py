@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from farm.base.ids import RUN_ID
-from farm.builds.program.layers import LayerStep
-from farm.results.attempt import Direction, Measurement
+from farm.results.attempt import Comparison, Direction, LayerComparison, Measurement, OperatorProfile
 from farm.store import values
+from farm.store.attempt_fields import DETAIL_FIELDS
 from farm.store.toolchains import COMMITS_LIMIT
-from farm.store.values import Int64, Text, Time
+from farm.store.values import Count, Int64, NotFinite, Text, Time
 from farm.store.view import RunToolchain
 from farm.suites.figures import counter_of
 
@@ -30,23 +29,11 @@ Metric = Annotated[str, Meta(max_length=values.METRIC_LIMIT)]
 JobName = Annotated[str, Meta(max_length=values.JOB_LIMIT)]
 RunId = Annotated[str, Meta(pattern=rf"\A{RUN_ID}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Code = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 # Far beyond what a program has in operators, and a toolchain in facts.
 FACTS_LIMIT = 10_000
 Counts = Annotated[dict[Text, Count], Meta(max_length=FACTS_LIMIT)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-class NotFinite(StrEnum):
-    """The numbers that JSON has not."""
-
-    INF = "inf"
-    MINUS_INF = "-inf"
-    NAN = "nan"
-
-
-Number = float | NotFinite
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,25 +100,6 @@ class StaleLine(Row, frozen=True):
         require_printable(self.last_outcome, self.last_run_id)
 
 
-class ComparisonLine(Row, frozen=True):
-    """One output against one reference."""
-
-    output: Count
-    reference: Kind
-    sqnr_db: Number | None
-    cosine: Number | None
-    max_abs: Number | None
-    mismatch: Number | None
-    violations: Annotated[tuple[Text, ...], Meta(max_length=values.NOTES_LIMIT)]
-    peak: Number | None
-    steps: Number | None
-    loss_db: Number | None
-    name: Metric = ""
-
-    def __post_init__(self) -> None:
-        require_printable(self.reference, self.name)
-
-
 class MeasurementLine(Row, frozen=True):
     """One metric and all its samples."""
 
@@ -155,39 +123,6 @@ class MeasurementLine(Row, frozen=True):
         kept = tuple(map(float, samples)) if integers is None else tuple(integers)
         direction = counter.direction if counter is not None else self.direction
         return Measurement(self.metric, self.unit, direction, kept, exact)
-
-
-class OperatorLine(Row, frozen=True, omit_defaults=True):
-    """What one node of a program took."""
-
-    node: Name
-    delegate: Name
-    unit: ShortWord
-    n: Count
-    p50: Number
-    least: Number
-    greatest: Number
-    share: Number
-    module: Name = ""
-    source: Name = ""
-
-    def __post_init__(self) -> None:
-        require_printable(self.node, self.delegate, self.unit, self.module, self.source)
-
-
-class LayerLine(Row, frozen=True):
-    """One layer, computed in two ways."""
-
-    layer: Name
-    operator: Name
-    step: LayerStep
-    mse: Number | None
-    sqnr_db: Number | None
-    cosine: Number | None
-    diverges: bool
-
-    def __post_init__(self) -> None:
-        require_printable(self.layer, self.operator)
 
 
 class ArtifactLine(Row, frozen=True):
@@ -221,3 +156,27 @@ def require_printable(*names: str) -> None:
     for name in names:
         if not name.isprintable():
             raise ValueError(f"{ascii(name)[:80]} has characters that cannot be printed")
+
+
+def _require_printable_texts(line: msgspec.Struct) -> None:
+    require_printable(*(text for text in msgspec.structs.astuple(line) if isinstance(text, str)))
+
+
+def _line_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return the type of a part of a line with the fields of a struct of details."""
+    return msgspec.defstruct(
+        f"{kind.__name__}Line",
+        [field.line for field in DETAIL_FIELDS[kind].values()],
+        bases=(Row,),
+        namespace={"__post_init__": _require_printable_texts},
+        frozen=True,
+        omit_defaults=kind.__struct_config__.omit_defaults,
+    )
+
+
+if TYPE_CHECKING:
+    ComparisonLine = Row
+    OperatorLine = Row
+    LayerLine = Row
+else:
+    ComparisonLine, OperatorLine, LayerLine = map(_line_of, (Comparison, OperatorProfile, LayerComparison))

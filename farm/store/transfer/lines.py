@@ -18,7 +18,6 @@ from farm.store.transfer.line_parts import (
     ArtifactLine,
     Code,
     ComparisonLine,
-    Count,
     Counts,
     DeviceLine,
     JobName,
@@ -37,7 +36,7 @@ from farm.store.transfer.line_parts import (
     all_of,
     require_printable,
 )
-from farm.store.values import Key, LongText, Seconds, Text, Time
+from farm.store.values import Count, Key, LongText, Seconds, Text, Time
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
