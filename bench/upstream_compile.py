@@ -69,8 +69,9 @@ def compile_one(job: Job, out: Path) -> None:
 def main() -> None:
     requests = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=list[BuildRequest])
     out = Path(sys.argv[2])
-    # The process that this one is a fork of has frozen its objects, as builders do and ExecuTorch's tests do not.
+    # The process that this one is a fork of has frozen its objects and set thresholds, which ExecuTorch's tests do not.
     gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
     # The priority of builders.
     os.nice(10)
     started = time.perf_counter()
