@@ -111,7 +111,7 @@ def test_a_connection_that_asks_again_and_again_stays(server: Server, monkeypatc
     monkeypatch.setattr(limits, "REQUEST_S", 2.0)
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
         local = None
-        for _ in range(6):
+        for _ in range(5):
             connection.request("GET", "/api/progress")
             assert connection.getresponse().read()
             assert local in (None, connection.sock.getsockname())
@@ -144,7 +144,7 @@ def test_who_takes_it_slowly_gets_all_of_it(server: Server, download: bytes, mon
     monkeypatch.setattr(limits, "TAKING_S", 3.0)
     with connected(server, 1, download) as [slow]:
         taken, began = 0, time.monotonic()
-        while time.monotonic() - began < 6:
+        while time.monotonic() - began < 4:
             taken += len(slow.recv(1 << 18))
             time.sleep(0.05)
         slow.settimeout(30)
