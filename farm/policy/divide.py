@@ -1,4 +1,4 @@
-"""Jobs of a run -> shards: what one device runs one after the other, under one lease. Pure."""
+"""Division of a run into shards: jobs that one device runs in order under one lease. Pure."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Part(NamedTuple, Generic[J]):
     position: int
 
 
-# About a minute: a claim is one transaction, and what a dead host was busy with is run again.
+# A minute: a claim costs one transaction, and the jobs of a dead host run again.
 _LONGEST_S = 60.0
-# Below that, taking a shard and making a device ready weigh more than what ends sooner.
+# Shorter shards cost more in claims and device preparation than they gain at the end of a run.
 _SHORTEST_S = 1.0
 # The rows of a shard are read and written as a whole.
 _MOST_JOBS = 200
-# Compiling takes seconds a job, running one a fraction of a second: devices wait for no more than so many at once.
+# A build takes seconds and an execution a fraction of one: a device waits for at most this many builds.
 _MOST_COLD_JOBS = 8
-# Of a job without history where no other has one.
+# Expected seconds of a job if no job of the run has a history.
 _UNKNOWN_S = 1.0
-# A device takes this part of its share of what is left: the shards get smaller, and devices end together.
+# Part of its share of the remaining work that a device takes: shards shrink, so that devices end together.
 _PART = 0.5
-# The last ones are no smaller than this part of the share of all: ending together more exactly is not worth the claims.
+# Least part of the share of all work in a shard: smaller ones cost more claims than they save time.
 _LAST_PART = 0.02
 
 
@@ -69,11 +69,10 @@ def divide(
 ) -> list[Part[J]]:
     """Return the shards of a run, by position; every job is in exactly one.
 
-    `devices` are those of each SoC that the run may use at once, `cached` the keys of the bundles that are made,
-    `sessions` tells by job id which jobs one runner process can take, `first` are ids of jobs that come before all
-    others. The order within a SoC is that of `dispatch_order`: what is compiled goes first, jobs of a session stand
-    together, the longest first. A shard takes about a minute, less where few jobs are left for many devices, and
-    holds few jobs where they are to be compiled.
+    `devices` counts by SoC the devices that the run may use at once, `cached` has the keys of existing bundles,
+    `sessions` maps job ids to the runner session that can take them, and `first` has ids of jobs that go before all
+    others. `dispatch_order` sorts the jobs of a SoC: compiled jobs first, jobs of a session together, longest first.
+    A shard takes about a minute, less if few jobs are left for many devices, and has few jobs if they need a build.
     """
     by_soc: dict[str, list[J]] = {}
     for job in _with_expectations(jobs):
@@ -103,7 +102,7 @@ def _expecting(job: J, expected_s: float) -> J:
 def _ordered(
     jobs: Sequence[J], cold: Collection[str], sessions: Mapping[str, Hashable], first: Collection[str]
 ) -> list[J]:
-    # The session with the longest job comes first: what is left for the end is short.
+    # The session with the longest job comes first, so that short jobs remain for the end.
     longest: dict[Hashable, float] = {}
     for job in jobs:
         session = sessions.get(job.job.id)
@@ -123,7 +122,7 @@ def _ordered(
 def _cut(
     ordered: Sequence[J], devices: int, cold: Collection[str], sessions: Mapping[str, Hashable]
 ) -> Iterator[list[J]]:
-    """Yield parts of `ordered`, each as long as is right for what is left then."""
+    """Yield parts of `ordered`, with sizes that shrink as the remaining work does."""
     left_s = sum(job.expected_s for job in ordered)
 
     def size_now_s() -> float:

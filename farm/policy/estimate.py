@@ -1,4 +1,4 @@
-"""When a run on the shared farm begins and ends, about: shares of devices between runs over time. Pure.
+"""Estimates of the start and the end of runs on a shared farm, from their shares of devices over time. Pure.
 
 Devices are given away as `farm.policy.sharing` does, but in fractions, as if a device could serve two users at
 once: with shards of a minute it nearly can.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a run for one SoC."""
+    """Remaining work of a run for one SoC."""
 
     run_id: str
     soc: str
@@ -27,13 +27,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority
     since_ms: int
     waiting_s: float
-    """Expected of its shards that wait, on one device."""
+    """Expected seconds of its waiting shards on one device."""
     waiting: int
-    """How many these are."""
+    """Number of waiting shards."""
     held_s: float = 0.0
-    """Expected of what is left of those that devices run."""
+    """Expected remaining seconds of its running shards."""
     held: int = 0
-    """How many these are."""
+    """Number of running shards."""
     devices: int
     """Living devices that it may use, or as many of them as it may use at once."""
     first_build_s: float = 0.0
@@ -48,7 +48,7 @@ class Expected(msgspec.Struct, frozen=True):
     """About when something happens to a run; seconds from now, infinite where no living device can run it."""
 
     starts_s: float
-    """Its next shard; 0 where one runs."""
+    """Seconds to the start of its next shard; 0 if a shard runs."""
     ends_s: float
 
 
@@ -131,7 +131,7 @@ class _Future:
     def _note_starts(
         self, active: Sequence[Work], rates: Mapping[str, float], now_s: float, starts: dict[str, float]
     ) -> None:
-        # Who has less than a device takes turns: each gets one when a shard of another ends.
+        # Users with a share below one device take turns: each gets a device when another shard ends.
         behind_s = 0.0
         for work in active:
             if work.run_id in starts or rates[work.run_id] <= 0:
@@ -157,7 +157,7 @@ def _most(work: Work) -> int:
 
 def _share_alike(wanted: Mapping[str, float], had: Mapping[str, float], free: float) -> dict[str, float]:
     """Return how many of the free devices each user gets, so that who has least gets most."""
-    # The level to which the free devices fill everybody up: between `had` and what he has with all that he wants.
+    # Level up to which free devices fill all users: between `had` and a user's devices with all requests granted.
     ends = [(had.get(user, 0.0), 1) for user in wanted] + [(had.get(user, 0.0) + wanted[user], -1) for user in wanted]
     level, filling, left = 0.0, 0, free
     for end, more in sorted(ends):

@@ -18,7 +18,7 @@ def dispatch_order(
 ) -> list[str]:
     """Return the order in which jobs are built and handed out. Pure.
 
-    Those that are to be `first` come before all others. What is compiled already goes next, so that devices work while
+    Jobs in `first` come before all others. Compiled jobs go next, so that devices work while
     the builders warm up; among those, jobs of the same session (by `sessions`) stand together, as
     every change starts a runner; then the longest expected first, which leaves no long job for the end. Otherwise the
     order given.

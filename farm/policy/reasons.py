@@ -43,7 +43,7 @@ def why_waiting(situation: Situation) -> dict[str, str]:
 
 
 class _AfterSharing:
-    """Who has what once the free devices are given away."""
+    """Devices by user after the assignment of the free ones."""
 
     def __init__(self, situation: Situation, given: dict[str, str]) -> None:
         self._situation = situation
@@ -131,7 +131,7 @@ class _AfterSharing:
         return f"{' and '.join(first)} first" if first else busy
 
     def _wanted(self, order: OpenOrder, count: int) -> str:
-        """Return what the devices of a run are called."""
+        """Return the text that names the devices of a run."""
         if order.devices and count == 1:
             return " or ".join(order.devices)
         kinds = {kind.split("/")[1] for kind in order.kinds if kind.count("/") == 2}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_DEVICES = 3
-"""On so many devices a job is tried at most, whatever they say."""
+"""Most devices that try one job."""
 
-# So many devices that went away under one job are no accident any more.
+# Devices lost during one job from which the job counts as the cause.
 _KILLED_DEVICES = 2
 
 _CODE = {Cause.COMPILE, Cause.UNSUPPORTED}
@@ -41,22 +41,22 @@ _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEA
 
 
 class Blame(StrEnum):
-    """Whose fault an attempt is."""
+    """Party that a failed attempt counts against."""
 
     NOBODY = "nobody"
-    """It passed, or was skipped."""
+    """No party: the attempt passed or was skipped."""
     CODE = "code"
     FARM = "farm"
     """A device, its connection, or farm itself."""
     UNDECIDED = "undecided"
-    """One device alone does not decide: it does not count against the code."""
+    """Undecided: one device alone gives no verdict, and the attempt does not count against the code."""
 
 
 class Tried(msgspec.Struct, frozen=True):
     """An attempt of a job on one device; of a job that was run again alone there, the second."""
 
     device: str
-    """Its id; empty where none was needed."""
+    """Id of the device; empty if no device was needed."""
     verdict: Verdict
     cause: Cause
     stage: Stage
@@ -64,13 +64,13 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows from all attempts of a job so far."""
+    """Decision from all attempts of a job so far."""
 
     blame: Blame
     repeat: bool
     """Try it once more, on a device that has not tried it."""
     evidence: str
-    """One line that says what the blame rests on; empty where the last attempt says all."""
+    """Evidence of the classification in one line; empty if the last attempt is the evidence."""
 
 
 def tried(attempt: Attempt) -> Tried:
@@ -99,7 +99,7 @@ def unfit(attempt: Attempt, problem: str, cause: Cause = Cause.DEVICE) -> Attemp
 
 
 def damaged(attempt: Attempt, what: str) -> Attempt:
-    """Return `attempt` as infra; `what` names the files that were not what was pushed."""
+    """Return `attempt` as infra; `what` names the files whose content differed from the pushed one."""
     reason = f"{what}: its {_finding(attempt)} ({attempt.reason})"
     return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=reason_line(reason)))
 
@@ -148,7 +148,7 @@ def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: b
 
 
 def classify(history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Decision:
-    """Return who is to blame for the last of `history`, all attempts of one job, oldest first, one of each device.
+    """Classify the last attempt of `history`: all attempts of one job, oldest first, one per device.
 
     `others`: how many healthy devices of its SoC have not tried it. `failed_before`: the job failed in the newest run
     before this one as well, so that wrong numbers and refusals are no news that a second device has to confirm.
@@ -190,7 +190,7 @@ def _devices(history: Iterable[Tried]) -> set[str]:
 def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> Attempt:
     """Return `attempt` as it is recorded: infra unless the code is to blame for it, with the results of other devices.
 
-    `decision` is that of `classify` about `history`, whose last is this attempt. Raises ValueError when it is not.
+    `decision` is the answer of `classify` for `history`, whose last attempt is this one; otherwise raises ValueError.
     """
     if not history or (history[-1].device, history[-1].cause) != (attempt.device, attempt.cause):
         raise ValueError(f"the last of the history has to be the attempt itself, on {attempt.device or 'no device'}")
@@ -200,7 +200,7 @@ def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> At
         return attempt
     evidence = reason_line(decision.evidence)
     if attempt.cause is Cause.GONE and not decision.repeat and _killed(history):
-        # It has to be seen where only the reason is shown.
+        # Some views show the reason alone, so that it carries the classification.
         return msgspec.structs.replace(attempt, reason=reason_line(f"{evidence}; {attempt.reason}"))
     return msgspec.structs.replace(attempt, notes=(*attempt.notes, evidence))
 

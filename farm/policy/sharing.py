@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def share_out(situation: Situation) -> dict[str, Share]:
-    """Return whom each free device is for, by id; what nobody may have now is not in it.
+    """Return the share of each free device by its id; devices without a permitted waiter are left out.
 
     The order: higher priority, then the user with the fewest devices of this SoC (held, reserved and given so far),
-    then who waits longest; of one run, what is tried again goes first. Nobody goes without because of a later one, and
-    no device stays free that somebody who waits may have. Quotas and `most_devices` are never exceeded.
+    then the longest wait; within a run, retries go first. No request loses a device to a later one, and
+    no device stays free that a waiter may have. Quotas and `most_devices` are never exceeded.
     """
     sharing = _Sharing(situation)
     sharing.fill()
@@ -45,7 +45,7 @@ def hand_over(situation: Situation) -> dict[str, str]:
 
 
 class _Line:
-    """Those who wait side by side: the shards of a run that any device may have, one to try again, or a process."""
+    """Waiter of one kind: the shards of a run for any device, one retry, or a process."""
 
     __slots__ = ("best", "given", "key", "left", "mask", "priority", "run", "share", "user")
 
@@ -68,7 +68,7 @@ class _Allowance:
 
 
 class _Sharing:
-    """What the decisions share: who waits for what, who has how many, what is given so far.
+    """State of a decision: waiters, devices by user, and assignments so far.
 
     Sets of devices are integers: bit n is the device with the nth id.
     """
@@ -78,9 +78,9 @@ class _Sharing:
         self._ids = sorted(device.id for device in situation.devices)
         self._bit = {device: 1 << n for n, device in enumerate(self._ids)}
         self._quotas = {name.removeprefix(USER): n for name, n in situation.quotas.items() if name.startswith(USER)}
-        # What somebody has of another SoC takes nothing from those who wait for this one.
+        # Devices of another SoC take nothing from waiters for this one.
         self._holdings: Counter[str] = Counter(situation.here)
-        # What is only reserved is not used: it counts among equals, not against a quota.
+        # A reserved device without a process counts for fairness, not against a quota.
         self._used: Counter[str] = self._holdings + Counter(situation.elsewhere)
         self._reserved: dict[str, int] = {}
         self._held: dict[tuple[Priority, str], int] = {}
@@ -144,7 +144,7 @@ class _Sharing:
         return sum(mask for other, mask in self._reserved.items() if other != user)
 
     def shares(self) -> dict[str, Share]:
-        """Return whom every device that is given is for."""
+        """Return the share of each assigned device."""
         return {self._ids[n]: line.share for line in self._giving for n in bits(line.given)}
 
     def fill(self) -> None:
@@ -152,7 +152,7 @@ class _Sharing:
         self._serve_in_order(self._lines, self._place, lambda: not self._ungiven)
 
     def take_over(self) -> dict[str, str]:
-        """Return what holders should hand over and to whom, after `fill`."""
+        """Return the devices that holders should hand over, with their new shares, after `fill`."""
         taken: dict[str, str] = {}
         holders = _Holders(self._held, self._holdings, self._mask(self._situation.running))
         # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
@@ -184,7 +184,7 @@ class _Sharing:
     def _serve_in_order(
         self, lines: Iterable[_Line], serve: Callable[[_Line], bool], is_over: Callable[[], bool]
     ) -> None:
-        """Serve one unit after the other, of whoever comes first then; who cannot be served once never can be later."""
+        """Serve one unit at a time, of the first waiter at that moment; a waiter refused once is never served later."""
         of_user: dict[tuple[int, str], list[_Line]] = {}
         for line in lines:
             of_user.setdefault((-line.priority, line.user), []).append(line)
@@ -228,7 +228,7 @@ class _Sharing:
         return True
 
     def _make_room(self, first: _Line, may: int) -> bool:
-        """Let lines move on to other devices, each to one that the next has or that is free, until `first` has one."""
+        """Move lines along a chain of devices that ends at a free one, so that `first` gets a device."""
         came: dict[int, tuple[_Line, int]] = {}
         seen, queue = 0, [(first, may)]
         for line, reach in queue:
@@ -271,7 +271,7 @@ class _Sharing:
 
 
 class _Holders:
-    """Who has which devices, those first that hand over first: what runs shards, then of whoever has most."""
+    """Holders of devices in the order of handing over: running shards first, then users with most devices."""
 
     def __init__(self, held: Mapping[tuple[Priority, str], int], holdings: Counter[str], running: int) -> None:
         self._holdings = holdings
@@ -292,7 +292,7 @@ class _Holders:
     def take(self, may: int, priorities: Iterable[Priority], may_take_of: Callable[[str], bool]) -> int:
         """Return the bit of a device among `may` that is handed over first, which is gone then; 0 where there is none.
 
-        `may_take_of` tells whether one of a user may be.
+        `may_take_of` returns whether a user's device may be taken.
         """
         for priority in priorities:
             best: tuple[int, int] | None = None
@@ -347,7 +347,7 @@ class _Labels:
             self._used[user, label] += (mask & has).bit_count()
 
     def exhausted(self, user: str) -> int:
-        """Return the devices that a user may have no more of."""
+        """Return the devices whose labels are exhausted for a user."""
         mask = 0
         for label, (labelled, most) in self._quotas.items():
             if self._used[user, label] >= most:
@@ -360,7 +360,7 @@ class _Labels:
             self._used[user, label] += bool(mask & bit)
 
     def remove(self, user: str, bit: int) -> None:
-        """Count one that he gives back."""
+        """Uncount a device that a user gives back."""
         for label, (mask, _) in self._quotas.items():
             self._used[user, label] -= bool(mask & bit)
 

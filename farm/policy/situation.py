@@ -8,7 +8,7 @@ from enum import IntEnum
 import msgspec
 
 USER, LABEL = "user:", "label:"
-"""What the subjects of quotas begin with."""
+"""Prefixes of quota subjects."""
 
 
 class Priority(IntEnum):
@@ -87,15 +87,15 @@ class LivingDevice(msgspec.Struct, frozen=True):
     id: str
     labels: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """What people may call it beside its id: name, serial."""
+    """Other names of the device for `--device`: name, serial."""
     kind: str = ""
-    """What a runtime is for: `SM8650/hardware/android`."""
+    """Key of the runtime that fits it: `SM8650/hardware/android`."""
     runs_shards: bool = True
     """False for a device without a living agent: only processes use it."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A shard that is to run on another device than those that tried it."""
+    """Shard whose next device differs from the devices that tried it."""
 
     shard: int
     avoid: tuple[str, ...]
@@ -116,11 +116,11 @@ class OpenOrder(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     """Ids, names or serials of the devices that it may use; empty for all."""
     labels: tuple[str, ...] = ()
-    """Every one of which a device has to have."""
+    """Labels that a device needs, all of them."""
     kinds: tuple[str, ...] = ()
     """Kinds of the devices that it has a runtime for; empty for all."""
     most_devices: int | None = None
-    """Of this SoC, at once; None for all."""
+    """Most devices of this SoC at once; None for all."""
     held: int = 0
     """How many devices of this SoC run its shards now."""
     lacking: int = 0
@@ -140,23 +140,23 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """
     orders: Sequence[OpenOrder]
     requests: Sequence[Request] = ()
-    """Of processes that wait."""
+    """Requests of waiting processes."""
     quotas: Mapping[str, int] = {}
     """The most devices that a user has at once (`user:ada`), and that any one user has of a label (`label:camera`)."""
     here: Mapping[str, int] = {}
-    """By user: how many more devices of this SoC they have, beside `leases`."""
+    """Devices of this SoC beside `leases`, counted by user."""
     elsewhere: Mapping[str, int] = {}
-    """By user: how many devices of other SoCs they have; only quotas ask."""
+    """Devices of other SoCs, counted by user, for quotas."""
     elsewhere_labelled: Mapping[tuple[str, str], int] = {}
-    """By user and label: how many devices with a label that has a quota they have, beside `leases`."""
+    """Devices with a label under quota beside `leases`, counted by user and label."""
     asking: Collection[str] = ()
     """Ids of devices whose agent asks: they are given away before others."""
     running: Collection[str] = ()
-    """Ids of devices that run shards of a submitted run: they are handed over sooner than what else somebody holds."""
+    """Ids of devices that run shards of a submitted run: they are handed over before devices of processes."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Whom a free device is for."""
+    """Waiter that gets a free device."""
 
     user: str
     run_id: str = ""
