@@ -8,6 +8,7 @@ whose every name raises as soon as it is used; one that is installed is left alo
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import sys
@@ -59,5 +60,7 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to execute: names come when they are asked for."""
 
 
+# Collections at Python's own thresholds are a quarter of the import of torch and ExecuTorch.
+gc.set_threshold(100_000, 20, 20)
 _STUB = _StubModule("stub")
 sys.meta_path.append(_StubFinder())
