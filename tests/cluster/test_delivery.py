@@ -328,9 +328,12 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
             time.sleep(_WATCHED_S)
             connection.execute("ALTER SYSTEM RESET ALL")
             connection.execute("SELECT pg_reload_conf()")
-    time.sleep(1)
-    log = "".join(file.read_text() for file in (server.folder / "data" / "log").glob("*"))
-    asked = re.findall(rf"^{database} LOG:  (?:statement|execute [^:]*): (.*)", log, re.MULTILINE)
+
+    def log() -> str:
+        return "".join(file.read_text() for file in (server.folder / "data" / "log").glob("*"))
+
+    until(lambda: "ALTER SYSTEM RESET ALL" in log(), "the last statement in the log")
+    asked = re.findall(rf"^{database} LOG:  (?:statement|execute [^:]*): (.*)", log(), re.MULTILINE)
     queries = [query for query in asked if "ALTER SYSTEM" not in query and "pg_reload_conf" not in query]
     assert queries
     assert len(queries) / _WATCHED_S < 2, Counter(query[:60] for query in queries)
