@@ -1,12 +1,11 @@
 """Files on a device under their SHA-256: nothing is pushed twice, nothing half pushed or damaged is used.
 
     STORAGE, `Transport.storage`/
-        objects/<sha256>        whole files; their modification time is when a session last wanted them
-        run-<run>-<process>/    one session: what arrives (`incoming`), its runtime and its workspaces with their links
+        objects/<sha256>        whole files; their modification time is their last use by a session
+        run-<run>-<process>/    one session: arriving files (`incoming`), its runtime, workspaces with links
 
-An object is pushed into `incoming`, checked on the device and moved, so that half an object is never there; every
-session hashes what it finds there before it uses it. adb's protocol checks neither files on a device nor files here:
-`differing` does.
+An object is pushed into `incoming`, checked on the device and moved, so that no half object exists; every session
+hashes an object before its first use. adb's protocol checks no content: `differing` does.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _SHELL_SECONDS = 30.0
 # Slow flash reads 200 MB/s and a slow core hashes as fast; a whole runtime and large models are a few GB.
 _HASH_SECONDS = 300.0
 _LISTING_BYTES = 64 << 20
-# What a session that was killed left behind is of no use to anybody after a day.
+# Age at which the folder of a killed session is removed.
 _LEFTOVER_MINUTES = 24 * 60
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -89,9 +88,9 @@ class ContentStore:
         return self._objects / sha256
 
     def survey(self, wanted: Iterable[str] = ()) -> None:
-        """Learn in one round trip what the device has; objects of `wanted` that are damaged are removed.
+        """List the device's objects in one round trip; remove damaged objects of `wanted`.
 
-        What this session has found whole, or pushed, is not hashed again.
+        Objects that this session verified or pushed are not hashed again.
         """
         with self._lock:
             wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
@@ -111,7 +110,7 @@ class ContentStore:
             self._surveyed = True
             found = _content_by_name(lines[second + 1 :])
             damaged = [name for name in wanted if name in found and found[name] != name]
-            # One that could not even be read is neither.
+            # An unreadable object has no hash and counts as damaged.
             self._verified |= {name for name in wanted if found.get(name) == name}
             self._remove(damaged)
 
@@ -123,7 +122,7 @@ class ContentStore:
                 self.survey(unsure)
 
     def ensure(self, files: Mapping[str, Path]) -> int:
-        """Push what the device lacks of `files`, local files by their SHA-256, and return the bytes pushed.
+        """Push the `files` that the device lacks, local files by their SHA-256, and return the bytes pushed.
 
         Raises DeviceError; DeviceSpaceError for a device without room for them.
         """
@@ -139,7 +138,7 @@ class ContentStore:
             try:
                 self._push(missing)
             except DeviceSpaceError:
-                # Others write there as well, and what is free is not always what may be used.
+                # Other programs write to this storage, and reserved blocks count as free.
                 if not self.free(keep=files):
                     raise
                 self._push(missing)
@@ -159,9 +158,9 @@ class ContentStore:
             return self._verified.issuperset(names)
 
     def free(self, *, keep: Collection[str]) -> bool:
-        """Remove every object that nothing links to, but those of `keep`, and what arrived in part.
+        """Remove objects without a link, except those of `keep`, and partial files; return whether space was freed.
 
-        Returns whether that made any room. Raises DeviceError.
+        Raises DeviceError.
         """
         with self._lock:
             self._release()
@@ -210,7 +209,7 @@ class ContentStore:
         if short <= 0:
             return
         self._release()
-        # What this session has used comes last.
+        # Objects that this session has used come last.
         oldest = sorted(
             self._known.keys() - set(keep), key=lambda name: (name in self._verified, self._known[name].used)
         )
@@ -304,7 +303,7 @@ def differing(transport: Transport, folder: PurePosixPath, expected: Mapping[str
 
 
 def _content_by_name(lines: Iterable[str]) -> dict[str, str]:
-    """Return what a script printed in lines of a hash, or of what a link leads to, and a name."""
+    """Return hash or link target by name, from the lines of a script."""
     return dict(line.split(maxsplit=1)[::-1] for line in lines if len(line.split()) == 2)
 
 

@@ -1,4 +1,4 @@
-"""What a device's logs say about a crash: logcat, tombstones, the kernel's and the DSP's messages. Bounded."""
+"""Crash logs of a device: logcat, tombstones, messages of kernel and DSP, all bounded in size."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from farm.devices.transport import Transport
 
 MOST_BYTES = 4 << 20
-"""Of all files together."""
+"""Most bytes of all files together."""
 
 _SECONDS = 20.0
-# What a shell says around what it was asked for.
+# Room for output of the shell around the log.
 _SLACK_BYTES = 64 * 1024
 
 _SHARES: Mapping[str, Mapping[str, float]] = {
     "android": {"logcat": 0.4, "tombstone": 0.2, "dmesg": 0.2, "dsp": 0.2},
     "linux": {"dmesg": 0.4, "journal": 0.4, "dsp": 0.2},
 }
-"""Of all bytes, by operating system and by the script of `shell` that prints a log, or nothing where it may not."""
+"""Part of all bytes by operating system and by the script of `shell` that prints a log (none without permission)."""
 
 
 def collect_crash_logs(
@@ -37,11 +37,11 @@ def collect_crash_logs(
     since: float,
     max_bytes: int = MOST_BYTES,
 ) -> dict[str, Path]:
-    """Return what the device's logs say since `since`, a time as `time.time()` gives it, as text files by kind.
+    """Collect the device's log lines since `since`, a time of `time.time()`, and return text files by kind.
 
-    Kinds are `logcat`, `tombstone`, `dmesg`, `journal` and, what of all logs is of the DSP, `dsp`; those that a device
-    does not have, or does not show to this user, are not there. The files are left in `folder`, which is made, and have
-    `max_bytes` together. Never raises.
+    Kinds are `logcat`, `tombstone`, `dmesg`, `journal`, and `dsp` for DSP lines of all logs; logs that the device lacks
+    or hides from this user are left out. The files lie in `folder`, which is made, and have at most `max_bytes`
+    together. Never raises.
     """
     age = max(1, round(time.time() - since) + 1)
     found: dict[str, Path] = {}
@@ -65,6 +65,6 @@ def _read(transport: Transport, script: str, age: int, limit: int) -> str:
     done = transport.run(
         ["sh", "-c", script, "sh", str(age), str(limit)], timeout_s=_SECONDS, max_output=limit + _SLACK_BYTES
     )
-    # What stands for a byte that cannot be shown takes three.
+    # The replacement character of an undecodable byte has three bytes.
     text = clean_text(done.stdout, limit, lines=True).encode()[:limit]
     return text.decode(errors="ignore")

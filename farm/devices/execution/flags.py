@@ -32,7 +32,7 @@ def options_for(manifest: Manifest, options: RunnerOptions) -> RunnerOptions:
         flags = {name: value for name, value in options.flags.items() if name != _PROFILE_LEVEL}
         return replace(options, iterations=1, etdump=False, debug=False, flags=flags)
     if manifest.stateful and options.outputs and not options.repeats:
-        # Each execution goes on from the state that the one before left, in the reference one of each sample.
+        # Executions of a stateful program continue from the state before; the reference has one execution per sample.
         options = replace(options, iterations=1, warm_up=0)
     if _DUMPS in manifest.features:
         # ExecuTorch 1.5 aborts where such a program finds no room for its layers.
@@ -41,7 +41,7 @@ def options_for(manifest: Manifest, options: RunnerOptions) -> RunnerOptions:
 
 
 def seconds_of(options: RunnerOptions) -> float:
-    """Return how long an execution may take: its limit, beside what it is asked to fill."""
+    """Return the seconds that an execution may take: its limit plus the time that it is asked to fill."""
     return options.timeout_s + (options.seconds or 0)
 
 
@@ -57,9 +57,9 @@ def program_and_profile(manifest: Manifest, options: RunnerOptions, kind: Kind) 
 
 
 def session_flags(workspace: Workspace, options: RunnerOptions) -> dict[str, str]:
-    """Return the flags that a runner takes which stays up, beside those of `program_and_profile`."""
+    """Return the flags of a session's runner beside those of `program_and_profile`."""
     generates = workspace.bundle.manifest.generation is not None
-    # Where only times are wanted no sequence has to be scored.
+    # A run for times alone scores no sequence.
     lines = PROMPT_LIST if generates and not options.outputs else INPUT_LIST
     flags = {
         "working_folder": workspace.folder.name,

@@ -1,4 +1,4 @@
-"""Whether a device is still there, and has not started anew since it was first asked; kinds of trouble with one."""
+"""Presence of a device, reboots since the first look, and causes of its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_BYTES = 4096
 
 
 class Liveness:
-    """Whether one device still answers, in the same start of its system. Several threads may use it."""
+    """Presence of one device in the same boot of its system. Safe for several threads."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -54,7 +54,7 @@ class StagingError(DeviceError):
 
 
 class DamagedError(DeviceError):
-    """A file on a device is not what was pushed, again and again."""
+    """File on a device whose content differs from the pushed one after each push."""
 
 
 class LostError(DeviceGoneError):
@@ -71,5 +71,5 @@ _CAUSES: tuple[tuple[type[DeviceError], ErrorCause], ...] = (
 
 
 def cause_of(error: DeviceError) -> ErrorCause:
-    """Return the cause of an error; what a transport has no better word for is the connection."""
+    """Return the cause of an error; an error without a class of its own counts as the connection."""
     return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "connection")

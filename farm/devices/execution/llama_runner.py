@@ -1,8 +1,8 @@
-"""ExecuTorch's own program that generates text, `qnn_llama_runner`, where the user has built it.
+"""ExecuTorch's text generator `qnn_llama_runner`, built by the user.
 
-It takes one prompt and ends. Its times are those of a process that writes nothing else; its tokens are read from the
-logits of another one, as it does not say them; and a third takes the sequence that is scored as its prompt, so that
-its logits are of that very text. It writes logits of `kv_forward` alone (ExecuTorch 1.5).
+A process takes one prompt. The first process gives times and writes no logits; a second one writes the logits from
+which tokens are read, because the program prints none; a third takes a scored sequence as its prompt, so that its
+logits belong to that text. The program writes logits of `kv_forward` alone (ExecuTorch 1.5).
 More: docs/guides/language_models.md.
 """
 
@@ -42,21 +42,21 @@ TOKENIZER = "tokenizer"
 """The folder of the runtime that has it, alone."""
 
 LOGITS = np.dtype("<u2")
-"""What it writes, whatever the program gives."""
+"""Type of the logits in its files, for every program."""
 OWN_FLAGS = frozenset(
     ("model_path", "tokenizer_path", "tokenized_prompt", "prompt", "seq_len", "eval_mode", "temperature",
      "output_path", "performance_output_path", "dump_logits_path", "num_iters")
 )  # fmt: skip
-"""Those that farm gives it."""
+"""Flags that farm sets."""
 _KV, _HYBRID = "0", "1"
 _SHELL_SECONDS = 30.0
 
 
 class Dumped(msgspec.Struct, frozen=True):
-    """What is in the report of such a job beside that of any other; written on this machine."""
+    """Part of the report that only such a job has; written on this machine."""
 
     observed: tuple[Observed, ...] = ()
-    """By prompt."""
+    """Observed times by prompt."""
     notes: tuple[str, ...] = ()
 
 
@@ -119,7 +119,7 @@ def run_prompts(
 
 
 def _entry(generation: Generation, sample: int, tokens: list[int]) -> dict[str, Any]:
-    """Return what a report says of one prompt: it does not know what ends the text here, its tokenizer does."""
+    """Return the report entry of one prompt; the tokenizer alone knows the end token of the text."""
     stop = next((place + 1 for place, token in enumerate(tokens) if token in generation.stop), 0)
     tokens = tokens[:stop] if stop else tokens
     prompt, ended = generation.prompt_tokens[sample], "stop"
@@ -152,7 +152,7 @@ class _Runs:
         self._deadline = time.monotonic() + timeout_s
         self.nothing = RunnerEnding(None, b"", "", None, began=True)
         self.ending = self.nothing
-        """Of the last process."""
+        """Ending of the last process."""
 
     def generate(self, generation: Generation, sample: int) -> tuple[list[int], Observed]:
         """Return the tokens after a prompt, and the times of another process that wrote no logits."""
@@ -197,7 +197,7 @@ class _Runs:
             report = refusal(ending.stderr, ending.code)
             raise _EndedError(ending if report is None else answered(ending, report))
         try:
-            # It returns 0 whatever happened.
+            # The program returns 0 also after an error.
             return read_observed(ending.stderr, len(prompt), length - len(prompt), time.monotonic() - started)
         except ObservedError as error:
             raise self._failed(f"{error}, and ended with 0") from None

@@ -1,4 +1,4 @@
-"""What ExecuTorch's `qnn_llama_runner` prints of its times: a line `PyTorchObserver {...}`. Hostile; pure.
+"""Times that ExecuTorch's `qnn_llama_runner` prints: a line `PyTorchObserver {...}`, read as hostile text. Pure.
 
 ExecuTorch 1.5, extension/llm/runner/stats.h: stamps of a clock, in whole milliseconds.
 """
@@ -14,7 +14,7 @@ from msgspec import Meta
 _LINE = re.compile(r"PyTorchObserver (\{[^\n]{1,4096}\})")
 _Count = Annotated[int, Meta(ge=0, le=2**24)]
 _Stamp = Annotated[int, Meta(ge=0, le=2**53)]
-# Two clocks, one of them in whole milliseconds.
+# Tolerance between two clocks, one of them in whole milliseconds.
 _SLACK, _SLACK_MS = 1.2, 1000
 
 
@@ -37,7 +37,7 @@ class Observed(msgspec.Struct, frozen=True):
 
     @property
     def load_ms(self) -> int:
-        """Of the program and the tokenizer."""
+        """Time to load program and tokenizer."""
         return self.model_load_end_ms - self.model_load_start_ms
 
     @property
@@ -47,7 +47,7 @@ class Observed(msgspec.Struct, frozen=True):
 
     @property
     def decode_ms(self) -> int:
-        """Of the tokens after the first."""
+        """Time of the tokens after the first."""
         return self.inference_end_ms - self.prompt_eval_end_ms
 
 

@@ -1,8 +1,8 @@
-"""A runner that runs one job and ends: ExecuTorch's own, `qnn_executor_runner` and `qnn_executor_direct_runner`.
+"""Runners for one job per process: ExecuTorch's `qnn_executor_runner` and `qnn_executor_direct_runner`.
 
-They know no sessions, and direct mode's neither warm-up nor iterations. So every execution is a line of the input list:
-the lines of a sample are the same, and their outputs are compared on the device. What farm's own runner would have
-written into RESULT_FILE is made of what these leave: outputs, a log, an exit code. Table: docs/guides/runtime.md.
+They have no sessions, and the one of direct mode neither warm-up nor iterations. So every execution is a line of the
+input list: the lines of a sample are equal, and their outputs are compared on the device. The content of RESULT_FILE
+is made from outputs, log and exit code. Table: docs/guides/runtime.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LISTING_BYTES = 1 << 20
 _NAMED = 32
 """Executions that differ are named up to here, as farm's runner does."""
 
-# ExecuTorch 1.5, examples/qualcomm: what the two runners log of times, in milliseconds.
+# ExecuTorch 1.5, examples/qualcomm: lines with times in the logs of the two runners, in milliseconds.
 _TOOK = re.compile(r"(?<!Total )\b1 inference took (\d{1,12}\.\d{1,9}) ms")
 _TOTAL = re.compile(r"Method execution took a total of (\d{1,12}\.\d{1,9}) ms, performing (\d{1,9}) inference")
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?")
@@ -60,15 +60,15 @@ _REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"qnn_executorch_execute_all failed|Execution of method .* failed", "execute"),
     )
 )
-"""What the runners say before they abort, and the stage that it is, as farm's runner names them. The first counts."""
+"""Log texts of the runners before an abort -> stage, named as by farm's runner. The first match counts."""
 
 
 def too_many(
     runner: str, samples: int, outputs: int, times: int, named: str = "--iterations and --warm-up together"
 ) -> str:
-    """Return why `times` executions of each sample are more than `runner` can be asked for; "" where they are not.
+    """Return the reason why `runner` cannot make `times` executions of each sample; "" if it can.
 
-    One is always possible. `named` is what says how many.
+    One execution is always possible. `named` is the option with the number.
     """
     most = _most_executions(samples, outputs)
     if times <= most:
@@ -80,7 +80,7 @@ def too_many(
 
 
 def reduced(options: RunnerOptions, manifest: Manifest) -> RunnerOptions:
-    """Return options with as many executions as there can be, warm-up among them, where those of `options` are more."""
+    """Return `options` with at most the possible number of executions, warm-up included."""
     most = _most_executions(manifest.samples, len(manifest.outputs))
     if options.warm_up + options.iterations <= most:
         return options
@@ -103,11 +103,11 @@ def run_once(
     demand: Callable[[], None],
     broken_off: threading.Event,
 ) -> RunnerEnding:
-    """Run a job in a process of its own, with the runtime that lies in `libraries`, and return how it ended.
+    """Run a job in its own process with the runtime in the folder `libraries`, and return its ending.
 
-    `flags` are those of the job but for the places of lists and outputs. A process that is not over in its time is
-    ended. `demand` and `broken_off` as of `RunnerProcess`. More executions than there can be are refused as by a
-    runner, as no other device would do them either. Raises DeviceError.
+    `flags` are those of the job without the places of lists and outputs. A process that exceeds its time is ended.
+    `demand` and `broken_off` are as in `RunnerProcess`. Too many executions are refused like a runner's refusal,
+    because no other device could make them. Raises DeviceError.
     """
     manifest = workspace.bundle.manifest
     times = options.warm_up + options.iterations
@@ -152,20 +152,20 @@ def run_once(
 
 
 def answered(ending: RunnerEnding, report: dict[str, Any]) -> RunnerEnding:
-    """Return the ending of a process as that of a job that answered with `report`."""
+    """Return the ending of a process as the ending of a job with the answer `report`."""
     line = msgspec.json.encode(report)
-    # The code is the answer's: that of a process would mean that the job ended a runner which others need.
+    # The answer carries the exit code; a code of the process would mean that the job ended a shared runner.
     return ending._replace(answer=msgspec.json.decode(line, type=RunnerAnswer), line=line, code=None)
 
 
 def _whole_paths(folder: PurePosixPath, flags: Mapping[str, str]) -> dict[str, str]:
-    """Return where files are written, as ExecuTorch's own scripts say it: in direct mode the DSP opens them."""
+    """Return `flags` with absolute paths of output files: in direct mode the DSP opens them."""
     written = {name: str(folder / flags[name]) for name in ("etdump_path", "debug_output_path") if name in flags}
     return {"output_folder_path": str(folder / _OUTPUTS), **written}
 
 
 def refusal(log: str, code: int) -> dict[str, Any] | None:
-    """Return a report of what the runner refused before it aborted; None where the log has no such word: a crash."""
+    """Return the report of a refusal before an abort; None for a log without one, which is a crash."""
     for pattern, stage in _REFUSALS:
         if found := pattern.search(log):
             start = log.rfind("\n", 0, found.start()) + 1
@@ -215,7 +215,7 @@ def report_of(code: int, **more: Any) -> dict[str, Any]:
 
 
 def _listed(text: str) -> tuple[dict[str, int], dict[str, str], str]:
-    """Return sizes and hashes by name, and the mean time as it stands there, of what a device printed."""
+    """Return sizes and hashes by name, and the printed mean time, from a device's output."""
     sizes, hashes, speed = {}, {}, ""
     for line in text.splitlines():
         match line.split():
@@ -238,7 +238,7 @@ def _wrong_size(manifest: Manifest, sizes: Mapping[str, int], wanted: Sequence[s
 
 
 def _times(log: str, lines: int, speed: str) -> tuple[list[int], int | None]:
-    """Return the time of each of `lines` executions, in ns, else nothing and the mean, where the runner says that."""
+    """Return the time of each of `lines` executions in ns, or no times and the mean if the log has one."""
     each = [float(text) for text in _TOOK.findall(log)][:lines]
     if len(each) == lines and all(0 < value < _LONGEST_MS for value in each):
         return [max(1, round(value * 1e6)) for value in each], None
@@ -254,7 +254,7 @@ def _times(log: str, lines: int, speed: str) -> tuple[list[int], int | None]:
 def _inference(
     sample: int, each: Sequence[int], hashes: Mapping[str, str], outputs: range, times: int, warm_up: int
 ) -> dict[str, Any]:
-    """Return what RESULT_FILE says of one sample; `each` are the times of its executions, where they are known."""
+    """Return the entry of one sample for RESULT_FILE; `each` has the known times of its executions."""
     given = [
         tuple(hashes[f"output_{line}_{index}.raw"] for index in outputs)
         for line in range(sample * times, (sample + 1) * times)

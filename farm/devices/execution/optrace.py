@@ -1,7 +1,7 @@
-"""The SDK's own timeline of a program: its tools run the compiled graph, and what they write is kept as it is.
+"""Timeline of a program by the SDK: its tools run the compiled graph, and their files are kept unchanged.
 
-ExecuTorch 1.5 does the same in backends/qualcomm/debugger/utils.py. The graph is run by `qnn-net-run`, not by the
-runner, as only that writes what `qnn-profile-viewer` reads.
+ExecuTorch 1.5 does the same in backends/qualcomm/debugger/utils.py. `qnn-net-run` executes the graph instead of the
+runner, because only its files suit `qnn-profile-viewer`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class OptraceTools(msgspec.Struct, frozen=True):
 
     net_run: Path
     extensions: Path
-    """Those two run on the device."""
+    """Extensions library; with the tool above it runs on the device."""
     viewer: Path
     reader: Path
-    """Those two run here."""
+    """Reader library; with the viewer above it runs on this machine."""
 
 
 def find_optrace_tools(sdk_root: Path | None, target: str) -> OptraceTools:
@@ -71,8 +71,8 @@ def collect_optrace(
 ) -> dict[str, Path]:
     """Run the graph of `bundle` with the SDK's tools; return the files by kind of artifact, left in `folder`.
 
-    Raises DeviceError for what the device did, InfraError for a tool here, or for a bundle that was not compiled for
-    it or has several graphs.
+    Raises DeviceError for a failure of the device, InfraError for a failing tool on this machine and for a bundle
+    without optrace support or with several graphs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted((bundle.folder / OPTRACE).glob("*.bin"))

@@ -1,4 +1,4 @@
-"""What one execution of a job on a device is asked for, and what it left: files and timings, no judgement."""
+"""Options and raw result of one execution on a device: files and timings without judgement."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class RunnerOptions:
     timeout_s: float = 300.0
     flags: Mapping[str, str] = field(default_factory=dict)
     etdump: bool = False
-    """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
+    """True to pull an ETDump without a profiling flag: it has the profile that was compiled in."""
     reducible: bool = False
-    """Nobody named how many executions: a runner that leaves files of each may make fewer."""
+    """True if no user named the number of executions: a runner with files per execution may make fewer."""
     outputs: bool = True
     """Bring the outputs, unless only times are wanted."""
     repeats: bool = False
@@ -57,7 +57,7 @@ class RunnerOptions:
 
     @property
     def profiles(self) -> bool:
-        """Whether there is anything that only an ETDump has."""
+        """True if the options need data that only an ETDump has."""
         return self.etdump or self.debug or self.flags.get("profile_level", "0") != "0"
 
     @property
@@ -71,7 +71,7 @@ class RunnerOptions:
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution, not judged yet. Everything in it that came from a device is hostile."""
+    """Raw result of one execution before judgement. All content from the device is hostile."""
 
     job_id: str
     serial: str
@@ -79,15 +79,15 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     workspace: PurePosixPath
     """Folder on the device where it ran, which stays until its session ends or makes room."""
     folder: Path
-    """Local folder with what was pulled: `output_{sample}_{index}.raw`, and RESULT_FILE, ETDUMP_FILE, DEBUG_FILE
-    and HEAP_FILE where they were asked for and the device had them; TOKENS_FILE of what ended while it generated."""
+    """Local folder of pulled files: `output_{sample}_{index}.raw`; RESULT_FILE, ETDUMP_FILE, DEBUG_FILE and HEAP_FILE
+    if requested and present; TOKENS_FILE of a job that ended during generation."""
     started_ms: int
     """Epoch, milliseconds."""
     exit_code: int | None = None
-    """Of the job, as a process of its own would have had it, or of the process that it ended; -n or 128 + n for signal
-    n; None when the device never reported one."""
+    """Exit code of the job or of the process that it ended; -n or 128 + n for signal n; None if the device reported
+    none."""
     stderr: str = ""
-    """What the runner wrote to standard error, cut to a bounded size by whoever pulled it."""
+    """Standard error of the runner, cut to a bounded size."""
     push_seconds: float = 0.0
     run_seconds: float = 0.0
     """Wall time from the job to its answer, seen from the host; the start of the runner is in it where it had to be
@@ -100,19 +100,19 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
     """The runner answered with an error; the next execution has a new process."""
     heap: bool = False
-    """It was for the DSP's heap alone: no time of it is a measurement."""
+    """True for an execution that measures the DSP heap alone; its times are no measurement."""
     simulated: bool = False
-    """It ran on the simulator."""
+    """True for an execution on the simulator."""
     temperatures_c: tuple[float, ...] = ()
-    """Of the device, in the order of time, where it went on for a time and the device said so."""
+    """Temperatures of the device in order of time, for long executions on devices that report them."""
     notes: tuple[str, ...] = ()
-    """What a reader of the result should know."""
+    """Remarks for readers of the result."""
     error: str = ""
-    """What the farm or the device did wrong, in one line; empty when nothing."""
+    """Failure of the farm or the device in one line; empty for none."""
     error_stage: Literal["", "push", "execute", "pull"] = ""
-    """Where `error` happened; empty exactly when `error` is."""
+    """Stage of `error`; empty exactly if `error` is."""
     error_cause: ErrorCause = ""
-    """What kind of trouble `error` is: a value of `farm.results.attempt.Cause`; empty for one without a name."""
+    """Cause of `error`, a value of `farm.results.attempt.Cause`; empty for an unnamed one."""
 
     @property
     def seconds(self) -> float:

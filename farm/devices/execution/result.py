@@ -1,4 +1,4 @@
-"""One execution while it happens, on its way to a RawResult, and bringing what it left: files that farm named."""
+"""Execution in progress that becomes a RawResult, and the pull of its files, whose names farm chose."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NO_FILE = 3
 
 
 class Execution:
-    """One execution while it happens."""
+    """Execution in progress."""
 
     def __init__(self, job_id: str, serial: str, workspace: Workspace, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,12 +54,12 @@ class Execution:
         self._error = workspace.error
         self._error_stage: _Stage = "push" if workspace.error else ""
         self.cause: ErrorCause = workspace.cause
-        """What kind of trouble there was, as far as it is known."""
+        """Known cause of the failure."""
         self._was_asked = False
 
     @property
     def process_ended(self) -> bool:
-        """Whether the runner's process ended, or has to be ended, with this execution."""
+        """True if the runner's process ended, or has to end, with this execution."""
         ending = self.ending
         return ending is None or ending.answer is None or ending.answer.last or ending.code is not None
 
@@ -85,9 +85,9 @@ class Execution:
         self._error, self._error_stage, self.cause = workspace.error, "execute", workspace.cause
 
     def resolve(self, demand: Callable[[], None]) -> None:
-        """Where the device may be to blame, ask it: `demand` raises a DeviceError for one that is gone or was rebooted.
+        """Ask the device after a failure: `demand` raises DeviceError for an absent or rebooted device.
 
-        What broke while it was gone is no wonder; what broke although it is there was the connection.
+        A failure while the device was absent has that cause; a failure with the device present is the connection's.
         """
         ending = self.ending
         unsure = not self._was_asked and self.cause in {"", "connection", "gone"}
@@ -140,7 +140,7 @@ def collect(transport: Transport, execution: Execution, options: RunnerOptions) 
     (execution.folder / RESULT_FILE).write_bytes(ending.line)
     if not ending.answer.ok:
         return
-    # No more outputs than the runner says there are.
+    # The runner's answer bounds the number of outputs.
     manifest, answer = workspace.bundle.manifest, ending.answer
     sizes = {
         PurePosixPath(OUTPUTS, f"output_{sample}_{index}.raw"): spec.nbytes + 1
@@ -160,7 +160,7 @@ def collect(transport: Transport, execution: Execution, options: RunnerOptions) 
 
 
 def collect_heap(transport: Transport, execution: Execution) -> None:
-    """Bring what there is of the heap's file, also of a job that crashed; none is an answer as well."""
+    """Pull the heap file if it exists, also of a crashed job."""
     _collect_text(transport, execution, HEAP_FILE, HEAP_LIMIT)
 
 

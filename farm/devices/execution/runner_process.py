@@ -23,7 +23,7 @@ STDERR_BYTES = 64 * 1024
 _ANSWER_BYTES = 16 << 20
 # A job's last words are in another pipe than its answer, and both are on their way.
 _LAST_WORDS_SECONDS = 0.5
-# What is broken off need not end sooner.
+# Longest delay until a broken off job ends.
 _SLICE_SECONDS = 1.0
 
 
@@ -32,7 +32,7 @@ class _AnswerError(msgspec.Struct, frozen=True):
 
 
 class RunnerAnswer(msgspec.Struct, frozen=True):
-    """What the host itself has to know of a line that the runner wrote; the line is judged elsewhere."""
+    """Fields of a runner's answer that the host needs; the rest of the line is judged later."""
 
     schema: int = 0
     ready: bool = False
@@ -55,15 +55,15 @@ class RunnerEnding(NamedTuple):
     line: bytes
     """The answer as it was."""
     stderr: str
-    """What the runner wrote there during this job, cut in the middle when it is long."""
+    """Standard error of the runner during this job, cut in the middle if it is long."""
     code: int | None
-    """Of the process, when it ended without an answer; 128 + n for signal n."""
+    """Exit code of a process that ended without an answer; 128 + n for signal n."""
     began: bool
     """The job had begun: it is to blame for such an end."""
 
 
 class RunnerProcess:
-    """One process on a device, which takes one job after the other. Belongs to one thread."""
+    """Process on a device that takes one job at a time. Belongs to one thread."""
 
     def __init__(
         self,
@@ -85,11 +85,10 @@ class RunnerProcess:
         self._broken_off = broken_off
 
     def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> RunnerEnding:
-        """Give it one job, as flags, and wait for its end.
+        """Send one job as flags and wait for its end.
 
-        Without an answer, and after one that is the last, the process is of no use. `demand`, which raises DeviceError
-        for a device that is gone, is called in every long silence. Raises DeviceError when the device is gone, or says
-        what is no answer.
+        A process without an answer, or with its last one, takes no more jobs. `demand` is called in every long silence
+        and raises DeviceError for an absent device. Raises DeviceError also for an invalid answer.
         """
         number = self.jobs
         self.jobs += 1
@@ -123,7 +122,7 @@ class RunnerProcess:
         self._process.close()
 
     def _slices(self, timeout_s: float, demand: Callable[[], None]) -> Iterator[int | None]:
-        """Receive until the time or the process is over; yield the exit code, None for one that runs."""
+        """Receive until the time or the process ends; yield the exit code, None for a running process."""
         deadline = time.monotonic() + timeout_s
         code: int | None = None
         while code is None and (left := deadline - time.monotonic()) > 0:

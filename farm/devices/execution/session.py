@@ -1,8 +1,8 @@
-"""Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement.
+"""Bundle + device -> RawResult: staging, execution, collection of files. No judgement.
 
-A runner process stays up as long as jobs want the same backend options, which are global to a process; a job that ends
-it, exceeds its time or is refused costs one start. ExecuTorch's own runners take no session: each job has a process of
-its own there (`one_shot.py`).
+A runner process takes jobs with equal backend options, which are global to a process; a job that ends it, exceeds its
+time or is refused costs one start. ExecuTorch's own runners have no session: each job has its own process
+(`one_shot.py`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from farm.devices.transport import Completed, Transport
 
 _SHELL_SECONDS = 30.0
-# Who did not answer a moment ago is not waited for.
+# Seconds for a device that did not answer before.
 _LOST_SECONDS = 3.0
-# What the runner, which minds the time itself, may take to say that it is over.
+# Seconds beyond the limit for the runner's answer, as the runner checks the time itself.
 _GRACE_SECONDS = 10.0
-# A process that ends before it begins with a job is started again so often.
+# Most starts of a process that ends before its job begins.
 _STARTS = 2
-# What is pushed ahead for a whole run: another device may turn out to run some of it.
+# Bytes pushed ahead for a run: another device may get some of its jobs.
 _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
@@ -60,12 +60,12 @@ _JOBS_OF_A_PROCESS = 2000
 # Workspaces that are removed at a time; with a file in each that is as large as its program, one.
 _SWEEP = 16
 _LARGE_FILE = "packed_cache_path"
-# Where a damaged file on the device would show.
+# Stages in which a damaged file on the device becomes visible.
 _FILE_STAGES = ("load", "inputs")
 
 
 class DeviceSession:
-    """What one worker does on one device: runtime and bundles are staged once, every execution has its own workspace.
+    """Session of one worker on one device: runtime and bundles are staged once, each execution has its own workspace.
 
     `stage` may be called in another thread than the rest.
     """
@@ -75,10 +75,10 @@ class DeviceSession:
     ) -> None:
         """`takeover`: end and remove what other sessions left on the device; for the holder of its lease."""
         self._transport, self._runtime, self.serial = transport, runtime, serial
-        # With the process id, as a worker that replaces one that died must not meet what that left.
+        # The process id keeps a new worker away from the files of a dead one.
         self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
         self.runtime_folder = self._folder / "runtime"
-        """Where the runtime lies on the device, once it is staged."""
+        """Folder of the staged runtime on the device."""
         self._objects = ContentStore(transport, self._folder, self._sweep)
         self._liveness = Liveness(transport)
         self._takeover = takeover
@@ -99,16 +99,15 @@ class DeviceSession:
         return self._objects.pushed_bytes
 
     def keep_loaded(self, anchor: Bundle) -> None:
-        """Keep the program of `anchor`, which is that of no job, loaded in every runner from now on."""
+        """Keep the program of `anchor`, which belongs to no job, loaded in every later runner."""
         self._anchor = anchor
         self._runtime_staged = False
 
     def prepare(self, bundles: Iterable[Bundle], options: RunnerOptions | None = None) -> None:
-        """Find out, in at most one round trip, what the device has of the runtime and of `bundles`, and if it is whole.
+        """Survey the device's objects of runtime and `bundles` in at most one round trip, damage included.
 
-        With `options` the runner is started, so that QNN starts while files are pushed. Small objects that the device
-        lacks are pushed together, as many as one batch takes: each alone costs several times as much. Raises
-        DeviceError. No job may run meanwhile.
+        With `options` the runner starts, so that QNN starts during the push. Small missing objects are pushed as one
+        batch, which costs a fraction of single pushes. Raises DeviceError. No job may run meanwhile.
         """
         wanted: dict[str, Path] = {}
         for bundle in bundles:
@@ -128,7 +127,7 @@ class DeviceSession:
             self._objects.ensure(small)
 
     def stage(self, bundle: Bundle) -> Workspace:
-        """Make a workspace for one execution of `bundle`. Never raises for what the device does."""
+        """Make a workspace for one execution of `bundle`. Device failures become its `error`; never raises."""
         started = time.perf_counter()
         with self._staging:
             self._count += 1
@@ -145,9 +144,9 @@ class DeviceSession:
         return Workspace(bundle, folder, time.perf_counter() - started, error, cause)
 
     def execute(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
-        """Run a staged bundle in the session's runner and leave what came back in the local `folder`, which is made.
+        """Run a staged bundle in the session's runner and pull its files into the local `folder`, which is made.
 
-        Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
+        A DeviceError becomes `error` and `error_stage` of the result; never raises for the device.
         """
         manifest = workspace.bundle.manifest
         wanted, options = options, options_for(manifest, options)
@@ -194,15 +193,15 @@ class DeviceSession:
         self._hang_up()
 
     def break_off(self) -> None:
-        """Let executions, also one that runs in another thread, end with an error, at once."""
+        """End executions at once with an error, also in another thread."""
         self._broken_off.set()
 
     def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
-        """Return which files of an execution of `bundle` are not what they ought to be, empty when all are.
+        """Return the names of damaged files of an execution of `bundle`; empty for none.
 
-        For one whose numbers are wrong, of the last ones of this session: what it ran on the device, and the outputs in
-        its local folder, are hashed. Never raises: a device that does not answer is as bad. Damaged objects are pushed
-        again for the next one. No job may run meanwhile.
+        The function hashes the files of a recent execution with wrong numbers: its files on the device and the outputs
+        in its local folder. An unanswering device counts as damage; never raises. Damaged objects are pushed again for
+        the next execution. No job may run meanwhile.
         """
         try:
             # Not the runtime: all jobs would be wrong, and it is large.
@@ -222,9 +221,9 @@ class DeviceSession:
         timeout_s: float,
         max_bytes: int,
     ) -> Completed:
-        """Run another program than the runner, with `files` beside it and the runtime's libraries.
+        """Run a program other than the runner, with `files` beside it and the runtime's libraries.
 
-        What it made, where it ends with 0, is left in local files. Raises DeviceError.
+        With exit code 0 its files are pulled. Raises DeviceError.
         """
         self._hang_up()
         with self._staging:
@@ -241,9 +240,9 @@ class DeviceSession:
         return done
 
     def close(self, *, free: bool = False) -> None:
-        """End the runner and remove what this session made on the device. A device that does not answer keeps it.
+        """End the runner and remove the session's files from the device, if the device answers.
 
-        With `free` every object goes that no other session uses: somebody needs the room.
+        With `free` every object without another session is removed to make room.
         """
         self._hang_up()
         is_lost = self._last is not None and self._last.cause == "gone"
@@ -312,7 +311,7 @@ class DeviceSession:
                 ending = runner.run(words, seconds_of(options) + _GRACE_SECONDS, self._liveness.demand)
                 if ending.answer or ending.began:
                     return ending
-                # It ended between two jobs: this one is not to blame.
+                # The runner ended between two jobs, so this job is not the cause.
                 self._hang_up()
         except DeviceError:
             self._hang_up()
@@ -351,16 +350,16 @@ class DeviceSession:
         if self._runtime_staged:
             return
         self._place(runtime_layout(self._runtime, self.runtime_folder, self._anchor))
-        # Where it was built or unpacked it may not have been executable.
+        # The runner's file may lack the executable bit on this machine.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
         done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
         self._liveness.learn(done.stdout)
         self._runtime_staged = True
 
     def _damaged(self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str]) -> str:
-        """Hash again what an execution in `folder` used, and `others`, and say what is damaged.
+        """Hash the files of an execution in `folder` and `others` again; return the names of damaged ones.
 
-        Damaged objects are gone from the device after that.
+        Damaged objects are removed from the device.
         """
         layout = job_layout(bundle, folder, self._runtime.kind)
         with self._staging:

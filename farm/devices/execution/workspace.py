@@ -1,4 +1,4 @@
-"""What one job, or a runtime, is on a device: links to objects, and small files that go along with them."""
+"""Workspace of a job or a runtime on a device: links to objects, and small files beside them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 INPUT_LIST = "input_list.txt"
 INPUT_SHAPES = "input_shapes.txt"
 PROMPT_LIST = "prompt_list.txt"
-"""Of what generates text: the same without the sequences that are scored, where only times are wanted."""
+"""Input list of text generation without scored sequences, for runs of times alone."""
 OUTPUT_SHAPES = "output_shapes.txt"
-"""Only where the manifest of a bundle says that its shapes are dynamic; of outputs, where a reference has them."""
+"""Files of dynamic shapes, for bundles whose manifest has them; of outputs, if a reference has them."""
 
-# Of the outputs: the workspace itself. The runner wants a folder that is there, and a push makes none without a file.
+# Folder of outputs: the workspace itself, because the runner needs an existing folder and a push makes no empty one.
 OUTPUTS = "."
 ANCHOR = "anchor.pte"
 """In the folder of the runtime."""
@@ -51,7 +51,7 @@ class Workspace:
     seconds: float
     error: str = ""
     cause: ErrorCause = ""
-    """What kind of trouble `error` is."""
+    """Cause of `error`."""
 
 
 def packages_folder(bundle: Bundle, folder: PurePosixPath) -> tuple[PurePosixPath, ...]:
@@ -61,7 +61,7 @@ def packages_folder(bundle: Bundle, folder: PurePosixPath) -> tuple[PurePosixPat
 
 
 def library_paths(*folders: PurePosixPath) -> dict[str, str]:
-    """Return the environment in which a program finds its libraries, and the DSP those that it loads, in `folders`."""
+    """Return the environment variables that name `folders` to the program's loader and to the DSP's."""
     names = [str(folder) for folder in folders]
     # Each has a separator of its own: FastRPC takes a list with colons for one folder.
     return {"LD_LIBRARY_PATH": ":".join(names), "ADSP_LIBRARY_PATH": ";".join(names)}
@@ -84,9 +84,9 @@ def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | Non
 
 
 def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
-    """Return the workspace of one execution of `bundle` in `folder`, which is one level below the session's.
+    """Return the workspace of one execution of `bundle` in `folder`, one level below the session's folder.
 
-    `kind` is that of the runtime.
+    `kind` is the runtime's kind.
     """
     hashes = bundle.manifest.files
     files: dict[PurePosixPath, Path | bytes | Link] = {folder / MODEL: _link(MODEL, hashes[MODEL])}
@@ -133,7 +133,7 @@ def _generation_flags(generation: Generation | None) -> dict[str, str]:
 
 
 def shape_flags(manifest: Manifest) -> dict[str, str]:
-    """Return the runner's flags for the files that say what shapes are executed."""
+    """Return the runner's flags for the files of executed shapes."""
     if not manifest.dynamic:
         return {}
     outputs = {"output_shape_path": OUTPUT_SHAPES} if manifest.references else {}

@@ -1,4 +1,4 @@
-"""What runs on a device besides programs: scripts for the shells of Android (toybox) and GNU alike."""
+"""Shell scripts for devices, in the common part of toybox (Android) and GNU tools."""
 
 from functools import cache
 from pathlib import Path
