@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  // Filters: an address says only what was chosen.
+  // Filters: an address contains only chosen values.
   for (const form of document.querySelectorAll("form.filters")) {
     form.addEventListener("submit", () => {
       const empty = [...form.elements].filter((field) => field.name && !field.value);
@@ -24,7 +24,7 @@
 
   const put = (place, text) => { if (place && place.textContent !== text) place.textContent = text; };
   const say = (text) => {
-    // What was said is heard once; the newest stays to be read.
+    // A screen reader announces each message once; the newest stays visible.
     region.textContent = text;
   };
 
@@ -92,7 +92,7 @@
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch("/api/progress", { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
       if (answer.status === 401) {
-        put(note, "Not live any more: log in again.");
+        put(note, "Live updates have ended: log in again.");
         return;
       }
       if (answer.status !== 304) {
@@ -108,7 +108,7 @@
       put(note, "Live.");
     } catch (error) {
       waitMs = Math.min(2 * waitMs, longestMs);
-      put(note, "No answer from the server: what is here may be old.");
+      put(note, "No answer from the server: this page may be out of date.");
     }
     plan();
   };

@@ -40,7 +40,7 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
-  // Printed, every card of what is printed is unfolded; logs stay as they are.
+  // For printing, every card is unfolded; logs stay as they are.
   let unfolded = [];
   addEventListener("beforeprint", () => {
     unfolded = [...document.querySelectorAll("details.card:not([open])")].filter((one) => one.checkVisibility());
@@ -53,7 +53,7 @@
   const table = byId("jobs-table");
   if (!table) return;
 
-  // Pages of jobs that have no card are packed, a few dozen in one; they are unpacked when somebody asks for one.
+  // Pages of jobs that have no card are packed, a few dozen in one; they are unpacked on demand.
   const packs = [...document.querySelectorAll("script.pages")].map((script) => (
     { first: Number(script.dataset.first), last: Number(script.dataset.last), script, pages: null }
   ));
@@ -111,7 +111,7 @@
     const sign = descending ? -1 : 1;
     keyed.sort(([a, rowA], [b, rowB]) => {
       const missing = Number(Number.isNaN(a)) - Number(Number.isNaN(b));
-      if (missing) return missing; // jobs without the number come last, whichever way the order goes
+      if (missing) return missing; // jobs without the number come last in both orders
       const order = typeof a === "string" ? collator.compare(a, b) : a < b ? -1 : a > b ? 1 : 0;
       return sign * order || rowA.order - rowB.order;
     });

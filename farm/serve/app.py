@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _FOREVER = "public, max-age=31536000, immutable"
 _LONGEST_BODY = 8192
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
-_TITLES = {404: "Not found", 400: "This cannot be asked", 405: "Not here", 503: "No answer from the store"}
+_TITLES = {404: "Not found", 400: "Invalid request", 405: "Method not allowed", 503: "No answer from the store"}
 
 
 def create_app(config: Config, host: str, token: str) -> Gate:

@@ -120,15 +120,15 @@ class LimitedProtocol(H11Protocol):
 
     def _make_room(self) -> bool:
         """Return True when a connection is free; otherwise close the connection that waits longest for its request."""
-        everybody = [one for one in cast("set[Any]", self.connections) if not one.transport.is_closing()]
-        own = [one for one in everybody if one.peer == self.peer]
+        connected = [one for one in cast("set[Any]", self.connections) if not one.transport.is_closing()]
+        own = [one for one in connected if one.peer == self.peer]
         if len(own) >= OF_ONE_PEER:
-            crowd = own
-        elif len(everybody) >= MOST_CONNECTIONS:
-            crowd = everybody
+            counted = own
+        elif len(connected) >= MOST_CONNECTIONS:
+            counted = connected
         else:
             return True
-        waiting = [one for one in crowd if one.is_asking]
+        waiting = [one for one in counted if one.is_asking]
         if waiting:
             min(waiting, key=lambda one: one._asking_since)._hang_up()  # noqa: SLF001 - of our own class
         return bool(waiting)

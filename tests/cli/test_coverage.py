@@ -159,7 +159,7 @@ def test_the_soc_may_be_left_out_where_there_are_results_on_one_alone(store: Sto
         return read_coverage(store, [], None, "htp", [str(suite)], runs)[0].soc
 
     with store:
-        with pytest.raises(UsageError, match="name the SoC with --soc: there is no result to have it from"):
+        with pytest.raises(UsageError, match="name the SoC with --soc: there is no result on any SoC"):
             soc()
         first = record(store, suite, 0, {RELU: Verdict.PASSED})
         assert (soc(), soc(first)) == ("SM8650", "SM8650")

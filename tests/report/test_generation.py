@@ -193,7 +193,7 @@ def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
     page = unescape(render_html(view))
     for words in ('<td class="n">60.2</td><td class="n">68.7</td><td class="n">47.4</td>', "1.004040", "0.996790", "∞"):
         assert words in page, words
-    assert "How near logits" not in render_html(run_of(job)), "without references"
+    assert "Agreement of logits" not in render_html(run_of(job)), "without references"
 
 
 def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> None:

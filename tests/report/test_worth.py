@@ -138,8 +138,8 @@ def test_the_page_has_a_row_for_every_place_and_links_to_those_of_the_run() -> N
     assert "case changed since" in rows
     assert "NaN" in rows
     assert "Fails on V69, V75, passes on V73" in page
-    assert "Nothing to compare with" in render_html(run())
-    assert "Nothing to compare with" not in render_html(run(elsewhere("SM8550", PASSED)))
+    assert "No comparison: this case" in render_html(run())
+    assert "No comparison: this case" not in render_html(run(elsewhere("SM8550", PASSED)))
 
 
 def test_json_has_results_and_conclusions_and_is_read_back() -> None:

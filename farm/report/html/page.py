@@ -53,5 +53,5 @@ def render_diff(diff: RunDiff, *, virtual: bool) -> str:
 def diff_values(diff: RunDiff, *, virtual: bool) -> dict[str, Any]:
     """Return the template values of the comparison of two runs."""
     doubtful = virtual and diff.has_times
-    said = {"in_all": in_all(diff), "about_programs": about_programs(diff)}
-    return {"diff": diff, "parts": parts(diff), **said, "doubtful": doubtful, "limit": 0}
+    totals = {"in_all": in_all(diff), "about_programs": about_programs(diff)}
+    return {"diff": diff, "parts": parts(diff), **totals, "doubtful": doubtful, "limit": 0}

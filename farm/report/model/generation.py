@@ -148,14 +148,14 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
             (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
         ),
         memory=memory,
-        told=_told(attempt),
+        told=_task_texts(attempt),
     )
 
 
 _REFERENCES = {"_quantized": "the quantized module", "_fp32": "FP32"}
 
 
-def _told(attempt: Attempt) -> tuple[str, ...]:
+def _task_texts(attempt: Attempt) -> tuple[str, ...]:
     single = (one for one in attempt.measurements if len(one.samples) == 1)
     values = {one.metric: one.samples[0] for one in single if math.isfinite(one.samples[0])}
 

@@ -91,10 +91,10 @@ def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = changed_facts(was, now)
     if was.get("commit") and now.get("commit") and "commit" in names:
         # Facts that follow from the commit are left out; independent changes are named.
-        told = [name for name in ("commit", "dirty") if name in names]
+        named = [name for name in ("commit", "dirty") if name in names]
         others = names.keys() - _OF_A_COMMIT
-        words = [fact_text(name, was.get(name), now.get(name)) for name in [*told, *sorted(others)]]
-        return ", ".join(words if len(words) <= _MOST_WORDS else [*words[: len(told)], "other tools"])
+        words = [fact_text(name, was.get(name), now.get(name)) for name in [*named, *sorted(others)]]
+        return ", ".join(words if len(words) <= _MOST_WORDS else [*words[: len(named)], "other tools"])
     if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
         return "new toolchain"
     return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)

@@ -37,8 +37,8 @@ _INTRODUCTION = (
 )
 
 _MADE_OF_OTHERS = (
-    "No case has these ATen operators by name. Listed is what torch.export makes of the modules in ExecuTorch's tests "
-    "of them, and cases that have each of these operators."
+    "No case has these ATen operators by name. The list shows the operators that torch.export makes of the modules in "
+    "ExecuTorch's tests of them, and cases with each of these operators."
 )
 
 
@@ -154,9 +154,7 @@ def _legend(table: Coverage) -> list[str]:
         "3: three jobs; 1/3: one of three, the others are better; (3): only in jobs about other operators",
     ]
     if table.beyond:
-        lines.append(
-            "case NAME: what it is built of is not known, as it was never compiled; or the backend builds none"
-        )
+        lines.append("case NAME: its operators are not known, as it was never compiled, or the backend builds none")
     if table.unused:
         lines.append(f"no case at all in {', '.join(table.unused)}")
     return lines

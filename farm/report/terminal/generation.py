@@ -54,8 +54,8 @@ def nearness(figures: GenerationFigures) -> list[str]:
     if near.prefill_db is not None:
         parts.append(f"prefill {_db(near.prefill_db)} to decode")
     same = (("the quantized module", near.same_quantized), ("FP32", near.same_fp32))
-    if told := [f"{fmt.percent(share)} as {module}" for module, share in same if share is not None]:
-        parts.append(f"tokens {', '.join(told)}")
+    if shares := [f"{fmt.percent(share)} as {module}" for module, share in same if share is not None]:
+        parts.append(f"tokens {', '.join(shares)}")
     if near.margin is not None:
         parts.append(f"least margin {near.margin:.3f}")
     return [*parts, *figures.told]

@@ -184,9 +184,9 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
         lines += ["", *_aligned(table, width)]
     whole = [row for row in rows if is_whole_call(row)]
     if whole:
-        said = [("totals of whole calls, from the delegate", "delegate", "median", "")]
-        said += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
-        lines += ["", *_aligned(said, width)]
+        calls = [("totals of whole calls, from the delegate", "delegate", "median", "")]
+        calls += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
+        lines += ["", *_aligned(calls, width)]
     return lines[1:]
 
 

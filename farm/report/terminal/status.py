@@ -65,8 +65,8 @@ def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
     lines += _jobs(status, now_ms, limit, first)
     if status.regressions:
         new = sum(one.regressions for one in status.runs)
-        whose = "this run" if len(status.runs) == 1 else "this night"
-        lines += ["", f"REGRESSIONS: {len(status.regressions)}, {new or 'none'} of {whose}"]
+        where = "this run" if len(status.runs) == 1 else "this night"
+        lines += ["", f"REGRESSIONS: {len(status.regressions)}, {new or 'none'} of {where}"]
         lines += alert_lines(status.regressions, limit)
     unsure = unsure_lines(status)
     lines += ["", *unsure] if unsure else []
@@ -80,13 +80,13 @@ def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
 def _run(one: RunStanding, now_ms: int) -> list[str]:
     run = one.run
     kind = f" on {run.device_kind} devices" if run.device_kind else ""
-    told = [f"  {text}" for text in (toolchain_text(run.toolchain), standing_text(run.toolchain)) if text]
+    texts = [f"  {text}" for text in (toolchain_text(run.toolchain), standing_text(run.toolchain)) if text]
     known = f"{counts([one])}{kind}" if run.began else f"exit code {run.exit_code}: {exit_meaning(run.exit_code)}"
     return [
         f"{run.run_id}: {purpose_text(run)} of {run.user}, {ago(run.started_ms, now_ms)}, {ended_text(run)}",
         *([f"  {run.name}"] if run.name else []),
         f"  {run.command}",
-        *told,
+        *texts,
         f"  {known}",
     ]
 

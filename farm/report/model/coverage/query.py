@@ -99,7 +99,7 @@ def _only_soc(store: Store, folders: Sequence[Path], backend: str, names: Sequen
         found = store.history.socs([resolve_suite(name, known).name for name in names] or _USUAL)
     if len(found) == 1:
         return found[0]
-    there = f"there are results on {', '.join(found)}" if found else "there is no result to have it from"
+    there = f"there are results on {', '.join(found)}" if found else "there is no result on any SoC"
     raise UsageError(f"name the SoC with --soc: {there}")
 
 
