@@ -45,7 +45,7 @@ def _known_soc(name: str) -> str:
     """Return `name` when there is a profile for it. Raises UnknownNameError."""
     if re.fullmatch(r"\w+", name, re.ASCII) and (data_folder("device_profiles") / f"{name}.toml").is_file():
         return name
-    # Imported only to say it well: reading the profiles costs more than the whole start.
+    # Imported for the error message alone: reading the profiles takes longer than the start.
     from farm.base.socs import find_soc
 
     return find_soc(name).name
@@ -56,7 +56,7 @@ def _kinds(text: str) -> list[str]:
 
 
 def main() -> int:
-    """Return 0 when told to end, 2 for arguments that cannot be."""
+    """Return 0 after an ordinary end, 2 for invalid arguments."""
     parser = argparse.ArgumentParser("python -m farm.devices.virtual", description="One virtual Snapdragon device.")
     parser.add_argument("--root", type=Path, required=True, help="folder that holds the device's files")
     parser.add_argument("--soc", required=True, help="SoC that it claims to have, SM8650")
@@ -76,7 +76,7 @@ def main() -> int:
         if is_running(arguments.root):
             raise ValueError(f"another virtual device runs in {arguments.root}")
         tree = DeviceTree(arguments.root, properties)
-        # As adbd's, in a folder that nobody else gets into.
+        # Umask of adbd; no other user can enter the folder.
         os.umask(0)
         asyncio.run(_serve(tree, arguments, serial))
     except (FarmError, OSError, ValueError, OverflowError) as error:

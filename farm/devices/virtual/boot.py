@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _BOOT_SECONDS = 30.0
 
 MOST_STARTS = 5
-"""So often a device is started again; one that ends once more is left to whoever waits for it."""
+"""Most starts of a device after its end; then the device stays away."""
 
-# What ended it, a full disk for example, may be over then.
+# Delay before a new start, as the cause of the end, such as a full disk, may be temporary.
 _PAUSE_SECONDS = 2.0
 
 
@@ -52,11 +52,10 @@ def boot(
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
-    The n-th device of an SoC is `virtual-SM8650-n`, and its files are in the folder of that name in `root`: what an
-    earlier life left there is still there. `build` is one of `tree.BUILDS`. Once all of them are up, each
-    of their operations meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; the same
-    faults for the same seed. Raises UnknownNameError before anything is started, and InfraError, with the log of the
-    device, when one does not come up.
+    The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps its files, also those of
+    earlier starts. `build` is one of `tree.BUILDS`. Once all devices are up, each operation meets a fault with the
+    probability `fault_rate`, of `fault_kinds` or of all kinds; equal seeds give equal faults. Raises UnknownNameError
+    before the first start, and InfraError with the log of a device that does not start.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -99,7 +98,7 @@ def attach_device(adb_server: AdbServer, child: Child) -> Device:
         address = AdbAddress(adb_server.port, attached_at=f"{LOOPBACK}:{ready['port']}")
         return identify(ready["serial"], address)
     except (InfraError, msgspec.DecodeError) as error:
-        # What adb says of a device that has ended in between is no help.
+        # adb's message is useless if the device ended in between.
         if isinstance(error, InfraError) and child.process.poll() is None:
             raise
         why = child.why_silent(_BOOT_SECONDS)
@@ -117,7 +116,7 @@ class Reviver:
         self._next_s: dict[str, float] = {}
 
     def revive(self, clock: Callable[[], float] = time.monotonic) -> list[str]:
-        """Start what has ended again, and return a line for each that is back. Raises InfraError for the adb server."""
+        """Start ended devices again and return a line for each. Raises InfraError for the adb server."""
         lines = []
         if self._server.revive(self._supervisor):
             lines.append("the adb server had died and was started again")

@@ -1,7 +1,7 @@
 """Commands on a virtual device: shells of this machine with the device's folders and none of its secrets.
 
-They end as adbd's do. Whoever hangs up ends one process, if that; what it has started lives on, until the device ends
-or starts anew.
+They end as adbd's commands do: a closed connection ends at most one process, and its children run until the device
+ends or reboots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 256 * 1024
 # In the environment of everything that runs on a device from one start of it to the next.
 _LIFE = b"VIRTUAL_LIFE"
-# SIGKILL takes a moment; what is forked meanwhile is found by the next look.
+# SIGKILL takes a moment; the next look finds processes forked meanwhile.
 _LOOK_SECONDS = 0.01
 _MOST_LOOKS = 200
 
@@ -71,7 +71,7 @@ class Commands:
 
 
 class Command:
-    """One command that leads a session of its own, its streams without blocking."""
+    """Command as leader of its own session, with non-blocking streams."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Command:
             os.close(theirs)
 
     async def write(self, data: memoryview) -> None:
-        """Give `data` to standard input; a command that does not read it any more loses it."""
+        """Write `data` to standard input; a command that stopped reading loses it."""
         while data and self.stdin >= 0:
             try:
                 data = data[os.write(self.stdin, data) :]
@@ -153,14 +153,14 @@ class Command:
                 return
 
     async def read(self, number: int) -> bytes:
-        """Return what comes next from a descriptor, empty at its end."""
+        """Return the next bytes of a descriptor, empty at its end."""
         while True:
             try:
                 return os.read(number, _READ_BYTES)
             except BlockingIOError:
                 await _ready(number, select.POLLIN)
             except OSError:
-                # What a terminal says when its last program is gone, and a socket whose end was not read.
+                # Errors of a terminal without programs, and of a socket with unread data at its end.
                 return b""
 
     async def wait(self) -> int:
@@ -187,7 +187,7 @@ class Command:
                 os.killpg(self._process.pid, number)
 
     def hang_up(self, *, tell: bool) -> None:
-        """Close its streams, and `tell` the command, and nobody else, by SIGHUP: adbd does where frames are spoken."""
+        """Close its streams; with `tell` send SIGHUP to the command alone, as adbd does for framed sessions."""
         if tell and not self._ended.done():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._process.pid, signal.SIGHUP)
@@ -205,7 +205,7 @@ class Command:
             finally:
                 os.close(process)
             self._reap()
-            # A pipe that nobody reads any more has an error.
+            # A pipe without a reader reports an error.
             await _ready(self._lifeline.our_end, select.POLLIN)
         finally:
             self.signal(signal.SIGKILL)
@@ -241,7 +241,7 @@ def _new_life() -> bytes:
 
 
 def _processes_of(life: bytes) -> list[int]:
-    """Return the processes that have it in their environment; those that have ended have none."""
+    """Return the processes with `life` in their environment; ended processes have no environment."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""The adb daemon of one virtual device: it listens on loopback and serves whoever runs as the same user."""
+"""The adb daemon of one virtual device: it listens on loopback and serves processes of the same user."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from farm.devices.virtual.streams import Service, Stream
     from farm.devices.virtual.tree import DeviceTree
 
-# What adb 36 asks for when it may; sendrecv_v2 would add compression, which loopback has no use for. With remount_shell
-# `adb remount` is a command, and has its exit code.
+# Features that adb 36 uses; sendrecv_v2 is left out, as compression has no use on loopback. With remount_shell,
+# `adb remount` is a command with an exit code.
 FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir,remount_shell"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
 _CONTROL_BACKLOG = 4
-# A phone needs a minute; nobody wants to wait for one that is made up.
+# A phone needs a minute; a virtual reboot need not wait as long.
 _REBOOT_SECONDS = 1.0
-# `adb reboot MODE`: what a virtual device has not. Any other is a reason for an ordinary start, as on Android.
+# Modes of `adb reboot MODE` without a virtual counterpart. Other texts are reasons of an ordinary boot, as on Android.
 _NO_MODES = {"bootloader", "recovery", "sideload", "sideload-auto-reboot", "fastboot", "edl", "download"}
 _TCP_PORT_PROPERTY = "service.adb.tcp.port"
 
 
 class Port:
-    """A port on loopback, which stays this device's while nobody listens on it."""
+    """Port on loopback that stays reserved for this device between listeners."""
 
     def __init__(self, number: int) -> None:
         """Take `number`, 0 for a free one. Raises OSError."""
@@ -51,8 +51,8 @@ class Port:
             # Connections of an earlier life may linger on the port.
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._holder.bind((_LOOPBACK, number))
-            # Now nobody may share it but a listener of this user: with SO_REUSEADDR on the holder, any local user
-            # could listen here while the device is away, and the adb server would take that for the device.
+            # From now on only a listener of this user may share the port: with SO_REUSEADDR on the holder, any local
+            # user could listen here during a reboot, and the adb server would use that listener as the device.
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except BaseException:
@@ -88,13 +88,13 @@ class Port:
 
 
 class Control:
-    """The socket in a device's folder where its owner asks for faults, and `reboot` for a new start.
+    """Socket in a device's folder for requests of faults and reboots by its owner.
 
-    One JSON request and one answer a line.
+    Each line is one JSON request or one answer.
     """
 
     def __init__(self, root: bytes, injection: Injection, reboot: Callable[[str], None]) -> None:
-        """Listen in the folder `root`, where nobody else does. `reboot` raises ValueError. Raises OSError."""
+        """Listen in the folder `root`, which has no other listener. `reboot` raises ValueError. Raises OSError."""
         self._injection, self._reboot = injection, reboot
         self._listener = socket.socket(socket.AF_UNIX)
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -147,7 +147,7 @@ class Daemon:
         self._connections: dict[asyncio.Task[None], HostConnection] = {}
         self._throttle = LinkThrottle()
         self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
-        """What goes wrong with it."""
+        """Faults of the device."""
         self._commands = Commands(tree)
         self._reverse = Reverse()
         self._next_port: Port | None = None
@@ -195,7 +195,7 @@ class Daemon:
                 await self._accepting
 
     async def _end_all(self) -> None:
-        """Hang up on everybody, and kill what runs."""
+        """Close all connections and kill all commands."""
         await self._hang_up()
         await self._commands.end()
 
@@ -266,7 +266,7 @@ class Daemon:
         if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
             return None
         if kind == "reboot" and rest in _NO_MODES:
-            # adbd accepts the stream and says on it that it failed, with which adb ends as if it had not.
+            # adbd accepts the stream and writes the error on it, so that adb ends with exit code 0.
             return None
         services: dict[str, Service] = {
             "sync": self._sync,
@@ -289,7 +289,7 @@ class Daemon:
         await stream.write(answer.encode())
         await stream.finish()
         if restarts:
-            # Together, so that no command of before says what only those after may.
+            # One step for both, so that no earlier command sees the new value.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
             self._tree.log("adbd", answer)
             self._restart()
@@ -328,7 +328,7 @@ class Daemon:
         try:
             connection = await connect(name, self._tree)
         except OSError:
-            # The end of the stream says so.
+            # The end of the stream reports the failure.
             return
         await carry(stream, connection)
 
@@ -337,10 +337,10 @@ class Daemon:
 
 
 def _switched_root(properties: Mapping[str, str], *, wanted: bool) -> tuple[str, bool]:
-    """Return what adbd answers to `root:` or `unroot:`, and whether it starts anew, with the new user.
+    """Return adbd's answer to `root:` or `unroot:`, and whether the daemon restarts with the new user.
 
-    Commands run as the user of this machine all the time: root on a virtual device is a word. The answers are those of
-    AOSP's daemon/restart_service.cpp, which tools look for.
+    Commands run as this machine's user in both states: root on a virtual device is a property. The answers are the
+    texts of AOSP's daemon/restart_service.cpp, which tools compare.
     """
     is_root = properties[ROOT_PROPERTY] == "1"
     if wanted and is_root:

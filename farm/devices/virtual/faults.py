@@ -1,4 +1,4 @@
-"""What can be made to go wrong on a virtual device, and the way to ask a running one for it.
+"""Faults of virtual devices, and requests of faults to a running device.
 
 Only the standard library: the daemon of a virtual device imports this at its start.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONTROL = ".incoming/control"
-"""Where a device's daemon listens for these requests, below its root. The device's own services do not show it."""
+"""Socket of a device's daemon for these requests, below its root. The device's own services hide it."""
 LOG = "faults.jsonl"
-"""What struck, one JSON object per line, below the device's root. Not shown either."""
+"""Log of faults that struck, one JSON object per line, below the device's root; also hidden."""
 
 _ANSWER_SECONDS = 20.0
 _LINE_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ _EVERYWHERE = "push pull shell answer link list"
 
 
 class FaultKind(StrEnum):
-    """What can go wrong: its name, the operations that it can strike, and what a user sees.
+    """Kind of fault: name, operations that it can strike, and effect for a user.
 
     Operations are the push of a file or of a link, a pull, a listing, a command, an answer of a runner that takes jobs
     (`--serve`). A condition that is drawn at random begins there.
@@ -86,26 +86,26 @@ CONDITIONS = frozenset(
         FaultKind.HOSTILE_NAMES,
     }
 )
-"""Kinds that are a state of the device: they hold for `seconds`, 0 until cleared, whoever does what how often."""
+"""Kinds that are a state of the device: they hold for `seconds`, 0 until cleared, for all operations."""
 
 LINK_KINDS = frozenset({FaultKind.STALL, FaultKind.RESET, FaultKind.OFFLINE, FaultKind.REBOOT})
 """Kinds that strike at once, unless they have `after_bytes` or `match` to wait for."""
 
 DRAWN = frozenset(FaultKind) - {FaultKind.WRONG_NUMBERS}
-"""Kinds that strike at random unless others are named: of wrong numbers everywhere no farm can say whose they are."""
+"""Kinds of random faults by default: wrong numbers on every device would be indistinguishable from wrong code."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong; the description of its kind says which fields it looks at."""
+    """Fault to strike; the description of its kind names the fields that it uses."""
 
     kind: str
     after_bytes: int = 0
-    """Of one file, or of one command's output; an operation that has fewer meets the fault at its end."""
+    """Position in a file or a command's output; a shorter operation meets the fault at its end."""
     seconds: float = 0.0
     """0: until cleared; a device that reboots takes a second."""
     code: int = 0
-    """Exit code, signal, percent or degrees; 0 is what the kind usually has."""
+    """Exit code, signal, percent or degrees; 0 is the default of the kind."""
     text: str = ""
     match: str = ""
     """Regular expression, searched in the command, or in the path of the file: others are left alone."""
@@ -145,7 +145,7 @@ def inject(root: Path, fault: Fault) -> None:
 
 
 def clear(root: Path) -> None:
-    """Let nothing be in force any more, and end what holds; what struck stays as it is. Raises InfraError."""
+    """Disarm all faults and end lasting ones; past effects stay. Raises InfraError."""
     _ask(root, {"do": "clear"})
 
 

@@ -1,4 +1,4 @@
-"""What `adb forward` and `adb reverse` lead to on a virtual device: sockets of this machine, which is where it runs."""
+"""Targets of `adb forward` and `adb reverse` on a virtual device: sockets of this machine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _UCRED = struct.Struct("=iii")
 
 
 def is_socket(name: str) -> bool:
-    """Tell whether a service's name is that of a socket of the device."""
+    """Return whether a service's name means a socket of the device."""
     return name.startswith(("tcp:", _ABSTRACT, _FILESYSTEM))
 
 
 async def connect(name: str, tree: DeviceTree) -> socket.socket:
-    """Return a connection to a socket of the device. Raises OSError, also for what adbd connects to nobody."""
+    """Return a connection to a socket of the device. Raises OSError, also for names that adbd refuses."""
     address: _Address
     if name.startswith(_FILESYSTEM):
         path = name.removeprefix(_FILESYSTEM).encode(errors="surrogateescape")
@@ -100,7 +100,7 @@ class Reverse:
         await stream.write(answer)
 
     def _do(self, request: str, connection: HostConnection) -> bytes:
-        """Do what is asked for and return what is said after the status. Raises _NotForwardedError."""
+        """Execute a request and return the text after its status. Raises _NotForwardedError."""
         what, _, rest = request.partition(":")
         if request == "list-forward":
             return _text("".join(f"(reverse) {local} {one.remote}\n" for local, one in self._listeners.items()))

@@ -1,4 +1,4 @@
-"""Which fault strikes which operation of a virtual device, and the states that it is in meanwhile."""
+"""Choice of the fault that strikes an operation of a virtual device, and lasting states of the device."""
 
 # Names on a device are bytes, which pathlib does not take.
 # ruff: noqa: PTH108, PTH118
@@ -34,7 +34,7 @@ _OTHER_SOCS = ("SM8550", "SM8650")
 
 _OUTPUTS = "data/local/tmp/farm/run-*/*/output_*.raw"
 
-# What is drawn: faults that last long enough to be noticed, and short enough to wait for.
+# Ranges of random faults: long enough for effects, short enough for waits.
 _DRAWN_SECONDS = (0.2, 2.0)
 _DRAWN_BYTES_LOG2 = (0.0, 17.0)
 _DRAWN_CODES = {FaultKind.EXIT_CODE: (1, 3, 137, 255), FaultKind.KILL_RUNNER: (6, 9, 11)}
@@ -42,10 +42,10 @@ _DRAWN_SKEW = (-86_400.0, 86_400.0)
 
 
 class FaultyMachine(Protocol):
-    """What a fault can do to the device itself."""
+    """Operations of faults on the device itself."""
 
     def reset(self) -> asyncio.Future[Any]:
-        """Reset every connection; the result is there when that is done. What runs on the device is told, and lives."""
+        """Reset every connection; the future ends afterwards. Commands on the device get SIGHUP and continue."""
 
     def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
         """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
@@ -71,15 +71,15 @@ class Injection:
         self._body = (HEALTHY_LEVEL, HEALTHY_CELSIUS)
         self._made: list[bytes] = []
         self.armed = False
-        """Whether an operation may meet a fault at all: ask `strike` only then."""
+        """True if operations may meet faults; only then `strike` is called."""
         self.free_bytes: int | None = None
-        """What still fits on the device; None is as much as this machine has."""
+        """Free bytes of the device; None for the free space of this machine."""
         self.skew_s = 0
         """How far the device's clock is off."""
         self.hostile = False
         """Listings name what cannot be."""
         self.unauthorized = False
-        """The device trusts nobody."""
+        """True while the device accepts no key."""
 
     async def add(self, fault: Fault) -> None:
         """Let a fault be in force; return when it is."""
@@ -104,7 +104,7 @@ class Injection:
         self.armed = bool(self._waiting) or rate > 0
 
     def clear(self) -> None:
-        """Let nothing be in force any more."""
+        """Disarm all faults."""
         self._waiting.clear()
         self._rate = 0.0
         self.armed = False
@@ -144,7 +144,7 @@ class Injection:
         return enough
 
     def spoil_outputs(self, least_bytes: int) -> None:
-        """Invert what the newest job has computed, in outputs of more than `least_bytes`."""
+        """Invert outputs of the newest job that are larger than `least_bytes`."""
         outputs = sorted(Path(os.fsdecode(self._tree.root)).glob(_OUTPUTS), key=lambda path: path.stat().st_mtime_ns)
         for path in outputs[-1].parent.glob("output_*.raw") if outputs else ():
             data = path.read_bytes()
@@ -236,7 +236,7 @@ class Injection:
             self._machine.trust()
 
     def _set_body(self, *, level: int | None = None, celsius: int | None = None) -> None:
-        """Change what is given, unless it is so already."""
+        """Change the given values if they differ."""
         body = (self._body[0] if level is None else level, self._body[1] if celsius is None else celsius)
         if body != self._body:
             self._body = body
@@ -249,7 +249,7 @@ class Injection:
         for folder in HOSTILE_FOLDERS:
             for name in HOSTILE_NAMES:
                 place = os.path.join(self._tree.root, folder.encode(), name)
-                # Not in a folder that is not there, and not in the place of somebody's file.
+                # A missing folder or an existing file is left alone.
                 with contextlib.suppress(OSError):
                     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
                     self._made.append(place)

@@ -43,18 +43,18 @@ _FIRST_PRIORITY = 2
 
 
 class _LogView(NamedTuple):
-    """What is printed of a log."""
+    """Selection and form of printed log lines."""
 
     shape: Callable[[dict[str, str]], bytes]
-    """What is written of a line, by its fields."""
+    """Formatter of a line from its fields."""
     least: dict[str, int]
-    """By tag, the number of the least priority; `*` for all others."""
+    """Least priority as a number by tag; `*` for all other tags."""
     since: str = ""
     pattern: str = ""
     pid: str = ""
 
     def shown(self, lines: Iterable[str]) -> list[bytes]:
-        """Return `lines` in the form that is wanted, without those that are not."""
+        """Return the selected `lines`, formatted."""
         shown = []
         for line in lines:
             found = _LINE.fullmatch(line.rstrip("\n"))
@@ -108,7 +108,7 @@ def _show(lines: list[bytes]) -> None:
 
 
 def _follow(file: TextIO, wanted: _LogView) -> None:
-    """Show what comes, until whoever reads it hangs up."""
+    """Show new lines until the reader closes the stream."""
     while True:
         _show(wanted.shown(iter(file.readline, "")))
         time.sleep(_FOLLOW_SECONDS)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _BACKLOG = 16
 _CHUNK = 1 << 18
 _MOST_LISTING = 1 << 16
-# What opens a stream at once on a device that answers: adb itself waits as long for a device over a bad link.
+# Seconds to open a stream, as long as adb itself waits for a device over a bad link.
 _OPEN_SECONDS = 30.0
-# Between two looks for an adb server, or a device, that is gone.
+# Seconds between two looks for an absent adb server or device.
 _AGAIN_SECONDS = 0.5
-# What a stream does on the device, in adb's words. What is left out changes how packets are carried (delayed_ack,
-# libusb), which is between the two adb servers and the device. Source: transport.cpp of AOSP's packages/modules/adb.
+# Features of streams, in adb's words. Features of the packet transport (delayed_ack, libusb) are left out, as they
+# concern the two adb servers and the device. Source: transport.cpp of AOSP's packages/modules/adb.
 _FEATURES = {
     "shell_v2",
     "cmd",
@@ -70,7 +70,7 @@ class Relay:
         self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        """Where it listens, for connections of this user alone."""
+        """Port of the relay, for connections of this user alone."""
         self._loop = asyncio.new_event_loop()
         self._serving: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
@@ -87,10 +87,10 @@ class Relay:
         return self._there.wait(timeout_s)
 
     def close(self) -> None:
-        """Hang up on everybody. May be called again."""
+        """Close all connections. May be called again."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
-                # It may have ended meanwhile.
+                # The loop may have ended meanwhile.
                 self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join()
         self._listener.close()
@@ -117,7 +117,7 @@ class Relay:
             await asyncio.gather(accepting, self._hang_up(), return_exceptions=True)
 
     async def _follow(self) -> None:
-        """Follow what the other adb server says of the device, until the server is gone or the device has left it.
+        """Follow the state of the device on the other adb server, until the server or the device is gone.
 
         Raises OSError, EOFError, InfraError.
         """
@@ -174,9 +174,9 @@ class Relay:
             async with asyncio.timeout(_OPEN_SECONDS):
                 reader, writer = await self._connect(f"host:transport:{adb_target(self._serial)}", name)
         except (OSError, EOFError, InfraError):
-            # The end of the stream is all that can be said; `farm devices connect` says what became of the device.
+            # The stream can only end; `farm devices connect` prints the state of the device.
             return
-        # What the host sent before it closed goes on.
+        # Data that the host sent before closing is still delivered.
         with contextlib.closing(writer):
             await until_one_ends(_to_device(stream, writer), _to_host(reader, stream, writer))
 
@@ -206,7 +206,7 @@ class Relay:
 
 
 async def _text(reader: asyncio.StreamReader) -> str:
-    """Return what follows its length in four hexadecimal digits. Raises ValueError for what is none."""
+    """Return the text after its length in four hexadecimal digits. Raises ValueError for another form."""
     size = int(await reader.readexactly(4), 16)
     return (await reader.readexactly(min(size, _MOST_LISTING))).decode(errors="replace")
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from farm.devices.virtual.injection import Injection
     from farm.devices.virtual.streams import Stream
 
-# Shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte that says what it is, and a length.
+# Frame of shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte for the kind, and a length.
 _FRAME = struct.Struct("<BI")
 _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
 
 # `adb exec-in` hangs up when it has sent everything: how long the command may take to read it.
 _DRAIN_SECONDS = 5.0
 
-# How a runner that takes jobs is called, and what is in its answer to one: docs/reference/native_runner.md.
+# Option of a runner in a session, and a key of its answers: docs/reference/native_runner.md.
 _SESSION = re.compile(r"(?<![\w-])--serve(?![\w-])")
 _ANSWER = b'"job"'
 
@@ -91,16 +91,16 @@ class _PlainSession:
 
 
 class _FramedSession:
-    """Frames that say which stream they belong to, and a last one with the exit code."""
+    """Session of frames with their stream's number, and a last frame with the exit code."""
 
     def __init__(self, stream: Stream, command: Command, output: _CommandOutput) -> None:
         self._stream, self._command, self._output = stream, command, output
-        # What comes while the host has not taken the last packet travels together, as with adbd.
+        # Output between two acknowledgements travels in one packet, as with adbd.
         self._frames = bytearray()
         self._sending = asyncio.Lock()
 
     async def pump_output(self) -> None:
-        # A group, because a pump that outlived the other would go on with a descriptor that is somebody else's by then.
+        # A task group, because a pump that outlives the other would use a descriptor that was closed and reused.
         async with asyncio.TaskGroup() as pumps:
             pumps.create_task(self._pump(self._command.stdout, _STDOUT))
             if self._command.stderr >= 0:
@@ -154,14 +154,14 @@ class _CommandOutput:
     """The outputs of one command."""
 
     def __init__(self, command: Command, faults: Injection, text: str, fault: Fault | None) -> None:
-        """`text` is what the shell was given; `fault` strikes the command as a whole."""
+        """Take the shell's `text` and the `fault` that strikes the command as a whole."""
         self._command, self._faults, self._text = command, faults, text
         self._is_session = _SESSION.search(text) is not None
         self._fault = fault
         self._left = fault.after_bytes if fault is not None else 0
 
     async def read(self, number: int) -> bytes:
-        """Return what comes next from a descriptor, empty at its end. Raises StreamClosedError to hang up."""
+        """Return the next bytes of a descriptor, empty at its end. Raises StreamClosedError to close the stream."""
         is_stdout = number == self._command.stdout
         if is_stdout and self._has(FaultKind.ENDLESS_OUTPUT):
             return self._repeated()
@@ -182,7 +182,7 @@ class _CommandOutput:
         return code
 
     def last_words(self) -> bytes:
-        """Return what a fault says on standard error before the end."""
+        """Return the fault's text for standard error before the end."""
         return self._fault.text.encode() if self._fault is not None and self._has(FaultKind.EXIT_CODE) else b""
 
     def _has(self, kind: FaultKind) -> bool:
@@ -218,7 +218,7 @@ class _CommandOutput:
         start = data.rfind(b"\n", 0, data.index(_ANSWER)) + 1
         before, answer = data[:start], data[start:]
         if kind is FaultKind.PARTIAL_OUTPUT:
-            # Whatever it says: the answer is not whole.
+            # At most half of the answer, so that it is never complete.
             self._left = 0
             before += answer[: min(fault.after_bytes, len(answer) // 2)]
         elif kind in (FaultKind.KILL_RUNNER, FaultKind.EXIT_CODE):

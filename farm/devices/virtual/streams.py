@@ -34,7 +34,7 @@ _MOST_STREAMS = 512
 # The protocol allows one. adb 36 sends the rest of a stream that it closes, about one more, without waiting.
 _MOST_UNREAD = 8
 _MOST_SERVICE_BYTES = 1 << 16
-# Kinds of AUTH packets, and the size of what the host is to sign.
+# Kinds of AUTH packets, and the size of the token that the host signs.
 _AUTH_TOKEN, _AUTH_SIGNATURE = 1, 2
 _TOKEN_BYTES = 20
 
@@ -44,7 +44,7 @@ class StreamClosedError(Exception):
 
 
 async def until_one_ends(*ways: Coroutine[None, None, None]) -> None:
-    """Run `ways` side by side until one of them ends, however, and cancel the others."""
+    """Run `ways` concurrently until the first one ends or fails, and cancel the others."""
     tasks = [asyncio.create_task(way) for way in ways]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -55,12 +55,12 @@ async def until_one_ends(*ways: Coroutine[None, None, None]) -> None:
 
 
 class Stream:
-    """One stream to the host."""
+    """Stream to the host."""
 
     def __init__(self, connection: HostConnection, link: PacketLink, number: int, peer: int = 0) -> None:
-        """`peer` is what the host calls it, 0 for one that it has not accepted yet."""
+        """Take the host's number of the stream as `peer`; 0 before the host has accepted it."""
         self.connection = connection
-        """Of which it is one."""
+        """Connection of the stream."""
         self._link, self._number, self.peer = link, number, peer
         self._received: deque[bytearray] = deque()
         self._changed = asyncio.Event()
@@ -79,7 +79,7 @@ class Stream:
         return data
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send `data` as soon as the host has taken what was sent before. Raises StreamClosedError."""
+        """Send `data` once the host has acknowledged the data before. Raises StreamClosedError."""
         view = memoryview(data)
         while view:
             await self.wait_writable()
@@ -90,7 +90,7 @@ class Stream:
             await self._link.write(WRTE, self._number, self.peer, piece)
 
     async def wait_writable(self) -> None:
-        """Return when the host has taken what was sent before, or has closed."""
+        """Return once the host has acknowledged the data before, or has closed the stream."""
         while not self._may_write and not self._closed.is_set():
             await self._wait()
 
@@ -103,20 +103,20 @@ class Stream:
         await self._changed.wait()
 
     def deliver(self, data: bytearray) -> None:
-        """Take what the host sent. Raises ProtocolError when it does not wait for its turn."""
+        """Take data of the host. Raises ProtocolError for data before an acknowledgement."""
         if len(self._received) >= _MOST_UNREAD:
             raise ProtocolError("packets on a stream that did not wait for an acknowledgement")
         self._received.append(data)
         self._changed.set()
 
     def acknowledge(self, peer: int) -> None:
-        """The host has taken what was written, or accepted the stream, which it calls `peer`."""
+        """Record that the host took the written data, or accepted the stream under its number `peer`."""
         self.peer = peer
         self._may_write = True
         self._changed.set()
 
     def hang_up(self) -> None:
-        """There will be no more of it: the connection is gone."""
+        """End the stream after the loss of its connection."""
         self._closed.set()
         self._changed.set()
 
@@ -140,7 +140,7 @@ FindService = Callable[[str], Service | None]
 
 
 class HostConnection:
-    """One adb server that is connected: its streams, and the services that they lead to."""
+    """Connection of one adb server: its streams and their services."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _U32 = 0xFFFFFFFF
 
 
 class SyncSession:
-    """One sync stream, from its first request to QUIT."""
+    """Sync stream, from its first request to QUIT."""
 
     def __init__(self, stream: Stream, tree: DeviceTree, faults: Injection) -> None:
         self._stream, self._tree, self._faults = stream, tree, faults
@@ -52,7 +52,7 @@ class SyncSession:
         self._failed = False
 
     async def serve(self) -> None:
-        """Answer requests until the host has no more."""
+        """Answer requests until the host sends QUIT."""
         handlers: dict[bytes, Callable[[bytes], Awaitable[None]]] = {
             b"STAT": self._stat_v1,
             b"STA2": partial(self._stat_v2, b"STA2", follow=True),
@@ -72,7 +72,7 @@ class SyncSession:
                     break
                 await handlers[kind](await self._exactly(size))
                 if self._failed:
-                    # As adbd, which speaks to nobody any more once a file could not be sent or received.
+                    # adbd ends the stream after a file that could not be sent or received.
                     break
         await self._flush()
 
@@ -252,7 +252,7 @@ async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterat
 
 
 def _number(text: bytes) -> int:
-    """Return a number as strtoul has it, of any base; 0 for what is none."""
+    """Return a number as strtoul parses it, of any base; 0 for other text."""
     try:
         return int(text, 0)
     except ValueError:

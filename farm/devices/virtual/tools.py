@@ -23,7 +23,7 @@ done <"$file"
 printf '%s\\n' "${2-}"
 """
 
-# What toybox says of adbd's two users; of whom else, this machine does.
+# `id` with toybox's text for adbd's two users, and this machine's text for others.
 _ID = """#!/bin/sh
 # id, as on Android: the user that adbd, or su, says its commands run as.
 if [ "${VIRTUAL_USER-}" = root ] || [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
@@ -67,10 +67,10 @@ VIRTUAL_USER=root exec /bin/sh -c "$2"
 """
 
 SU = {"rooted-by-su": _SU_OF_AOSP, "rooted-by-magisk": _SU_OF_MAGISK}
-"""What is /system/bin/su, by the build that has it."""
+"""Content of /system/bin/su by build."""
 
 LOGCAT = "data/misc/logd/logcat"
-"""What the device's log has, a line each in the form `threadtime`."""
+"""File of the device's log, one line each in the form `threadtime`."""
 
 _PROGRAM = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("logcat.py"))])
 _LOGCAT = f"""#!/bin/sh
@@ -164,7 +164,7 @@ sys.exit(done.returncode)
 """
 
 FAULTY_TOOLS = {"df": _DF, "date": _DATE, "stat": _STAT}
-"""Scripts that are there while a fault is in force: this machine's own would tell the truth."""
+"""Scripts that replace this machine's tools during a fault, as those would show true values."""
 
 BATTERY = "system/battery"
 THERMAL = "sys/class/thermal/thermal_zone0"
@@ -175,7 +175,7 @@ HEALTHY_CELSIUS = 25
 
 
 def battery(level: int, celsius: int) -> str:
-    """Return what `dumpsys battery` says, of Android 15: percent, and tenths of a degree."""
+    """Return the output of `dumpsys battery` of Android 15: percent, and tenths of a degree."""
     return f"""Current Battery Service state:
   AC powered: false
   USB powered: true
@@ -216,4 +216,4 @@ IMPOSSIBLE_NAMES = (b"../../outside", b"/data/outside")
 """Names that no file has, and that a device can list all the same."""
 
 HOSTILE_FOLDERS = ("data/local/tmp", "data/local/tmp/farm", "data/local/tmp/farm/objects")
-"""Where files with HOSTILE_NAMES are put, so far as these are there."""
+"""Folders that get files with HOSTILE_NAMES, if they exist."""

@@ -29,7 +29,7 @@ from farm.devices.virtual.tools import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Its path is put into shell commands as it is, and into lists of folders: nothing that a shell or such a list reads.
+# The path goes into shell commands and lists of folders unquoted: no character may be special in either.
 _SAFE_ROOT = re.compile(r"/[A-Za-z0-9/._+,@-]+")
 
 # The folders that a command may name, which are elsewhere on this machine. Only as whole words of a path.
@@ -46,15 +46,15 @@ ROOT_PROPERTY = "service.adb.root"
 """1 where adbd runs as root, as on Android."""
 
 BUILDS = ("userdebug", "user", "rooted-already", *SU)
-"""What a virtual device can be: one that adbd can be root on, one that it cannot, one where it is from the start, and
-those of SU, where it cannot and `su` can."""
+"""Builds of virtual devices: adbd can become root, cannot, is root from the start; and the builds of SU, in which `su`
+can and adbd cannot."""
 _BUILD_PROPERTY = "farm.build"
 
 BOOT_ID_PROPERTY = "farm.boot_id"
-"""Where `getprop` says which start of the device this is: its /proc is this machine's."""
+"""Property with the boot id of the device, as its /proc is this machine's."""
 
 REASON_PROPERTY = "sys.boot.reason"
-"""Where `getprop` says why the device started last."""
+"""Property with the reason of the last boot."""
 
 
 class DeviceTree:
@@ -63,7 +63,7 @@ class DeviceTree:
     def __init__(self, root: Path, properties: Mapping[str, str]) -> None:
         """Make the folders and the properties; files of an earlier life stay. Raises ValueError for a bad `root`."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # What is pushed may be written by everybody, as on a phone: here nobody else gets to it.
+        # Pushed files are writable for all users, as on a phone: this folder keeps other users out.
         root.chmod(0o700)
         path = str(root.resolve())
         if not _SAFE_ROOT.fullmatch(path):
@@ -75,7 +75,7 @@ class DeviceTree:
             Path(path, folder).mkdir(parents=True, exist_ok=True)
         self._incoming = os.path.join(self.root, _INCOMING)
         os.makedirs(self._incoming, 0o700, exist_ok=True)
-        # What a device that was killed had half received.
+        # Partial uploads of a killed device.
         for name in os.listdir(self._incoming):
             os.unlink(os.path.join(self._incoming, name))
         self.properties = dict(properties)
@@ -90,14 +90,14 @@ class DeviceTree:
         self.begin_life()
 
     def set_property(self, name: str, value: str | None) -> None:
-        """Let `getprop` say something else, at once and whole; None: that there is no such property."""
+        """Set the value of a property atomically; None removes the property."""
         self.properties.pop(name, None)
         if value is not None:
             self.properties[name] = value
         self.write("system/build.prop", "".join(f"{key}={text}\n" for key, text in self.properties.items()))
 
     def begin_life(self, reason: str = "reboot") -> None:
-        """Let the device be one that has just started, and say why: another boot id, an empty log."""
+        """Begin a boot of the device with its reason: a new boot id and an empty log."""
         random = os.urandom(16).hex()
         boot_id = "-".join((random[:8], random[8:12], random[12:16], random[16:20], random[20:]))
         self.write(BOOT_ID, f"{boot_id}\n")
@@ -107,7 +107,7 @@ class DeviceTree:
         self.log("boot", f"the device has started: {reason}")
 
     def log(self, tag: str, message: str) -> None:
-        """Let `logcat` say something of the device itself."""
+        """Add a line of the device itself to the log of `logcat`."""
         now = time.time() + int(self.properties.get("farm.clock_skew_s", "0"))
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(now))
         text = " ".join(message.split())
@@ -148,7 +148,7 @@ class DeviceTree:
         return real
 
     def names(self, folder: bytes) -> list[bytes]:
-        """Return what is in a folder that `resolve` gave, `.` and `..` with it, as adbd does."""
+        """Return the names in a folder of `resolve`, `.` and `..` included, as adbd does."""
         inside = [name for name in os.listdir(folder) if folder != self.root or name not in _HIDDEN]
         return [b".", b"..", *sorted(inside)]
 
@@ -174,7 +174,7 @@ class DeviceTree:
 
 
 def _real(path: bytes) -> bytes:
-    """Return a path without links. The kernel knows it of what is there, ten times as fast as a look at each folder."""
+    """Return a path without links, from the kernel: ten times as fast as a look at each folder."""
     try:
         number = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -186,7 +186,7 @@ def _real(path: bytes) -> bytes:
 
 
 def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
-    """Return what `getprop` says; `version` is farm's, which makes a build of the device, of one of BUILDS."""
+    """Return the properties of a device; `version` is farm's and part of the build, which is one of BUILDS."""
     production = build == "user" or build in SU
     kind, tags = ("user", "release-keys") if production else ("userdebug", "test-keys")
     abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)

@@ -30,7 +30,7 @@ class Upload:
     """A file that grows in its place, as adbd's does: file_sync_service.cpp of AOSP's packages/modules/adb."""
 
     def __init__(self, tree: DeviceTree, faults: Injection, path: bytes, mode: int) -> None:
-        """Take what is there out of the way. `mode` is the host's: its user's rights become everybody's."""
+        """Move an existing file away. `mode` is the host's: the rights of its user become those for all users."""
         self._tree, self._faults, self._path, self._mode = tree, faults, path, mode
         self._place = b""
         self._file: BinaryIO | None = None
@@ -39,7 +39,7 @@ class Upload:
         self._fault = faults.strike_file("link" if stat.S_ISLNK(mode) else "push", path)
         self._left = self._fault.after_bytes if self._fault is not None and self._fault.kind not in CONDITIONS else 0
         self.problem = _problem("couldn't create file", self._create)
-        """What went wrong, in one line; the rest of the file is then for nothing."""
+        """Failure in one line; the rest of the file is then discarded."""
 
     async def add(self, piece: memoryview) -> None:
         """Take what came next. Raises StreamClosedError to hang up."""
@@ -89,7 +89,7 @@ class Upload:
             self._make_folders()
             number = os.open(place, _THERE | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
-            # What is no file: the error for a folder comes here.
+            # Special files are opened in place; a folder raises its error here.
             number = os.open(place, _THERE)
         self._file = os.fdopen(number, "r+b")
         mode = self._mode & 0o777
@@ -144,7 +144,7 @@ class Upload:
             raise StreamClosedError
         if kind is FaultKind.CORRUPT_PUSH:
             return memoryview(changed(piece or self._last_byte()))
-        # What had come is on the storage of a phone by then.
+        # A phone has stored the received part at a reboot.
         self._stays = kind is FaultKind.REBOOT
         await self._faults.hit(fault)
         return piece

@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-# From this version on (2017) nobody computes the payload's checksum; with a peer of the one before, both ends do.
+# From this version on (2017) payloads have no checksum; with an older peer both ends compute it.
 VERSION = 0x01000001
 OLDEST_VERSION = 0x01000000
 MAX_PAYLOAD = 1 << 20
@@ -24,11 +24,11 @@ CNXN, AUTH, OPEN, OKAY, WRTE, CLSE = (
 
 
 class ProtocolError(Exception):
-    """The peer sends what the protocol forbids: the connection is of no use any more."""
+    """Violation of the protocol by the peer; the connection ends."""
 
 
 class Packet(NamedTuple):
-    """One packet; the payload is the receiver's to keep."""
+    """Packet; its payload belongs to the receiver."""
 
     command: int
     arg0: int
@@ -37,11 +37,11 @@ class Packet(NamedTuple):
 
 
 class LinkThrottle:
-    """What holds back the links of a device: a speed, or a stop."""
+    """Speed limit or stop of a device's links."""
 
     def __init__(self) -> None:
         self.busy = False
-        """Whether there is anything to wait for at all."""
+        """True if writers have to wait."""
         self._bytes_per_s = 0
         self._moving = asyncio.Event()
         self._moving.set()
@@ -69,7 +69,7 @@ class LinkThrottle:
 
 
 class PacketLink:
-    """Reads and writes whole packets. Everything that a device says or hears passes here."""
+    """Reader and writer of whole packets, for all traffic of a device."""
 
     def __init__(self, connection: socket.socket, throttle: LinkThrottle) -> None:
         connection.setblocking(False)
@@ -79,10 +79,10 @@ class PacketLink:
         self._writing = asyncio.Lock()
         self._header = bytearray(_HEADER.size)
         self.max_payload = MAX_PAYLOAD
-        """Of what is written; the peer may lower it when it connects."""
+        """Most bytes of a written payload; the peer may lower it when it connects."""
         self.sums = True
-        """Whether packets carry their checksum: until the peer has said of which version it is. Nobody checks those
-        that come, adbd neither."""
+        """True if written packets carry a checksum, until the peer's version is known. Received checksums are not
+        checked, as in adbd."""
 
     async def read(self) -> Packet | None:
         """Return the next packet, None when the peer is gone. Raises ProtocolError."""
