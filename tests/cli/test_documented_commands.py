@@ -39,7 +39,7 @@ def fault(words: list[str]) -> str:
 
 
 def test_every_command_of_the_documentation_is_one_with_such_options() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     found = [(page.name, line) for page in pages for line in commands(page.read_text())]
     assert len(found) > 300
     assert len([line for name, line in found if name == "README.md"]) > 5
