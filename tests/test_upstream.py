@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.suites.op_builders import builders_in
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -164,12 +162,6 @@ def test_everything_the_wheel_has_is_a_row(title: str) -> None:
     assert len(told) == len(set(told)), f"{title}: a name has two rows"
     assert not has - set(told), f"ExecuTorch has news, docs/evidence/upstream.md '{title}' has no row for them"
     assert not set(told) - has, f"docs/evidence/upstream.md '{title}' has rows that ExecuTorch has not any more"
-
-
-def test_every_operator_builder_is_told() -> None:
-    told = re.findall(r"`([^`]+)`", section("Op builders"))
-    has = builders_in(QUALCOMM / "builders")
-    assert told == list(has), f"news: {has.keys() - set(told)}; gone: {set(told) - has.keys()}"
 
 
 def test_no_kind_of_option_is_overlooked() -> None:
