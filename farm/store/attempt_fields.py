@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """Kind of value: its column, its type in a line of an export, and the function that cuts a value to its bounds."""
+    """Kind of value: its column, its type in a line of an export, and the function that bounds it, if one has to."""
 
     column: TypeEngine[Any]
     line: Any
-    bounded: Callable[[Any], Any] = lambda value: value
+    bounded: Callable[[Any], Any] | None = None
 
 
 def _text(limit: int) -> Kind:
@@ -90,7 +90,7 @@ class Field(NamedTuple):
 
     def bounded(self, value: Any) -> Any:
         """Return a value as long as the store keeps it and as both databases can hold it."""
-        return None if value is None else self.kind.bounded(value)
+        return value if value is None or self.kind.bounded is None else self.kind.bounded(value)
 
     def read(self, value: Any) -> Any:
         """Return the value of a column as the field has it."""

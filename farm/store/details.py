@@ -42,10 +42,10 @@ def bounded(attempt: Attempt) -> Attempt:
 
 
 def _bounded(details: tuple[_T, ...]) -> tuple[_T, ...]:
-    fields = DETAIL_FIELDS[type(details[0])].items() if details else ()
+    kinds = {name: field.kind.bounded for name, field in DETAIL_FIELDS[type(details[0])].items()} if details else {}
+    texts = [(name, bound) for name, bound in kinds.items() if bound is not None]
     return tuple(
-        msgspec.structs.replace(one, **{name: field.bounded(getattr(one, name)) for name, field in fields})
-        for one in details
+        msgspec.structs.replace(one, **{name: bound(getattr(one, name)) for name, bound in texts}) for one in details
     )
 
 
