@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shutil
@@ -12,11 +13,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 import yaml
 from chaos_store import postgres_cluster
 
 from farm.base.config.settings import load_config
+from farm.cli.main import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +75,21 @@ def test_systemd_makes_the_user_of_the_units(tmp_path: Path) -> None:
     subprocess.run(argv, check=True, capture_output=True)
     assert re.search(r"^farm:.*:/var/lib/farm:", (tmp_path / "etc/passwd").read_text(), re.MULTILINE)
     assert re.search(r"^plugdev:.*:farm$", (tmp_path / "etc/group").read_text(), re.MULTILINE)
+
+
+def test_units_and_images_call_commands_with_their_options() -> None:
+    texts = [path.read_text() for path in (*_FILES.glob("*.service"), _FILES / "Dockerfile")]
+    calls = [found.split() for text in texts for found in re.findall(r"^ExecStart=\S+ (.*)$", text, re.MULTILINE)]
+    calls += [json.loads(found) for text in texts for found in re.findall(r"^CMD (.*)$", text, re.MULTILINE)]
+    assert len(calls) == 5
+    for words in calls:
+        command: click.Command | None = cli
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None
+        assert command is not cli
+        options = {name for param in command.params for name in param.opts}
+        assert {word for word in words if word.startswith("-")} <= options
 
 
 def test_the_units_come_back_unless_they_were_drained() -> None:
