@@ -76,17 +76,26 @@ class Device:
         last = len(self.plan.jobs) - 1
         return [RunJob(n, planned, history, more=n < last) for n, planned in enumerate(self.plan.jobs)]
 
+    def hear(self) -> FromDevice:
+        """Return the next message; events of the device's health are kept."""
+        try:
+            message = self.heard.get(timeout=_SECONDS)
+        except Empty:
+            raise AssertionError((self.folder / "device.log").read_text()) from None
+        if isinstance(message, DeviceEvent):
+            self.health.append(message.event.event)
+        return message
+
     def next(self) -> FromDevice:
         """Return the next answer."""
-        while True:
-            try:
-                message = self.heard.get(timeout=_SECONDS)
-            except Empty:
-                raise AssertionError((self.folder / "device.log").read_text()) from None
-            if isinstance(message, DeviceEvent):
-                self.health.append(message.event.event)
-            elif not isinstance(message, JobBegun):
-                return message
+        while isinstance(message := self.hear(), DeviceEvent | JobBegun):
+            continue
+        return message
+
+    def await_begin(self) -> None:
+        """Wait until a job begins."""
+        while not isinstance(message := self.hear(), JobBegun):
+            assert isinstance(message, DeviceEvent), message
 
     def sessions(self) -> list[Path]:
         """Return what sessions have left on the device."""
@@ -123,7 +132,7 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     # The same jobs, which would take minutes now.
     device.begin(folder=device.folder / "long", iterations=100_000)
     device.process.send(*device.runs())
-    time.sleep(1.0)
+    device.await_begin()
     began = time.monotonic()
     device.process.send(SetGrant(Grant(go=False)), Break(), Settle())
     assert [device.next() for _ in range(4)] == [JobReturned(number, off=True) for number in (0, 1, 2, SETTLED)]
@@ -185,7 +194,7 @@ def test_a_device_that_is_away_is_brought_back_by_its_process(device: Device) ->
 def test_a_process_that_is_killed_says_so_last(device: Device) -> None:
     device.begin(iterations=100_000)
     device.process.send(*device.runs())
-    time.sleep(1.0)
+    device.await_begin()
     device.process.kill()
     died = device.next()
     assert isinstance(died, ProcessEnded)
