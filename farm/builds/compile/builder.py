@@ -24,7 +24,15 @@ from farm.base.memory import resident_bytes
 from farm.builds.bundles.cache import BundleCache, builder_folder, work_in
 from farm.builds.bundles.trace import write_trace
 from farm.builds.compile.loaded import LoadedFiles
-from farm.builds.compile.protocol import BEGAN, BuildReply, BuildRequest, dump_stacks, reason_of, reply_pipe
+from farm.builds.compile.protocol import (
+    BEGAN,
+    BuildReply,
+    BuildRequest,
+    collect_rarely,
+    dump_stacks,
+    reason_of,
+    reply_pipe,
+)
 from farm.builds.compile.source_only import import_from_source
 from farm.builds.compile.watched import watched_failure_of
 
@@ -34,9 +42,6 @@ if TYPE_CHECKING:
     from farm.builds.compile.tracing import Tracer
     from farm.suites.suite import Job
 
-# A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
-# looking through them at Python's own thresholds is a tenth of the time.
-_GC_THRESHOLDS = (100_000, 10, 10)
 # What a large model leaves in cycles is little for Python, which counts objects, and much for the machine.
 _LEFT_BYTES = 256 * 2**20
 # Higher than what a user runs, up to 1000: the kernel ends a builder first, which is replaced.
@@ -50,6 +55,7 @@ def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
     replies = reply_pipe()
     dump_stacks()
+    collect_rarely()
     import_from_source(argv[3:])
     root, requests = Path(argv[0]), iter(sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
@@ -100,7 +106,6 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
 
     # The pool is as wide as the machine: threads of one builder would only get in the way of another.
     torch.set_num_threads(1)
-    gc.set_threshold(*_GC_THRESHOLDS)
     decoder = msgspec.json.Decoder(BuildRequest)
     if tracer is not None:
         tracer.watch_dynamo()

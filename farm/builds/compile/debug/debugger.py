@@ -17,7 +17,7 @@ from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.builds.bundles.cache import work_in
 from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
-from farm.builds.compile.protocol import dump_stacks, failure_of, reply_pipe
+from farm.builds.compile.protocol import collect_rarely, dump_stacks, failure_of, reply_pipe
 from farm.builds.compile.source_only import import_from_source
 from farm.builds.compile.watched import watched_failure_of
 
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     work_in(Path(argv[0]))
     replies = reply_pipe()
     dump_stacks()
+    collect_rarely()
     import_from_source()
     debugger = Debugger()
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
