@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TransportKind(NamedTuple):
-    """A kind of transport: the address that its devices have, and what makes one of a serial and such an address."""
+    """Kind of transport: type of its addresses, and factory from a serial and an address."""
 
     address: type[DeviceAddress]
     open: Callable[[str, Any], Transport]
@@ -60,7 +60,7 @@ KINDS = {
     "local": TransportKind(LocalAddress, _local),
     "stub": TransportKind(StubAddress, StubTransport),
 }
-"""By the tag of its address, each kind of transport: docs/developers/recipes.md, "Adding a transport"."""
+"""Kinds of transport by the tag of their address: docs/developers/recipes.md, "Adding a transport"."""
 
 
 def open_transport(device: Device) -> Transport:
@@ -69,9 +69,9 @@ def open_transport(device: Device) -> Transport:
 
 
 def require_named(config: Config) -> None:
-    """Raise ConfigError for a file or an address that a host or device of farm.toml names and that cannot be used.
+    """Raise ConfigError for an unusable file or address of a host or device in farm.toml.
 
-    What is out of service is not looked at.
+    Devices out of service are skipped.
     """
     file = config.file or Path("farm.toml")
     for number, host in enumerate(config.hosts):
@@ -107,7 +107,7 @@ def _require_address(file: Path, place: str, address: dict[str, Any]) -> None:
 
 
 def transport_to(serial: str, address: DeviceAddress) -> Transport:
-    """Return a transport to what is at `address`, which errors call `serial`. Close it."""
+    """Return a transport to the device at `address`, named `serial` in errors. The caller closes it."""
     for kind in KINDS.values():
         if kind.address is type(address):
             return kind.open(serial, address)
@@ -115,9 +115,9 @@ def transport_to(serial: str, address: DeviceAddress) -> Transport:
 
 
 def from_plain(kind: type[Any], value: Any) -> Any:
-    """Return an address, or what is made of a string, from what JSON has: a `dec_hook` for plans with devices in them.
+    """Return an address, or a type made of a string, from plain JSON values: a `dec_hook` for plans with devices.
 
-    Raises ConfigError for an address of a kind that is not registered.
+    Raises ConfigError for an address of an unregistered kind.
     """
     if kind is not DeviceAddress:
         return kind(value)

@@ -1,4 +1,4 @@
-"""What a device is, where it hangs, and why one cannot be used: plain data that every room may keep."""
+"""Devices, their addresses, and unusable devices with their reasons: plain data for every package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIXED = "mixed"
 
 
 class DeviceAddress:
-    """Where a device is, and by which kind of transport it is reached: a frozen struct with a tag of its own.
+    """Address of a device for one kind of transport: a frozen struct with its own tag.
 
     A new kind is registered in `farm.devices.connect`.
     """
@@ -24,7 +24,7 @@ class DeviceAddress:
 
     @property
     def place(self) -> str:
-        """What a device here is called before it has said who it is."""
+        """Name of the device before its identification."""
         raise NotImplementedError
 
 
@@ -32,9 +32,9 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     """Behind an adb server."""
 
     port: int
-    """Of the adb server."""
+    """Port of the adb server."""
     host: str = LOOPBACK
-    """Where the adb server listens."""
+    """Host of the adb server."""
     attached_at: str = ""
     """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
     name: str = ""
@@ -51,7 +51,7 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
 
     @property
     def place(self) -> str:
-        """Where the adb server is."""
+        """Address of the adb server for messages."""
         return f"{self.host}:{self.port}"
 
 
@@ -64,15 +64,15 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
     key_file: str = ""
     """A private key; the agent's keys, and the user's usual ones, when empty."""
     known_hosts: str = ""
-    """Where its host key is written down; ~/.ssh/known_hosts when empty."""
+    """File with its host key; ~/.ssh/known_hosts if empty."""
     storage: str = ""
     """Folder of farm on the device; /var/tmp/farm-USER when empty."""
     alias: str = ""
-    """What farm.toml calls it, where `~/.ssh/config` says what that is; the fields below are from there as well."""
+    """Name in farm.toml that `~/.ssh/config` resolves; the fields below come from that file as well."""
     host_key_alias: str = ""
-    """By which known hosts have its key."""
+    """Name of its key in known hosts."""
     identity_files: tuple[str, ...] = ()
-    """Private keys, where there is no `key_file`; those that are there are tried."""
+    """Private keys to try without a `key_file`; missing files are skipped."""
     known_hosts_files: tuple[str, ...] = ()
     """In place of the usual ones, where there is no `known_hosts`."""
     jumps: tuple[SshAddress, ...] = ()
@@ -107,7 +107,7 @@ class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
 
 
 class PowerCommand(msgspec.Struct, frozen=True):
-    """What cuts the power of a device and gives it back."""
+    """Command that cuts the power of a device and restores it."""
 
     argv: tuple[str, ...]
     """`{serial}` in a word is the device's serial; no shell reads it."""
@@ -118,7 +118,7 @@ class Device(msgspec.Struct, frozen=True):
     """A device that can be used."""
 
     serial: str
-    """What farm and its transport call it: adb's serial of a phone, the name of a virtual device."""
+    """Name for farm and the transport: adb's serial of a phone, the name of a virtual device."""
     soc: str
     """As device profiles name it, `SM8650`; farm may have no profile for it."""
     kind: Literal["virtual", "hardware"]
@@ -126,17 +126,17 @@ class Device(msgspec.Struct, frozen=True):
     """Fingerprint of its system."""
     address: DeviceAddress
     product: str
-    """Its model, for people."""
+    """Model of the device for messages."""
     os: Literal["android", "linux"] = "android"
     host: str = ""
-    """Name of the machine that it hangs on; empty for one that a run started for itself."""
+    """Name of the machine with the device; empty for a virtual device of a run."""
     name: str = ""
-    """What its owner calls it, in farm.toml or by `farm devices name`."""
+    """Name by its owner, in farm.toml or by `farm devices name`."""
     labels: tuple[str, ...] = ()
     serialno: str = ""
-    """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
+    """Serial that the device itself reports, empty for none. Another serial means another device."""
     power: PowerCommand | None = None
-    """Of farm.toml: the last that is tried to bring it back."""
+    """Power command of farm.toml: the last step of recovery."""
     soc_reported: str = ""
     """Name of the SoC as the device reports it, `QCS6490`; empty where that is the profile's."""
     boot_id: str = ""
@@ -144,12 +144,12 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """Name of the device in messages."""
         return self.name or self.serial
 
     @property
     def known_as(self) -> frozenset[str]:
-        """Every name that a command takes for it, those of its addresses among them."""
+        """Names that commands accept for the device, including its addresses."""
         address = self.address
         addresses = (address, *address.also) if isinstance(address, AdbAddress) else ()
         names = (name for one in addresses for name in (one.name, one.attached_at))
@@ -157,7 +157,7 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """What the store knows it by, wherever it hangs; virtual ones of different machines have the same serial."""
+        """Id in the store, equal on every host; the host is part, as virtual serials repeat."""
         return f"{self.serial}@{self.host}" if self.kind == "virtual" and self.host else self.serial
 
 
@@ -166,9 +166,9 @@ class Unusable(msgspec.Struct, frozen=True):
 
     serial: str
     state: str
-    """adb's word: `unauthorized`, `offline`; `device` for one that answers nothing useful."""
+    """State by adb: `unauthorized`, `offline`; `device` for a device without a usable answer."""
     reason: str
-    """Why, and what to do about it."""
+    """Reason and next step."""
     host: str = ""
     """Name of the machine that it hangs on."""
 

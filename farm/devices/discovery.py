@@ -1,4 +1,4 @@
-"""What is attached: which devices can be used, and why the others cannot."""
+"""Discovery of attached devices: usable ones, and unusable ones with their reasons."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class PinnedDevice(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What is attached, both parts sorted by serial."""
+    """Attached devices, both parts sorted by serial."""
 
     devices: tuple[Device, ...]
     unusable: tuple[Unusable, ...]
     warnings: tuple[str, ...] = ()
-    """What is wrong with an adb server whose devices can be used nevertheless."""
+    """Problems of an adb server whose devices are usable nevertheless."""
     pinned: PinnedDevice | None = None
     """Device that ANDROID_SERIAL names; None where it names none."""
 
@@ -98,16 +98,16 @@ class Scan(msgspec.Struct, frozen=True):
 class _Found(NamedTuple):
     device: Device | Unusable
     adb_name: str = ""
-    """What its adb server calls it: `HOST:PORT` for one that is attached by `adb connect`."""
+    """Name on its adb server: `HOST:PORT` for a device of `adb connect`."""
     entry: DeviceConfig | None = None
     """The entry of farm.toml that it was found by."""
 
 
 def scan_all(config: Config, supervisor: Supervisor) -> Scan:
-    """Ask every device of every host who it is: the ordinary adb server's, and those of farm.toml.
+    """Identify every device of every host: of the ordinary adb server and of farm.toml.
 
-    Tunnels to other hosts are children of `supervisor`. What cannot be reached is an Unusable with the reason. Names,
-    labels and expectations of farm.toml are filled in and kept to.
+    Tunnels to other hosts are children of `supervisor`. An unreachable device is an Unusable with the reason. Names and
+    labels of farm.toml are filled in, and its expectations are checked.
     """
     warnings: list[str] = []
     asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices, warnings)]
@@ -165,7 +165,7 @@ def scan(port: int, host: str = LOOPBACK) -> Scan:
 
 
 def _ordinary(configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
-    """Return what the user's own adb server has, with what farm.toml wants attached to it."""
+    """Return the devices of the user's own adb server, including those that farm.toml attaches to it."""
     name = socket.gethostname()
     try:
         server = ordinary_server(start=True)
@@ -236,9 +236,9 @@ def _alone(entry: DeviceConfig) -> list[_Found]:
 
 
 def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
-    """Return what one adb server has. What is out of service, by `configured`, is not asked.
+    """Return the devices of an adb server; devices that `configured` puts out of service are not asked.
 
-    What is wrong with the server itself is added to `warnings`.
+    Problems of the server itself are added to `warnings`.
     """
     if problem := outdated(server):
         warnings.append(f"{name}: {problem}" if name else problem)
@@ -263,7 +263,7 @@ def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warn
 
 
 def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Unusable:
-    """Return what was found as farm.toml describes it: named, or refused."""
+    """Return the found device with its settings of farm.toml, or its refusal."""
     device = found.device
     entry = found.entry or _entry(configured, device.serial, found.adb_name)
     if entry is None or isinstance(device, Unusable):
@@ -279,7 +279,7 @@ def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Un
 
 
 def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | None:
-    """Return the entry of farm.toml for what is called so, by serial or by adb."""
+    """Return the entry of farm.toml for a serial or a name of adb."""
     return next((one for one in configured if {one.serial, str(one.connect or "")} & {*keys} - {""}), None)
 
 
@@ -305,7 +305,7 @@ def _joined(first: Device, second: Device) -> Device | None:
 
 
 def _twin(device: Device, first: Device) -> Unusable:
-    """Return the refusal of what has the serial of one that was found before."""
+    """Return the refusal of a device with the serial of an earlier one."""
     problem = (
         f"says that it is {device.serial}, as {first.address.place} does: where it is the same device, take one of "
         "the two out of farm.toml; where it is another, it cannot be used beside that before one of them has a serial "

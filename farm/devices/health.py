@@ -1,4 +1,4 @@
-"""What happened to a device -> whether it is fit to be given jobs. Pure: docs/explanation/health.md."""
+"""Events of a device -> its health. Pure: docs/explanation/health.md."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FAILURES_IN_A_ROW = 8
 
 
 class Health(StrEnum):
-    """Whether a device is fit to be given jobs."""
+    """Health of a device, which decides whether it gets jobs."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     """Something went wrong on it: it has to pass a canary before the next job."""
     QUARANTINED = "quarantined"
-    """It is given no job until a person releases it."""
+    """The device gets no job until a person releases it."""
 
 
 class Event(StrEnum):
-    """What can happen to a device that says something about its health."""
+    """Event of a device that concerns its health."""
 
     JOB_DONE = "job_done"
     """A job came to a verdict on it that is not infra, passed or failed: the device did its part."""
@@ -61,23 +61,23 @@ class HealthEvent(msgspec.Struct, frozen=True):
 
 
 class HealthMark(msgspec.Struct, frozen=True):
-    """One event of a device."""
+    """Event of a device with its cause."""
 
     event: Event
     cause: str = ""
-    """Of what failed: a value of `farm.results.attempt.Cause`."""
+    """Cause of a failure: a value of `farm.results.attempt.Cause`."""
     reason: str = ""
 
 
 RECOVERY = "recovery"
-"""The event that is one step of the recovery ladder: it is kept, and says nothing of the device's health by itself."""
+"""Event of one recovery step: it is recorded and has no effect on health by itself."""
 
 # Causes of failures that are no device's fault.
 BLAMELESS_CAUSES = frozenset(
     {"adb_server", "lease", "worker", "builder", "compile", "disk", "local", "request", "infeasible"}
 )
-# Room that somebody else's files take is not the device's fault either, nor does any step bring it back; but no job
-# runs without it, so that the device has to show that there is some again.
+# Cause for space taken by other files: no fault of the device, and no recovery step frees it. No job runs without
+# space, so that the device has to show free space again.
 FULL = "space"
 # Causes that may be the job's, until another device has tried it: a suite full of programs that crash, are refused or
 # compute wrong numbers must not put every device into quarantine.
@@ -99,10 +99,10 @@ def counts(mark: HealthMark) -> bool:
 
 
 def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -> tuple[Health, str]:
-    """Return what a device is after `mark`, and why, in one line; the reason is empty for a healthy one.
+    """Return the health of a device after `mark` and the reason in one line, empty for a healthy device.
 
-    `recent` are its events before, oldest first; a dozen is enough. The reason is empty as well where a state stays
-    what it was: then the earlier reason holds.
+    `recent` has its events before, oldest first; a dozen is enough. The reason is empty also for an unchanged state,
+    whose earlier reason holds.
     """
     if mark.event is Event.RELEASED:
         return Health.SUSPECT, "released from quarantine: a canary has to pass first"
@@ -146,9 +146,9 @@ def _doubt(mark: HealthMark) -> str:
 
 
 def _failures_in_a_row(marks: Sequence[HealthMark]) -> int:
-    """Return how many failures there were since a job was done; a canary that passes proves too little to forget them.
+    """Return the number of failures since the last finished job or release by a person.
 
-    A person who releases a device begins anew.
+    A passed health check proves too little to reset the count.
     """
     row = 0
     for mark in reversed(marks):

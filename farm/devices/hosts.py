@@ -1,4 +1,4 @@
-"""The adb servers that devices hang behind: this machine's ordinary one, and those of other machines."""
+"""adb servers with devices: this machine's ordinary one, and servers of other machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 2.0
 def reach_server(host: HostConfig, supervisor: Supervisor) -> AdbHost:
     """Return the adb server of `host`; a tunnel to it is a child of `supervisor` and ends with that.
 
-    Asked again, it is the tunnel of before. Raises InfraError that says why the server cannot be reached.
+    A second call returns the same tunnel. Raises InfraError with the reason for an unreachable server.
     """
     if host.ssh is None:
         return AdbHost(host.adb.port, host.adb.host)
@@ -82,7 +82,7 @@ class Servers:
     """The adb servers that lead to the `devices` of a run, for as long as it has them."""
 
     def __init__(self, supervisor: Supervisor, devices: Iterable[Device], warnings: Iterable[str] = ()) -> None:
-        """Tunnels are children of `supervisor`. `warnings` are what is to be said of the servers."""
+        """Take the devices and the `warnings` about their servers. Tunnels are children of `supervisor`."""
         self._supervisor, self._warnings = supervisor, list(warnings)
         addresses = [one.address for one in devices if isinstance(one.address, AdbAddress)]
         self._ordinary = ordinary_server() if addresses else None
@@ -92,10 +92,10 @@ class Servers:
         self._next_s = 0.0
 
     def revive(self) -> list[str]:
-        """Start again what has ended, and return a line for each; the first time also what is to be said of them.
+        """Start ended servers and tunnels again and return a line for each; the first call adds the warnings.
 
-        A server that somebody else has started meanwhile lacks what `adb connect` had attached: the recovery ladder
-        of each device attaches that. Raises InfraError for what does not start.
+        A server that another user has started meanwhile lacks devices of `adb connect`: their recovery attaches them.
+        Raises InfraError for a failing start.
         """
         warnings, self._warnings = self._warnings, []
         return [*warnings, *revive_tunnels(self._supervisor), *self._revive_ordinary()]
@@ -127,7 +127,7 @@ def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int =
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     child = supervisor.spawn(argv, name=name, env={**os.environ, "PYTHONPATH": path}, stdout_pipe=True)
     try:
-        # What the tunnel prints: its port, or why there is none.
+        # The tunnel prints its port or the reason of its failure.
         ready = msgspec.json.decode(child.first_line(_TUNNEL_SECONDS))
     except msgspec.DecodeError:
         ready = {"error": child.why_silent(_TUNNEL_SECONDS)}

@@ -1,4 +1,4 @@
-"""Who a device is: asked of the device itself, in one round trip, and never believed from a flag."""
+"""Identity of a device, read from the device itself in one round trip, never from an option."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from farm.devices.text import clean_text
 if TYPE_CHECKING:
     from farm.devices.device import DeviceAddress
 
-# A phone under load answers in a second; one that takes longer is not fit to measure on.
+# A phone under load answers in a second; a slower one is unfit for measurements.
 _IDENTIFY_SECONDS = 10.0
 _ANSWER_BYTES = 16 * 1024
 
-# What `uname -m` says where programs for aarch64 run.
+# Output of `uname -m` on machines for aarch64 programs.
 _PROCESSORS = frozenset({"aarch64", "arm64"})
-# What boards without a number of their own say, many of them the same.
+# Placeholder serials of boards, equal on many of them.
 _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
 
-# Shell code that prints the id of the current start of a device. A virtual device has an id of its own, as the kernel's
-# is that of this machine. Some builds of Android hide the kernel's.
+# Shell code that prints the boot id of a device. A virtual device has its own property, as the kernel's id belongs to
+# this machine. Some builds of Android hide the kernel's id.
 TELL_BOOT = """
 id=$(getprop farm.boot_id 2>/dev/null)
 [ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
@@ -70,9 +70,9 @@ fi
 
 
 def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
-    """Ask the device at `address`, which errors call `serial`, who it is; `host` is the machine that it hangs on.
+    """Identify the device at `address`, named `serial` in errors; `host` is the machine that it is attached to.
 
-    Raises DeviceError when it does not say what it has to, or lets farm keep no files.
+    Raises DeviceError for missing answers and for a device without writable storage.
     """
     with contextlib.closing(transport_to(serial, address)) as transport:
         storage = "" if transport.is_android else str(transport.storage)
@@ -109,7 +109,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     system = " ".join(filter(None, (properties.get("system", ""), properties.get("kernel", ""))))
     serialno = _serial(properties)
     return Device(
-        # adb's name is an address; a virtual device's is the one that it was started with.
+        # adb's name is an address; a virtual device keeps the serial of its start.
         serial=serial if kind == "virtual" and transport.is_android else serialno or serial,
         soc=soc,
         soc_reported="" if reported.upper() == soc else reported,
@@ -125,10 +125,10 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
 
 
 def read_soc(properties: dict[str, str]) -> str:
-    """Return the SoC that a device's answers name, as profiles have it; empty when none does. Pure.
+    """Return the SoC in a device's answers by its profile's name; empty for none. Pure.
 
-    A name without a profile is returned as it is: no device matches by it. Of the entries in `compatible`,
-    `qcom,qcs9100-ride qcom,qcs9100`, only one that has a profile counts.
+    A name without a profile is returned unchanged, and no device matches it. An entry of `compatible`,
+    `qcom,qcs9100-ride qcom,qcs9100`, counts only with a profile.
     """
     return reported_soc(properties)[1]
 

@@ -1,6 +1,6 @@
-"""How what farm starts on a device is found and ended, when its connection does not do that: by a mark.
+"""Marks that find and end programs on a device after the loss of their connection.
 
-A program has the mark in its environment, which its children inherit, also those that left its session.
+A program has the mark in its environment, which its children inherit, also in other sessions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ while [ "$quiet" -lt 2 ] && [ "$round" -lt 50 ]; do
     kill -KILL $found
 done 2>/dev/null
 """
-"""A script for a device's shell, with the mark as a line of its standard input, which ends every process that has it in
-its environment, or in its command line before it has an environment of its own; a second look after the first, as one
-that was just forked shows neither.
+"""Script for a device's shell, with the mark as a line of its standard input, that ends every process with the mark in
+its environment or command line; it looks twice, as a process just forked shows neither.
 
-`head` names the process before what it has, and NULs are replaced before anything looks for the mark: busybox's `grep`
-reads up to the first one. The pattern is not the mark itself, so that `sed` is not found.
+`head` prints the process before its data, and NULs are replaced before the search, because busybox's `grep` reads up to
+the first NUL. The pattern differs from the mark, so that `sed` is not found.
 """
 
 

@@ -15,7 +15,7 @@ _Item = TypeVar("_Item")
 _Asked = TypeVar("_Asked")
 
 BYTES_PER_SECOND = 64 * 1024
-"""The least, over all of a transfer: a twentieth of USB 1, and what a tunnel through a slow network has to give."""
+"""Least average speed of a transfer: a twentieth of USB 1, and reachable through a slow network's tunnel."""
 
 # For what takes time and moves nothing: as many stalls as are let pass, and opening and closing a file.
 _STALLS = 4

@@ -18,17 +18,17 @@ from farm.devices.text import clean_text
 if TYPE_CHECKING:
     from farm.devices.device import Device, PowerCommand
 
-# Of what it prints, the end is kept.
+# Bytes kept from the end of its output.
 _KEPT_BYTES = 4096
 _LOOK_SECONDS = 0.1
 
 
 def cycle_power(device: Device, command: PowerCommand) -> str:
-    """Run the command, without a shell, and return what it printed last, made safe.
+    """Run the command without a shell, and return the end of its output as safe text.
 
-    It gets `device`'s serial in place of `{serial}`, and serial, name and SoC in $FARM_DEVICE_SERIAL, $FARM_DEVICE_NAME
-    and $FARM_DEVICE_SOC. Nothing but its own time limit breaks it off, as it might leave the power cut. Raises
-    DeviceError where it cannot be started or fails, DeviceTimeoutError when its time is over.
+    The command gets `device`'s serial for `{serial}`, and serial, name and SoC in $FARM_DEVICE_SERIAL,
+    $FARM_DEVICE_NAME and $FARM_DEVICE_SOC. Only its own time limit ends it, as an early end could leave the power cut.
+    Raises DeviceError for a failing command, DeviceTimeoutError at the limit.
     """
     if device.serial.startswith("-"):
         raise DeviceError(device.serial, "its serial begins with '-': the power command could take it for an option")
@@ -52,7 +52,7 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
         try:
             printed = clean_text(_read(process, time.monotonic() + command.timeout_s), _KEPT_BYTES, lines=True)
         finally:
-            # Also what it left behind, which would keep its streams.
+            # Children of the command would keep its streams open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     said = f": {' '.join(printed.split())}" if printed.strip() else ""
@@ -65,7 +65,7 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Return the end of what it prints until it ends, or `deadline`."""
+    """Return the end of the output until the process ends, or until `deadline`."""
     assert process.stdout is not None  # noqa: S101 - it was started with a pipe
     pipe, printed, open_ = process.stdout.fileno(), b"", True
     while process.poll() is None and time.monotonic() < deadline:

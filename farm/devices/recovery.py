@@ -46,31 +46,31 @@ TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.bo
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One step that was taken."""
+    """Result of one recovery step."""
 
     step: Step
     problem: str
-    """Why the device is still not well, in one line; empty when it is."""
+    """Remaining problem of the device in one line; empty for none."""
     seconds: float
     output: str = ""
-    """What the power command printed last."""
+    """End of the power command's output."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """Result of a recovery."""
 
     steps: tuple[StepResult, ...]
     problem: str
-    """Why the device was given up; empty when it answers, as the same device."""
+    """Reason of a failed recovery; empty if the same device answers."""
 
     @property
     def ok(self) -> bool:
-        """Whether the device is back."""
+        """True if the device is back."""
         return not self.problem
 
 
 class OtherDeviceError(DeviceError):
-    """Another device answers in the place of the one that is to be brought back."""
+    """Another device answers at the address of the device under recovery."""
 
 
 def recover(
@@ -83,12 +83,12 @@ def recover(
     works: Callable[[], str] = lambda: "",
     hopeless: Callable[[], bool] = lambda: False,
 ) -> Recovery:
-    """Take one step after the other, up to `max_step`, until `device` answers and is who it was; never raises for it.
+    """Take recovery steps in order, up to `max_step`, until the same `device` answers; never raises for the device.
 
-    Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is given to `log`.
-    The last, a power cycle, is for a device that has a command for it, which has a time limit of its own.
-    `works` returns what is still wrong with a device that answers, empty when nothing is; it is asked up to three times
-    after each step. Where it has found what no step mends, `hopeless` says so, and no other is taken.
+    Each step lasts STEP_SECONDS, at most `timeout_s`, ends early when `stop` is true, and is passed to `log`. The last
+    step, a power cycle, needs a power command, which has its own time limit. `works` gives the problem of an answering
+    device, empty for none, and is called up to three times after each step. `hopeless` is true after a problem that no
+    step mends; no further step is taken then.
     """
     steps: list[StepResult] = []
     with contextlib.closing(open_transport(device)) as transport:
@@ -106,7 +106,7 @@ def recover(
                 is_last = is_last or hopeless()
             steps.append(StepResult(step, problem, time.monotonic() - started, attempt.output))
             log(steps[-1])
-            # Who is not ours to use is not ours to reboot.
+            # A device of another owner must not be rebooted.
             if not problem or is_last or (attempt.is_other and step is not Step.RECONNECT):
                 return Recovery(tuple(steps), problem)
     raise AssertionError(max_step)
@@ -114,7 +114,7 @@ def recover(
 
 @dataclass
 class _StepAttempt:
-    """One step, with its deadline."""
+    """Attempt of one step, with its deadline."""
 
     device: Device
     transport: Transport
@@ -124,7 +124,7 @@ class _StepAttempt:
     is_other: bool = False
     """Another device answered in its place, last of all."""
     output: str = ""
-    """What the power command printed."""
+    """Output of the power command."""
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.seconds
@@ -142,12 +142,12 @@ class _StepAttempt:
             elif self.transport.no_reboot:
                 raise InfraError(self.transport.no_reboot)
             else:
-                # What answers at an address may be another one by now, or none of ours.
+                # Another device may answer at the address by now.
                 _check_identity(self.device)
                 before, _ = self._state()
                 self.transport.reboot()
         except InfraError as error:
-            # One that cannot be reached may be starting by itself, and come back nevertheless.
+            # An unreachable device may be booting by itself and return nevertheless.
             if step is Step.REBOOT:
                 problem = f"it cannot be rebooted: {_reason(self.device, error)}"
                 is_away = isinstance(error, DeviceGoneError | DeviceTimeoutError)
@@ -178,9 +178,9 @@ class _StepAttempt:
         return self._wait()
 
     def check(self, works: Callable[[], str], hopeless: Callable[[], bool]) -> str:
-        """Return what is wrong with a device that answers, after some tries.
+        """Return the problem of an answering device after some tries.
 
-        What ailed it may strike once more before it is over: a stronger step would not change that.
+        A passing problem may strike once more; a stronger step would not change that.
         """
         problem = works()
         for pause_s in _WORK_PAUSES_S:
@@ -230,7 +230,7 @@ class _StepAttempt:
 def _check_identity(device: Device) -> None:
     """Raise OtherDeviceError when another device answers than `device`, DeviceError when none does."""
     found = identify(device.serial, device.address, host=device.host)
-    # Its serial may be no more than an address, which another device has by now.
+    # The serial may be an address that another device has by now.
     is_other = bool(device.serialno) and found.serialno != device.serialno
     if is_other or (found.soc, found.kind, found.serial) != (device.soc, device.kind, device.serial):
         problem = f"another device answers in its place: {_described(found)}, it was {_described(device)}"

@@ -9,18 +9,18 @@ from farm.base.text import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# busybox's `df` knows no root file system that is in memory, as that of an initramfs is; not every `stat` has -f.
+# busybox's `df` fails on a root file system in memory, as of an initramfs; some versions of `stat` lack -f.
 TELL_ROOM = "df -kP . 2>/dev/null | tail -n 1; stat -f -c 'blocks %a %S' . 2>/dev/null"
-"""For a shell in the folder that is asked about; to be read by `free_bytes`."""
+"""Shell code for the folder in question; `free_bytes` reads its output."""
 
 _MOST_BYTES = 1 << 60
 
 
 def free_bytes(lines: Iterable[str]) -> int | None:
-    """Return what TELL_ROOM says is free; None where it says nothing that can be believed. Pure."""
+    """Return the free bytes in the output of TELL_ROOM; None for an implausible output. Pure."""
     for line in lines:
         words = line.split()
-        # Of `df`: file system, size, used, available, share, place; a file system's name may have blanks in it.
+        # Columns of `df`: file system (may contain blanks), size, used, available, share, place.
         if words[:1] == ["blocks"] and len(words) == 3:
             count, unit = count_of(words[1]), count_of(words[2])
         else:

@@ -25,7 +25,7 @@ STATUS_SECONDS = 20.0
 POLL_SECONDS = 5.0
 _ANSWER_BYTES = 64 * 1024
 
-# What a sensor in a device can show; what is beyond is one that is switched off or counts in another unit.
+# Plausible range of a sensor; other values come from sensors that are off or use another unit.
 _COLDEST, _HOTTEST = -40.0, 125.0
 _MOST_SECONDS = 3e9
 # A clock that was never set starts in 1970.
@@ -58,18 +58,18 @@ done
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device at one moment. None: it does not tell, or tells what cannot be."""
+    """State of a device at one moment. None: the device reports no value or an impossible one."""
 
     root: bool
     """Commands run as root."""
     battery_percent: int | None
     """None without a battery, too."""
     temperature_c: float | None
-    """Of the battery, which is what throttles a phone in the end; of the hottest sensor where there is no battery."""
+    """Temperature of the battery, which throttles a phone; of the hottest sensor on devices without a battery."""
     free_bytes: int | None
     """Room where farm keeps its files."""
     boot_id: str
-    """Another one after every start; empty when it does not tell."""
+    """Boot id, different after every boot; empty if unreported."""
     uptime_s: float | None
     clock_offset_ms: int | None
     """How far its clock is ahead of this machine's."""
@@ -92,7 +92,7 @@ def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> Dev
 
 
 def check(status: DeviceStatus, limits: HealthConfig) -> str:
-    """Return what speaks against measuring now, empty when nothing does. What a device does not tell does not. Pure."""
+    """Return the reason against a measurement now, empty for none. Unreported values are no reason. Pure."""
     problems = []
     if status.temperature_c is not None and status.temperature_c > limits.max_temperature_c:
         problems.append(f"at {status.temperature_c:.1f} C, limit {limits.max_temperature_c:.1f} C")
@@ -126,7 +126,7 @@ def wait_until_cool(
 
 
 def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
-    """Return what a device's answer means, `name=value` by line; `now_ms` is this machine's epoch then. Pure."""
+    """Return the status in a device's answer, `name=value` by line; `now_ms` is this machine's epoch then. Pure."""
     values: dict[str, str] = {}
     battery: dict[str, str] = {}
     zones: list[float] = []
@@ -156,7 +156,7 @@ def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
 
 
 def _battery(battery: dict[str, str]) -> tuple[int | None, float | None]:
-    """Return percent and degrees. A board without a battery has a service that invents one, and says so."""
+    """Return percent and degrees. The service of a board without a battery invents values and marks them."""
     if battery.get("present", "true") != "true":
         return None, None
     level, scale = _number(battery.get("level", ""), 0, 1e6), _number(battery.get("scale", "100"), 1, 1e6)
@@ -166,7 +166,7 @@ def _battery(battery: dict[str, str]) -> tuple[int | None, float | None]:
 
 
 def _zone(text: str) -> list[float]:
-    """Return a sensor's degrees, in a list; nothing for one that is off. Some drivers do not count thousandths."""
+    """Return a sensor's degrees in a list, empty for a sensor that is off. Some drivers use no thousandths."""
     value = _number(text, _COLDEST * 1000, _HOTTEST * 1000)
     if value is None or value == 0:
         return []

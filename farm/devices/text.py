@@ -1,10 +1,10 @@
-"""What a device says, made safe to store and to show."""
+"""Text from devices, made safe for the store and for terminals."""
 
 from __future__ import annotations
 
 from farm.base.text import spelled
 
-# How the C libraries of Android and Linux say ENOSPC and EDQUOT.
+# Texts of ENOSPC and EDQUOT in the C libraries of Android and Linux.
 _FULL = ("no space left on device", "quota exceeded")
 
 # Longer than every property and error message worth keeping on a line.
@@ -13,9 +13,9 @@ _ONE_LINE = str.maketrans({"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "
 
 
 def clean_text(raw: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
-    """Return at most `limit` characters of `raw` without outer blanks, what is invisible spelled out by `system.text`.
+    """Return at most `limit` characters of `raw` without outer blanks; `base.text` spells invisible characters out.
 
-    Line ends and tabs survive only with `lines`, and are spelled out otherwise. What is not UTF-8 becomes U+FFFD.
+    Line ends and tabs survive only with `lines`. Bytes outside UTF-8 become U+FFFD.
     """
     # Four bytes a character at most, so that a huge answer costs nothing.
     text = raw[: limit * 4].decode("utf-8", errors="replace") if isinstance(raw, bytes) else raw[: limit * 4]
@@ -24,5 +24,5 @@ def clean_text(raw: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = 
 
 
 def says_full(reason: str) -> bool:
-    """Tell whether a device's error message says that its storage is full."""
+    """Return whether a device's error message means full storage."""
     return any(words in reason.casefold() for words in _FULL)

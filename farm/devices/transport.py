@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path, PurePosixPath
 
-# A runner's log and a listing are far below; above it a program has gone mad, or somebody wants a file: pull it.
+# Bound of a program's output: a runner's log and a listing are far below; large data belongs into pulled files.
 OUTPUT_BYTES = 16 << 20
 # Linux gives a program no argument of 128 KiB or more, and a shell's command is one.
 COMMAND_BYTES = 120 * 1024
-# What is shown of a program's standard error when it is to blame.
+# Bytes of a program's standard error in an error message.
 TAIL_BYTES = 400
 # For a program that `start` starts.
 _START_SECONDS = 30.0
@@ -28,14 +28,14 @@ _START_SECONDS = 30.0
 _ROOT_SECONDS = 60.0
 # After so long without a word of a program the device is asked whether it is there: see Transport.demand.
 SILENCE_SECONDS = 30.0
-# For what a device answers at once, in a line or two.
+# Limits of commands that a device answers at once in a few lines.
 ASK_SECONDS = 10.0
 ANSWER_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A program that ran to its end on a device. What it wrote is hostile, and bounded."""
+    """Program that ended on a device. Its output is hostile and bounded."""
 
     code: int
     """128 + n when signal n ended it."""
@@ -46,7 +46,7 @@ class Completed:
 
 
 class Output(NamedTuple):
-    """What a running program wrote since it was asked last; hostile, and as much as one read gives."""
+    """Output of a running program since the last read; hostile."""
 
     stdout: bytes
     stderr: bytes
@@ -71,15 +71,15 @@ class Process(abc.ABC):
         self._send()
 
     def close_stdin(self) -> None:
-        """Let the program read the end of its input, after what was sent."""
+        """Close the program's input after the data sent so far."""
         self._no_more = True
         self._send()
 
     @abc.abstractmethod
     def receive(self, timeout_s: float) -> Output:
-        """Return what comes within `timeout_s`, as soon as something does; empty when nothing came.
+        """Return output as soon as some arrives within `timeout_s`; empty for none.
 
-        Raises DeviceError when the connection ends before the program.
+        Raises DeviceError if the connection ends before the program.
         """
 
     @abc.abstractmethod
@@ -99,27 +99,26 @@ class Link:
 
 
 class Transport(abc.ABC):
-    """The way to one device. Several threads may use it, each call as if it were alone.
+    """Transport to one device. Several threads may use it independently.
 
-    Every method raises DeviceError: DeviceTimeoutError when the device does not answer in time, DeviceGoneError when
-    it is not there any more, DeviceSpaceError when its storage is full, AdbServerError when not it but the adb server
-    before it is to blame, and DeviceError itself for what broke while the device is still there.
+    Every method raises DeviceError: DeviceTimeoutError for a late answer, DeviceGoneError for an absent device,
+    DeviceSpaceError for full storage, AdbServerError for a failure of the adb server, and DeviceError itself for a
+    failure with the device still present.
 
-    A kind of transport implements `spawn`, `push`, `pull` and `storage`, and overrides what it does otherwise than
-    here: docs/developers/recipes.md, "Adding a transport".
+    A kind of transport implements `spawn`, `push`, `pull` and `storage`, and overrides other methods as needed:
+    docs/developers/recipes.md, "Adding a transport".
     """
 
     is_android = False
-    """Devices that have Android's version number are Android's, and nobody else writes beside `storage`."""
+    """True for devices with Android's version number; no other program writes beside `storage` there."""
     no_reboot = "its transport cannot"
-    """Why no device behind it is rebooted; empty where `reboot` does it."""
+    """Reason why its devices cannot be rebooted; empty if `reboot` works."""
 
     def __init__(self, serial: str) -> None:
         self.serial = serial
         """The device's name."""
         self.elevation: tuple[str, ...] = ()
-        """What runs a script as root, which is its last word, where not every command is root's; set by
-        `become_root`."""
+        """Command that runs a script, its last word, as root if commands are not root's; set by `become_root`."""
 
     @property
     @abc.abstractmethod
@@ -135,11 +134,10 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
-        """Write local files, or bytes, or links, to absolute paths on the device; folders on the way are made.
+        """Write local files, bytes or links to absolute paths on the device; missing folders are made.
 
-        What is there already, a link too, is replaced. A local file that is executable is so on the device. A push
-        that breaks may leave some files unwritten and, behind adb or SSH, the one it was writing incomplete: push
-        beside the place and rename.
+        Existing files and links are replaced. An executable local file is executable on the device. A broken push may
+        leave some files unwritten and, behind adb or SSH, the last file incomplete: push beside the target and rename.
         """
 
     @abc.abstractmethod
@@ -150,7 +148,7 @@ class Transport(abc.ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - nothing is kept open unless a transport says so
-        """Let go of what is kept open between calls. May be called again, and so may every other method."""
+        """Close connections kept between calls. Every method may be called afterwards."""
 
     def run(
         self,
@@ -183,9 +181,9 @@ class Transport(abc.ABC):
         return self.spawn(argv, self._command(argv, cwd, env), _START_SECONDS, stdin=True)
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
-        """Return the program that opens a shell on the device or runs `words` there, and its environment.
+        """Return the local program that opens a shell on the device or runs `words` there, and its environment.
 
-        It is a program of this machine. With `terminal` what runs there gets one. Raises UsageError where none does it.
+        With `terminal` the program on the device gets a terminal. Raises UsageError for a transport without one.
         """
         del words, terminal
         raise UsageError(f"{self.serial}: there is no program that opens a shell on it")
@@ -199,9 +197,9 @@ class Transport(abc.ABC):
         return True
 
     def demand(self) -> None:  # noqa: B027
-        """Raise DeviceError where the device does not answer any more: for kinds whose streams do not end by that.
+        """Raise DeviceError for an unanswering device, in kinds whose streams survive its loss.
 
-        What runs there says nothing for a while; the connection may be cut behind a machine that acknowledges.
+        A silent program is no proof: the connection may be cut behind a machine that acknowledges.
         """
 
     def user_id(self) -> int:
@@ -215,9 +213,9 @@ class Transport(abc.ABC):
         return user
 
     def ensure_root(self, *, timeout_s: float = _ROOT_SECONDS) -> bool:
-        """Make commands run as root; return whether they did not before: then what ran on the device may have ended.
+        """Make commands run as root; return whether that changed, in which case programs on the device may have ended.
 
-        The error says why it cannot be, DeviceTimeoutError that the device is not back within `timeout_s`.
+        Raises DeviceError with the reason, DeviceTimeoutError for a device that is not back within `timeout_s`.
         """
         if self.user_id() == 0:
             return False
@@ -295,10 +293,10 @@ def communicate(
 
 
 def shell_command(argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None) -> str:
-    """Return `argv` as text for a device's shell: the only place where something is quoted for one.
+    """Return `argv` as text for a device's shell: the only place of shell quoting.
 
-    The program replaces the shell, so that the hangup adbd sends when a stream closes reaches it.
-    Raises ValueError for what a shell cannot take: NUL, and names that are no environment variables.
+    The program replaces the shell, so that adbd's hangup at the end of a stream reaches it. Raises ValueError for NUL
+    characters and for invalid names of environment variables.
     """
     if not argv or any("\0" in word for word in argv):
         raise ValueError("a command needs a program, and no word of it holds NUL")

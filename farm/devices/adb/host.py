@@ -1,7 +1,7 @@
 """Connections to an adb server.
 
-Of adbutils only the adb program is used: its Python starts a server where none listens, may send a part of a request,
-asks for the version before every stream, and takes 60 ms of each process to import an HTTP client.
+Only the adb program of adbutils is used: its Python starts a server if none listens, may send a part of a request,
+requests the version before every stream, and needs 60 ms per process to import an HTTP client.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _LISTEN_SECONDS = 1.0
 # More are not attached to one machine; a server that lists more is not believed.
 _MOST_DEVICES = 256
 
-# What an adb server answers for a device that is not, or no more, behind it. Source: transport.cpp of AOSP's
-# packages/modules/adb.
+# Answers of an adb server for an absent device. Source: transport.cpp of AOSP's packages/modules/adb.
 _GONE = re.compile(r"not found|no devices|device offline|still connecting|device detached|transport has been removed")
 
 # Every state of ConnectionState in AOSP's adb.h, as `adb devices` prints it; the text before it is the name.
@@ -46,10 +45,10 @@ _Answer = TypeVar("_Answer")
 
 
 def acknowledge(stream: socket.socket) -> None:
-    """Acknowledge what was read from an adb server at once.
+    """Acknowledge data of an adb server at once.
 
-    It holds a second small write back until the first is acknowledged, which Linux puts off for 40 ms. Linux forgets
-    that it was asked not to, so this is for after every read.
+    The server holds a second small write back until the first is acknowledged, which Linux delays by 40 ms. Linux
+    drops the option after a while, so that each read needs this call.
     """
     stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
@@ -58,13 +57,13 @@ class Attached(NamedTuple):
     """A device that an adb server knows."""
 
     serial: str
-    """What farm calls it: see adb_target."""
+    """Serial in farm: see adb_target."""
     state: str
-    """adb's word: `device` for one that is ready."""
+    """State by adb: `device` for a ready device."""
     adb_name: str
     """Name in the server's listing: `HOST:PORT` after `adb connect`, a name of mDNS, else the serial."""
     has_twin: bool = False
-    """True for an entry that shares its product with others: adb's name alone tells them apart."""
+    """True for an entry that shares its product with others, so that only adb's name differs."""
 
     @property
     def target(self) -> str:
@@ -78,11 +77,11 @@ class Attached(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """The server says no, and why; or what it says is no answer."""
+    """Refusal of the server with its reason, or an invalid answer."""
 
 
 class _NoServerError(Exception):
-    """Nobody listens where the server was expected."""
+    """No process listens at the address of the server."""
 
 
 class _ServerHungUpError(Exception):
@@ -90,7 +89,7 @@ class _ServerHungUpError(Exception):
 
 
 class _AdbConnection:
-    """One connection to an adb server. Every method raises OSError and the errors above."""
+    """Connection to an adb server. Every method raises OSError and the errors above."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         try:
@@ -110,7 +109,7 @@ class _AdbConnection:
         self.expect_okay()
 
     def expect_okay(self) -> None:
-        """Return when the server says so."""
+        """Return once the server answers OKAY."""
         status = self._read(4)
         if status != b"OKAY":
             raise _RefusedError(self.text() if status == b"FAIL" else f"Unknown data: {status!r}")
@@ -140,7 +139,7 @@ class _AdbConnection:
 
 
 class AdbHost:
-    """One adb server, by the port and the host that it listens on."""
+    """adb server, known by its port and host."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class AdbHost:
 
     @property
     def place(self) -> str:
-        """Where the server listens, for people."""
+        """Address of the server for messages."""
         return f"port {self.port}" if self.host == LOOPBACK else str(Endpoint(self.host, self.port))
 
     def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
@@ -171,7 +170,7 @@ class AdbHost:
         return self._answer(request, timeout_s, _AdbConnection.text)
 
     def answers(self, timeout_s: float = SERVER_SECONDS) -> bool:
-        """Tell whether an adb server answers; one that is being started may take the time."""
+        """Return whether an adb server answers within `timeout_s`; a starting server may need that time."""
         try:
             self.query("host:version", timeout_s=timeout_s)
         except InfraError:
@@ -216,7 +215,7 @@ class AdbHost:
         return next((one.network_address for one in self.attached() if target in (one.adb_name, one.target)), "")
 
     def target(self, serial: str) -> str:
-        """Return what the server finds the device `serial` by."""
+        """Return the server's name for the device `serial`."""
         return self._target or adb_target(serial)
 
     def wait_for(self, address: str, *, timeout_s: float = SERVER_SECONDS) -> None:
@@ -282,9 +281,9 @@ class AdbHost:
         return answer.strip() == serial.encode()
 
     def blame(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
-        """Return the error for a stream that broke: of the server, of the device, or of the stream alone.
+        """Return the error of a broken stream: of the server, of the device, or of the stream alone.
 
-        The server is asked. When it says that the device is there, only the stream broke.
+        The server is asked; if it lists the device, only the stream broke.
         """
         try:
             with _AdbConnection(self.host, self.port, _STATE_SECONDS) as connection:
@@ -320,9 +319,9 @@ class AdbHost:
 
 
 def parse_listing(listing: str) -> list[Attached]:
-    """Return what the answer to `host:devices-l` lists; a virtual device's serial is its product. Pure.
+    """Return the entries of an answer to `host:devices-l`; a virtual device's serial is its product. Pure.
 
-    What `farm devices connect` attached is left out: a second user would have the device by that name.
+    Devices of `farm devices connect` are left out: a second user would reach the leased device by that name.
     """
     attached = [one for one, product in _listed(listing) if product != RELAYED_PRODUCT]
     count = Counter(one.serial for one in attached)

@@ -1,4 +1,4 @@
-"""adb servers: one of farm's own that touches nothing of the user's, or the user's ordinary one."""
+"""adb servers: a private one of farm, apart from the user's, or the user's ordinary one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 ORDINARY_PORT = 5037
 WHOLE_OUTPUT = 41
-"""Of this version on, a server hands on all of a large output."""
+"""Version from which a server passes on all of a large output."""
 
 _START_SECONDS = 20.0
 _RACE_SECONDS = 5.0
 _ASK_SECONDS = 5.0
-# One that has no USB device to scan for is up in a tenth of a second.
+# A server without USB devices starts in a tenth of a second.
 _BACKLOG = 64
 
 # As adb 36 reads $ANDROID_ADB_SERVER_PORT: a blank before it, and hexadecimal digits, are accepted.
@@ -82,9 +82,9 @@ class AdbServer(AdbHost):
         return address
 
     def revive(self, supervisor: Supervisor) -> bool:
-        """Start farm's own server again on its port where it has died, and attach what was attached to it.
+        """Start farm's own server again on its port after its death, and attach its devices again.
 
-        Return whether it had died. Raises InfraError when it does not come up.
+        Return whether it had died. Raises InfraError if it does not start.
         """
         if self._child is None or self._state is None or self._child.process.poll() is None:
             return False
@@ -121,7 +121,7 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
     adb = find_adb()
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = state.resolve()
-    # The server takes a socket that listens already, so nobody can take the port in between.
+    # The server takes a listening socket, so that no other process can take the port in between.
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -217,7 +217,7 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
     place = server_place(os.environ)
     # The user's own adb first: a client of another version would make the server restart.
     server = AdbServer(place.port, _candidates()[0], host=place.host, named_by=place.variable)
-    # One that listens and does not answer is not started again: whose it is, nobody knows.
+    # A listening server without an answer is left alone, as its owner is unknown.
     if start and place.startable and not server.listens():
         _start(server)
     return server
@@ -225,7 +225,7 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
 
 def _start(server: AdbServer) -> None:
     command = [str(server.adb), "-P", str(server.port), "start-server"]
-    # It stays when whatever started this process ends: see farm.base.reaper.
+    # The server outlives the starter of this process: see farm.base.reaper.
     env = environment_with(AdbHost.environment(server))
     env.pop(MARK, None)
     try:
@@ -233,15 +233,15 @@ def _start(server: AdbServer) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_START_SECONDS, check=True
         )
     except (subprocess.SubprocessError, OSError) as error:
-        # Of two that are started at the same moment one gets the port.
+        # One of two simultaneous starts gets the port.
         if not server.answers(_RACE_SECONDS):
             raise InfraError(f"{' '.join(command)} failed: {error}") from None
 
 
 def suitable_adb(server: AdbHost) -> Path:
-    """Return an adb program of the version of `server`, the user's own first. Raises InfraError where none is.
+    """Return an adb program of the version of `server`, the user's own first. Raises InfraError if none exists.
 
-    A client of another version ends the server, and with it what everybody does behind it.
+    A client of another version ends the server, and with it all work of other users behind it.
     """
     wanted = server.version()
     known = {adb: _version_of(adb) for adb in _candidates()}
@@ -268,7 +268,7 @@ def outdated(server: AdbHost) -> str:
 
 @functools.cache
 def _version_of(adb: Path) -> int:
-    """Return the version of a client, 0 for a program that does not say."""
+    """Return the version of a client, 0 for a program without one."""
     try:
         done = subprocess.run(
             [adb, "version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_SECONDS, check=False

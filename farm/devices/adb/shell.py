@@ -1,6 +1,6 @@
 """The host's end of adb's shell protocol v2: standard streams and the exit code over one stream.
 
-A frame is one byte that says what it is, a little-endian u32 and so many bytes. Source: shell_protocol.h of AOSP's
+A frame is one byte for its kind, a little-endian u32 for its length, and its bytes. Source: shell_protocol.h of AOSP's
 packages/modules/adb.
 """
 
@@ -30,7 +30,7 @@ _READ_BYTES = 256 * 1024
 
 
 class ShellProcess(Process):
-    """One program on a device, from its start to its exit code: see Process. Owns the stream."""
+    """Program on a device, from its start to its exit code: see Process. Owns the stream."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ShellProcess(Process):
         argv: Sequence[str],
         end: Callable[[], None] | None = None,
     ) -> None:
-        """`end` ends on the device what is left of a program that has not ended when it is hung up on."""
+        """Take `end`, which ends the program and its children on the device after an early close."""
         super().__init__()
         self._stream, self._host, self._serial, self._argv, self._end = stream, host, serial, argv, end
         stream.setblocking(False)
@@ -79,7 +79,7 @@ class ShellProcess(Process):
 
     def close(self) -> None:
         """See Process."""
-        # First: also where this process is killed meanwhile, adbd tells the program.
+        # The stream closes first: adbd then hangs up the program even if this process is killed meanwhile.
         self._stream.close()
         end, self._end = self._end, None
         if end is not None and self._code is None:

@@ -28,7 +28,7 @@ _BUFFER = 1 << 20
 
 
 class SyncStream:
-    """One stream to a device's sync service, for any number of transfers; after an error it is of no use."""
+    """Stream to a device's sync service for any number of transfers; unusable after an error."""
 
     def __init__(self, stream: socket.socket, serial: str, stall_s: float) -> None:
         """`stall_s` is how long the device may move nothing."""
@@ -71,7 +71,7 @@ class SyncStream:
             self._expect_okay(pending)
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
-        """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
+        """Read every file. Raises DeviceError for a file that is missing or larger than its limit."""
         self._throughput = MinThroughput(self._serial, len(files), self._stall_s)
         for path, _ in ahead(files, lambda path: self._request(b"RECV", _name(path, self._serial)), _WINDOW):
             self._receive_file(path, files[path], limits[path])

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     from farm.devices.device import AdbAddress
 
-# Where an ordinary adb user may write and execute; everything of farm is below.
+# Folder in which an ordinary adb user may write and execute; it has all files of farm.
 STORAGE = PurePosixPath("/data/local/tmp/farm")
 
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-# How long a device that does not answer may hold up whoever hangs up on a program.
+# Longest wait for an unanswering device when a program is closed.
 _END_SECONDS = 5.0
 
-# What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
+# Answers of adbd, daemon/restart_service.cpp of AOSP's packages/modules/adb.
 _RESTARTING = "restarting"
 _PRODUCTION = "production builds"
-# Who runs a script as root where adbd does not: `su` of AOSP's system/extras, and that of Magisk, KernelSU and SuperSU.
+# Root shells beside adbd: `su` of AOSP's system/extras, and `su` of Magisk, KernelSU and SuperSU.
 _ELEVATIONS = (("su", "0", "sh", "-c"), ("su", "-c"))
 
 _NO_ROOT = "install a userdebug or eng build of its system, or allow its su for adb's shell where it has one"
@@ -93,7 +93,7 @@ class AdbTransport(Transport):
         return ShellProcess(stream, self._host, self.serial, argv, partial(self._end_marked, mark))
 
     def _end_marked(self, mark: str) -> None:
-        """End what a program has started that is hung up on; adbd tells the program alone. Never raises."""
+        """End the children of a closed program, as adbd hangs up the program alone. Never raises."""
         argv = [*(self.elevation or ("sh", "-c")), END_MARKED]
         words = mark.encode() + b"\n"
         with contextlib.suppress(DeviceError):
@@ -143,7 +143,7 @@ class AdbTransport(Transport):
             self._sync(lambda stream: stream.pull(files, limits))
 
     def close(self) -> None:
-        """Close the streams for files that nobody uses."""
+        """Close the unused streams for files."""
         with self._lock:
             idle, self._idle = self._idle, []
         for stream in idle:
@@ -169,9 +169,9 @@ class AdbTransport(Transport):
         self._host.open(self.serial, "shell,v2,raw:exit", timeout_s=ASK_SECONDS).close()
 
     def become_root(self, timeout_s: float) -> None:
-        """Have adbd start anew as root, as `adb root` does: the device goes away and comes back. Else by its `su`.
+        """Restart adbd as root, as `adb root` does: the device goes away and returns. Otherwise use its `su`.
 
-        What `su` runs gets no hangup of adbd, which is another user: it has to end with its standard input.
+        Programs of `su` get no hangup from adbd, which is another user: they have to end with their standard input.
         """
         self._network_address()
         self.elevation = ()
@@ -252,7 +252,7 @@ class AdbTransport(Transport):
                 problem = f"adbd did not answer in {ASK_SECONDS:g} s"
                 raise DeviceTimeoutError(self.serial, problem, argv=["root"]) from None
             except OSError:
-                # Its end may reach us as a reset.
+                # adbd's end may arrive as a reset.
                 pass
         return clean_text(answer) or "nothing"
 
@@ -271,7 +271,7 @@ class AdbTransport(Transport):
             try:
                 self._transfer(stream, transfer)
             except HungUpError:
-                # It may have died long ago, with the server or the device. Either transfer can be begun anew.
+                # The stream may have died with the server or the device; both transfers can begin again.
                 pass
             else:
                 return
@@ -285,7 +285,7 @@ class AdbTransport(Transport):
         try:
             transfer(stream)
         except BaseException:
-            # Answers to what was asked before may still be on their way.
+            # Answers to earlier requests may still arrive.
             stream.close()
             raise
         with self._lock:

@@ -20,7 +20,7 @@ _LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
 
 
 def local_error(error: OSError, path: Path | None = None) -> LocalError:
-    """Return what an OSError of this machine's files, memory or processes says, with the file that it is about."""
+    """Return an OSError of this machine's files, memory or processes as a LocalError that names the file."""
     where = path or error.filename
     problem = error.strerror or str(error)
     return LocalError(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from farm.devices.device import LocalAddress
 
-# What a program gets of farm's environment: where things are, and nothing that farm set for itself or keeps secret.
+# Variables of farm's environment for programs: places alone, no settings of farm and no secrets.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL")
 _READ_BYTES = 256 * 1024
 
@@ -101,7 +101,7 @@ class LocalTransport(Transport):
 
 
 class LocalProcess(Process):
-    """One program on this machine: see Process."""
+    """Program on this machine: see Process."""
 
     def __init__(self, serial: str, argv: Sequence[str], program: Sequence[str]) -> None:
         """Start `program`, which stands for `argv` on the device `serial`. Raises DeviceError."""

@@ -1,7 +1,7 @@
-"""Whether anything comes over an SSH connection still.
+"""Keepalive of an SSH connection.
 
-The kernel only sees whether what is sent is acknowledged, which a forward on the way does by itself: the user-mode
-network of an emulated board, or `ssh -L`. So the other end is asked, and has to answer.
+The kernel sees acknowledgements alone, and a forward on the way sends them itself: the user-mode network of an
+emulated board, or `ssh -L`. So the other end gets requests and has to answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEAD_SECONDS = 30.0
 """A connection over which nothing came for so long is dead."""
 
 _LOOKS = 10
-# RFC 4254, 4: whoever does not know the name says so, which is an answer.
+# RFC 4254, 4: a server without this name answers with a refusal, which is an answer.
 _REQUEST = 80
 _NAME = "keepalive@openssh.com"
 
@@ -51,7 +51,7 @@ def keep_alive(transport: paramiko.Transport, stream: HeardStream) -> None:
     message.add_string(_NAME)
     # An answer is wanted: paramiko's own keep-alive wants none, or waits for it without end.
     message.add_boolean(True)
-    # Sent in paramiko's thread, which reads: what watches must not have to wait for somebody who writes.
+    # paramiko's reading thread sends the request, so that no blocked writer delays it.
     send = transport._send_user_message  # type: ignore[attr-defined] # noqa: SLF001
     transport.packetizer.set_keepalive(ASK_SECONDS, lambda: send(message))
     stream.heard_s = time.monotonic()

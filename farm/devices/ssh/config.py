@@ -1,6 +1,6 @@
-"""What `~/.ssh/config` says of a machine: its address, its keys and the machines on the way to it.
+"""Settings of a machine in `~/.ssh/config`: address, keys and jump hosts.
 
-OpenSSH itself reads the file (`ssh -G`), so that `Host`, `Match`, `Include` and tokens mean what they mean to `ssh`.
+OpenSSH itself reads the file (`ssh -G`), so that `Host`, `Match`, `Include` and tokens have their meaning in `ssh`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _TOKEN = re.compile(r"%(.)")
 
 
 def ssh_address(login: SshLogin, storage: str = "") -> SshAddress:
-    """Return where farm.toml's `login` leads by the user's configuration of ssh; what farm.toml says wins.
+    """Return the address of farm.toml's `login` after the user's configuration of ssh; values of farm.toml win.
 
-    Raises InfraError for what farm cannot do, MissingToolError where there is a configuration and no ssh to read it.
+    Raises InfraError for unsupported settings, MissingToolError for a configuration without an ssh program to read it.
     """
     plain = SshAddress(
         login.host, login.user or getpass.getuser(), login.port or SSH_PORT, login.key_file, login.known_hosts, storage
@@ -57,7 +57,7 @@ def _file(login: SshLogin) -> Path | None:
     if not file.is_file():
         return None
     if problem := weakness(file):
-        # It may name commands, and whose host keys are believed.
+        # The file may name commands and files of trusted host keys.
         remedy = f"let only yourself write it ('chmod go-w {file}'), or set ssh_config = 'none'"
         raise InfraError(f"{file} is not used, as somebody else could have written it: {problem}: {remedy}")
     return file

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from farm.devices.ssh.sftp_stream import Answer, SftpStream
 
-# Files that are open there at once, beside those that are about to be closed; a server has some hundred.
+# Files open on the server at once, closing ones not counted; servers allow some hundred.
 _FILES = 32
 # Linux' PATH_MAX.
 _PATH_BYTES = 4096
@@ -51,7 +51,7 @@ class Files:
 
         def make(path: PurePosixPath) -> int:
             source = files[path]
-            # What is there is replaced, also a program that runs, or a link; where nothing is, that is no error.
+            # An existing file is replaced, also a running program or a link; a missing one is no error.
             self._stream.forget(self._stream.remove(names[path]))
             if isinstance(source, Link):
                 return self._stream.link(names[path], os.fsencode(source.target))
@@ -70,7 +70,7 @@ class Files:
             self._expect_done(path, answer)
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
-        """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
+        """Read every file. Raises DeviceError for a file that is missing or larger than its limit."""
         names = {path: self._name(path) for path in files}
         stream = self._stream
         # Opened only when it is known to be a file: opening a pipe would hang the server.

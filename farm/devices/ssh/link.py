@@ -1,6 +1,6 @@
-"""The SSH connections to a machine, made when they are needed and made anew after they died.
+"""SSH connections to a machine, opened on demand and opened again after a loss.
 
-One is enough for all, but for dropbear, which gets one for each program that runs at the same time.
+One connection serves all programs; dropbear needs one per concurrent program.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _CLOSE_POLL_SECONDS = 0.002
 # A stream that the server closed before it ran anything.
 _MOST_TRIES = 3
 
-# OpenSSH allows 10 (MaxSessions); what is beyond ours ends programs.
+# Concurrent programs; OpenSSH allows 10 sessions (MaxSessions), and the others end programs.
 SESSIONS = 8
 _ENDING = 2
 
-# What goes wrong is raised as an error of ours; without a handler, Python prints paramiko's tracebacks.
+# Failures are raised as errors of farm; without a handler, Python prints paramiko's tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -52,17 +52,17 @@ class ForwardRefusedError(DeviceError):
 
 
 class SshLink:
-    """The way to `address`, for any number of threads. `serial` is whom errors are about."""
+    """Link to `address` for any number of threads. Errors carry `serial`."""
 
     def __init__(self, serial: str, address: SshAddress) -> None:
         self.address = address
         self._serial = serial
         self._connections: list[Connection] = []
         self._resting: list[Connection] = []
-        """Of those that take one program at a time, the ones that have none."""
+        """Idle connections of servers that take one program per connection."""
         self._lock = threading.RLock()
         self._logging_in = threading.Lock()
-        """One at a time: dropbear has few places for those who have not said yet who they are."""
+        """Lock for one login at a time: dropbear has few places for unauthenticated connections."""
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._ending = threading.BoundedSemaphore(_ENDING)
         self._in_use = 0
@@ -128,7 +128,7 @@ class SshLink:
         return self._open(connect, timeout_s, _CONNECT_SECONDS, argv, runs_program=False)
 
     def run_ending(self, command: bytes, stdin: bytes, timeout_s: float) -> None:
-        """Run what ends programs: there is always room for it. Raises DeviceError, OSError and what paramiko does."""
+        """Run a command that ends programs, in reserved sessions. Raises DeviceError, OSError and paramiko's errors."""
         with self._ending:
             channel = self.execute(command, timeout_s=timeout_s, connect_s=timeout_s)
             try:
@@ -152,7 +152,7 @@ class SshLink:
     def blame(
         self, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
     ) -> DeviceError:
-        """Return the error for a stream that broke: DeviceGoneError when the machine does not answer any more."""
+        """Return the error of a broken stream: DeviceGoneError if the machine stopped answering."""
         try:
             self._doubt()
             connection, _ = self._connection(_AGAIN_SECONDS, runs_program=True)
@@ -167,7 +167,7 @@ class SshLink:
     def _doubt(self) -> None:
         """Drop connections on which nothing may be answered: the kernel sees only the first machine on the way."""
         with self._lock:
-            # What has a program shows by itself whether it lives.
+            # A connection with a program shows its end by itself.
             for connection in [*self._resting]:
                 self._drop(connection)
             shared = next((one for one in self._connections if not one.is_single), None)
@@ -176,7 +176,7 @@ class SshLink:
             try:
                 end(shared.transport.open_session(timeout=_AGAIN_SECONDS))
             except paramiko.ChannelException:
-                # That is an answer.
+                # A refusal is an answer.
                 return
             except (paramiko.SSHException, EOFError, OSError):
                 self._drop_all()
@@ -220,7 +220,7 @@ class SshLink:
                     raise self._unopened(transport, error, timeout_s, argv) from None
                 if not closed_there:
                     raise DeviceError(self._serial, f"its SSH server {refused}", argv=argv) from None
-                # It reads no request of a stream that it has closed, so that nothing was started.
+                # The server reads no request of a closed stream, so that no program was started.
                 if not left or connection is None or not connection.is_single:
                     problem = "its SSH server closes streams before anything runs in them: is there a newer one for it?"
                     raise DeviceError(self._serial, problem, argv=argv) from None
@@ -258,7 +258,7 @@ class SshLink:
                         raise DeviceError(self._serial, f"sshd refuses: {clean_text(str(error))}", argv=argv) from None
                     time.sleep(_FULL_SECONDS)
                     continue
-                # It may have died long ago.
+                # The connection may have died long before.
                 if transport.is_active() or again or made:
                     raise self._unopened(transport, error, timeout_s, argv) from None
                 again = True
@@ -273,9 +273,9 @@ class SshLink:
         return self.blame(f"the connection broke: {reason}", argv=argv)
 
     def _connection(self, timeout_s: float, *, runs_program: bool) -> tuple[Connection, bool]:
-        """Return a connection, and whether it was made just now. With `runs_program` it may have one more program.
+        """Return a connection and whether it is new. With `runs_program` it may carry one more program.
 
-        One that takes one program at a time is the caller's until it is in `_resting` again, or dropped.
+        A connection for one program belongs to the caller until it returns to `_resting` or is dropped.
         """
         if connection := self._find(runs_program=runs_program):
             return connection, False
@@ -321,7 +321,7 @@ def _give_up(channel: paramiko.Channel, late: threading.Event) -> None:
 
 
 def _is_closed_there(channel: paramiko.Channel) -> bool:
-    """Wait until the server has closed a stream, and tell whether it did: before, its program may not have ended."""
+    """Wait until the server closes a stream and return whether it did: before that, its program may still run."""
     deadline = time.monotonic() + _CLOSE_SECONDS
     while not channel.closed and time.monotonic() < deadline:
         time.sleep(_CLOSE_POLL_SECONDS)
@@ -329,5 +329,5 @@ def _is_closed_there(channel: paramiko.Channel) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    # Of two that are refused at the same moment, paramiko tells only one so.
+    # paramiko raises ChannelException for only one of two simultaneous refusals.
     return isinstance(error, paramiko.ChannelException) or str(error) == "Unable to open channel."

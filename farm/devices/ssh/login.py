@@ -32,7 +32,7 @@ _DROPBEAR = "SSH-2.0-dropbear"
 
 
 class Connection:
-    """A login on the machine at `address`, through those before it. `serial` is whom errors are about."""
+    """Login on the machine at `address` through its jump hosts. Errors carry `serial`."""
 
     def __init__(self, serial: str, address: SshAddress, timeout_s: float) -> None:
         """`timeout_s` is for reaching each machine. Raises DeviceError."""
@@ -50,11 +50,11 @@ class Connection:
             raise
         self.transport = transport
         self.is_single = takes_one_program(transport.remote_version)
-        """One program at a time may run over it."""
+        """True if the connection carries one program at a time."""
 
     @property
     def is_active(self) -> bool:
-        """Whether it has not ended yet, as far as this machine knows."""
+        """True while this machine knows of no end of the connection."""
         return self.transport.is_active()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Connection:
                 key_filename=_keys(hop) or None,  # type: ignore[arg-type] # its stubs know of one alone
                 look_for_keys=not hop.key_file and not hop.identity_files,
                 timeout=_AUTH_SECONDS,
-                # A forward accepts in the place of a machine that is not there, and says nothing.
+                # A forward accepts connections for an absent machine and sends no data.
                 banner_timeout=2 * timeout_s,
                 auth_timeout=_AUTH_SECONDS,
                 channel_timeout=OPEN_SECONDS,
@@ -142,11 +142,11 @@ class Connection:
 
 
 def takes_one_program(banner: str) -> bool:
-    """Tell by what an SSH server says first whether a connection to it can have one program at a time. Pure.
+    """Return whether the server of `banner` supports one program per connection alone. Pure.
 
-    dropbear closes a stream on which no program runs yet, when a program of another stream ends, and hangs up when
-    something more is said on it ("Unknown channel"): https://github.com/mkj/dropbear/pull/326. Tried: 2022.83, and
-    2026.94, which still does with programs and files at the same time.
+    dropbear closes a stream without a running program when a program of another stream ends, and closes the connection
+    after more data on that stream ("Unknown channel"): https://github.com/mkj/dropbear/pull/326. Tried: 2022.83, and
+    2026.94, which still does so with concurrent programs and files.
     """
     return banner.startswith(_DROPBEAR)
 

@@ -1,7 +1,7 @@
-"""One program on a device behind SSH: its streams, its exit code and its end.
+"""Program on a device behind SSH: streams, exit code and end.
 
-sshd sends no hangup to a program without a terminal, nor does it end with the connection. So each carries a mark in its
-environment that its children inherit, and is ended by it.
+sshd sends no hangup to a program without a terminal, and the program survives its connection. So each program carries
+a mark in its environment, inherited by its children, and is ended by this mark.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from farm.devices.ssh.link import SshLink
 
 _READ_BYTES = 256 * 1024
-# paramiko does not say when there is room to send.
+# Seconds between two tries to send, as paramiko has no event for free room.
 _SEND_POLL_SECONDS = 0.01
 _KILL_SECONDS = 5.0
 
 # dropbear takes 9,000 bytes of a command.
 _LINE_BYTES = 8000
 
-# The shell stays and waits, so that a signal becomes 128 + n as everywhere: paramiko tells no exit signals. What it
-# says itself of a program's death is nobody's output.
+# The shell stays and waits, so that a signal becomes 128 + n as everywhere: paramiko reports no exit signals. The
+# shell's own message about a program's death is dropped.
 _WRAPPER = "exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; {mark}; {command}){stdin}; exit $?"
 
-# What is too long for a command is the first lines of standard input: a shell reads a line, and not a byte more.
+# A script too long for a command goes into the first lines of standard input: a shell reads exactly one line.
 _READ_COMMAND = """{mark}; left={lines} script=
 while [ "$left" -gt 0 ]; do
     IFS= read -r line || exit 1
@@ -49,7 +49,7 @@ eval "$script"
 
 
 class SshProcess(Process):
-    """One program: see Process. Its session is given back when it is closed."""
+    """Program behind SSH, see Process. Closing it returns its session."""
 
     def __init__(
         self, link: SshLink, serial: str, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool = True
@@ -88,7 +88,7 @@ class SshProcess(Process):
         channel, deadline = self._channel, time.monotonic() + timeout_s
         while self._code is None:
             self._send()
-            # Before the streams: what comes after this is seen next time.
+            # Read before the streams, so that later data is seen in the next call.
             at_end = channel.eof_received or channel.closed
             stdout = channel.recv(_READ_BYTES) if channel.recv_ready() else b""
             stderr = channel.recv_stderr(_READ_BYTES) if channel.recv_stderr_ready() else b""
@@ -109,7 +109,7 @@ class SshProcess(Process):
         return Output(b"", b"", self._code)
 
     def close(self) -> None:
-        """See Process. What cannot be reached any more is not waited for long."""
+        """Close as Process does, with a short wait for an unreachable device."""
         if self._closed:
             return
         self._closed = True
@@ -152,5 +152,5 @@ class SshProcess(Process):
 
 
 def _sh(script: str) -> bytes:
-    """Return what has any login shell run a script for a POSIX shell."""
+    """Return the command by which any login shell runs a script in a POSIX shell."""
     return os.fsencode(f"exec sh -c {shlex.quote(script)}")

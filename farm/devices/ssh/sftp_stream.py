@@ -1,4 +1,4 @@
-"""SFTP, with many requests on their way at once: docs/evidence/devices.md says why paramiko's own client is not used.
+"""SFTP with many concurrent requests; docs/evidence/devices.md compares it with paramiko's own client.
 
 Version 3, as OpenSSH speaks it: https://datatracker.ietf.org/doc/html/draft-ietf-secsh-filexfer-02.
 """
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     Item = TypeVar("Item")
 
 DATA_BYTES = 32 * 1024
-"""Of a file in one request or answer: what every server takes."""
+"""Bytes of a file in one request or answer, accepted by every server."""
 WINDOW = 64
 """Requests on their way before an answer is waited for: with full ones, what SSH lets be on its way of a stream."""
 
 _VERSION = 3
-# What the exit code of a server that has ended takes.
+# Seconds for the exit code of an ended server.
 _STATUS_SECONDS = 1.0
 # OpenSSH's own limit for a packet.
 _PACKET_BYTES = 256 * 1024
@@ -77,7 +77,7 @@ class SftpStatus(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What a path is; the size is what the device claims."""
+    """Attributes of a path; the size is the device's claim."""
 
     size: int
     is_file: bool
@@ -85,7 +85,7 @@ class Attributes(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a file system has left."""
+    """Free space of a file system."""
 
     free_bytes: int
     has_inodes: bool
@@ -97,9 +97,9 @@ Answer = SftpStatus | Attributes | Room | bytes
 
 
 class SftpStream:
-    """One SFTP session: `ask` for any number of things, then take each answer with `answer`. Belongs to one thread.
+    """SFTP session: send any number of requests, then take each answer with `answer`. Belongs to one thread.
 
-    Every method raises DeviceError, after which the stream is of no use.
+    Every method raises DeviceError; after an error the stream is unusable.
     """
 
     def __init__(self, link: SshLink, serial: str, stall_s: float, files: int) -> None:
@@ -132,11 +132,11 @@ class SftpStream:
         self._link.give_back()
 
     def stat(self, path: bytes) -> int:
-        """Ask what is at a path, or where a link there leads: Attributes."""
+        """Request the Attributes of a path or of its link's target."""
         return self._ask(CMD_STAT, _string(path))
 
     def room(self, path: bytes) -> int:
-        """Ask what the file system of a path has left: Room, or a SftpStatus where the server does not know it."""
+        """Request the free space at a path: Room, or an SftpStatus from a server without this request."""
         return self._ask(CMD_EXTENDED, _string(b"statvfs@openssh.com"), _string(path))
 
     def open(self, path: bytes) -> int:
@@ -157,7 +157,7 @@ class SftpStream:
         return self._ask(CMD_WRITE, _string(handle), struct.pack(">QI", offset, len(data)), data)
 
     def set_mode(self, handle: bytes, mode: int) -> int:
-        """Ask for a mode, whatever the server's umask is: SftpStatus."""
+        """Request a mode regardless of the server's umask: SftpStatus."""
         return self._ask(CMD_FSETSTAT, _string(handle), struct.pack(">II", _HAS_MODE, mode))
 
     def shut(self, handle: bytes) -> int:
@@ -265,7 +265,7 @@ class SftpStream:
         if isinstance(error, TimeoutError):
             return self._throughput.stalled()
         if not self._number and self._channel.exit_status >= 0:
-            # Its end was there before the greeting was sent.
+            # The server ended before its greeting.
             return self._ended()
         return self._link.blame(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
 
@@ -291,7 +291,7 @@ def _decode(kind: int, body: bytes) -> Answer:
     """Raises struct.error or ValueError."""
     if kind == CMD_STATUS:
         (code,) = struct.unpack_from(">I", body)
-        # Servers older than version 3 say nothing.
+        # Servers older than version 3 send no text.
         text = clean_text(_first_string(body[4:])) if len(body) >= 8 else ""
         return SftpStatus(code, text or (SFTP_DESC[code] if code < len(SFTP_DESC) else f"error {code}"))
     if kind in {CMD_HANDLE, CMD_DATA}:
@@ -300,7 +300,7 @@ def _decode(kind: int, body: bytes) -> Answer:
         return _attributes(body)
     if kind == CMD_EXTENDED_REPLY:
         _, fragment, _, _, available, files, _, inodes, _, flags, _ = _STATVFS.unpack_from(body)
-        # A file system that does not count its inodes says 0.
+        # A file system without a fixed number of inodes reports 0.
         return Room(available * fragment, inodes > 0 or files == 0, bool(flags & _READ_ONLY))
     raise ValueError(f"kind {kind}")
 
@@ -322,5 +322,5 @@ def _first_string(body: bytes) -> bytes:
 
 
 def succeeded(status: SftpStatus) -> bool:
-    """Tell whether a request did what it should."""
+    """Return whether a request succeeded."""
     return status.code == SFTP_OK

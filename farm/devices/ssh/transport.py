@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0
-# Of the SSH server, the login shell's parent, which lives as long as the connection. It ends no program without a
-# terminal: what watches is no child of the program, and has none of its streams. sshd gives each a process group;
-# dropbear has one for itself and all programs of a connection, and this connection has no other.
+# Watcher of the SSH server, the login shell's parent, which lives as long as the connection and ends no program without
+# a terminal. The watcher is no child of the program and has none of its streams. sshd gives each program a process
+# group; dropbear has one group for itself and all programs of a connection, which carries no other program.
 _WATCH = """
 ( (
     trap '' HUP

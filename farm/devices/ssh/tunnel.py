@@ -1,6 +1,6 @@
-"""`python -m farm.devices.ssh.tunnel`: a port of this machine that leads, over SSH, to the adb server of another.
+"""`python -m farm.devices.ssh.tunnel`: port of this machine that leads over SSH to the adb server of another one.
 
-That machine needs nothing but sshd and adb; a server is started there when none answers. Prints one line of JSON,
+The other machine needs sshd and adb; the tunnel starts an adb server if none answers. Prints one line of JSON,
 `{"port": N}` or `{"error": WHY}`, and serves until it is ended.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     with socket.socket() as listener:
         try:
             ensure_server(link, words.adb_host, words.adb_port)
-            # In the place of one that died, whose connections may still linger.
+            # The port of a dead tunnel may have lingering connections.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((LOOPBACK, words.port))
             listener.listen(_BACKLOG)
@@ -67,7 +67,7 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
     command = f"echo {_SHELL_MARK}; exec adb -P {port} start-server"
     channel = link.execute(command.encode(), timeout_s=_START_SECONDS)
     try:
-        # It leaves a server behind that may keep its streams: only the exit code is waited for.
+        # The started server may keep the streams open, so that only the exit code counts.
         if not channel.status_event.wait(_START_SECONDS):
             raise InfraError(f"'adb start-server' there did not end in {_START_SECONDS:g} s")
         time.sleep(0.1)
@@ -117,7 +117,7 @@ def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> No
         try:
             channel = link.forward(host, port)
         except DeviceError:
-            # Hanging up is all that a port can say; who asks the server why will be told.
+            # The port can only close; the adb server's other answers give the reason.
             return
         try:
             back = threading.Thread(target=_copy_back, args=(channel, connection), daemon=True)
@@ -127,7 +127,7 @@ def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> No
                     channel.sendall(data)
                 channel.shutdown_write()
             except (OSError, EOFError):
-                # One of the two is gone: what the other has to say goes nowhere, and it may never end by itself.
+                # One side is gone: data of the other has no receiver, and its end may never come.
                 end(channel)
             back.join()
         finally:
@@ -138,7 +138,7 @@ def _copy_back(channel: paramiko.Channel, connection: socket.socket) -> None:
     with contextlib.suppress(OSError, EOFError):
         while data := channel.recv(_CHUNK):
             connection.sendall(data)
-    # The other thread may still wait for what comes from here.
+    # The other thread may still wait for data from here.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     end(channel)
