@@ -72,16 +72,17 @@ def test_on_two_devices(home: FarmHome) -> None:
         home,
         ["--pyargs", *(f"{MODULE}::{name}" for name in ON_DEVICES)],
         {f"test_qnn_delegate.py::{name}" for name in ON_DEVICES},
+        devices=2,
     )
     assert not list(home.cwd.iterdir()), "they write where they stand, which is a folder of each worker"
 
 
-def test_the_newer_framework_on_two_devices(home: FarmHome) -> None:
+def test_the_newer_framework_on_a_device(home: FarmHome) -> None:
     spec = importlib.util.find_spec("executorch")
     assert spec is not None
     folder = Path((spec.submodule_search_locations or [])[0], "backends/qualcomm/tests/rework")
     names = [f"{file}::{name}" for file, chosen in NEWER.items() for name in chosen]
-    said = run_on_devices(home, [str(folder / name) for name in names], {f"rework/{name}" for name in names})
+    said = run_on_devices(home, [str(folder / name) for name in names], {f"rework/{name}" for name in names}, devices=1)
     assert "SUMMARY [PASSED]/[TOTAL]" in said, "upstream's own summary, whose plugin is not installed"
     assert not list(home.cwd.iterdir())
 
@@ -98,10 +99,10 @@ def test_a_plan_of_upstream_has_upstreams_count(home: FarmHome) -> None:
     assert not list(home.cwd.iterdir())
 
 
-def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str]) -> str:
-    """Run some of upstream's tests on two virtual devices, assert that all passed, and return what pytest said."""
+def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str], *, devices: int) -> str:
+    """Run some of upstream's tests on virtual devices, assert that all passed, and return what pytest said."""
     done = home.farm(
-        *("pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "-p", "no:cacheprovider", *arguments),
+        *("pytest", "--soc", "SM8650", "--virtual", str(devices), "--json", "--", "-p", "no:cacheprovider", *arguments),
         env={
             "PYTHONPATH": os.pathsep.join(filter(None, (str(STUBS), os.environ.get("PYTHONPATH")))),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -113,5 +114,5 @@ def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str]) -> 
     assert {job["id"] for job in jobs} == {f"pytest/{name}[SM8650-htp]" for name in expected}
     attempts = [attempt for job in jobs for attempt in job["attempts"]]
     assert [attempt["verdict"] for attempt in attempts] == ["passed"] * len(expected)
-    assert {attempt["device"] for attempt in attempts} == {"virtual-SM8650-0", "virtual-SM8650-1"}
+    assert {attempt["device"] for attempt in attempts} == {f"virtual-SM8650-{number}" for number in range(devices)}
     return done.stderr
