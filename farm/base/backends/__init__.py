@@ -1,1 +1,1 @@
-"""What differs from one backend to the next: a descriptor each, and the registry."""
+"""Backends: a descriptor for each, and the registry."""

@@ -1,4 +1,4 @@
-"""What farm knows of a backend, as plain data: everything that differs from one backend to the next. Torch-free."""
+"""Descriptor of a backend as plain data: all differences between backends. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _INT_MAX = 2**31 - 1
 
 
 class BackendOption(msgspec.Struct, frozen=True):
-    """One option of one backend."""
+    """Option of a backend."""
 
     when: Literal["compile", "run"]
     """`compile`: a parameter of `Backend.compiler_spec`, and part of the bundle; `run`: a flag of the runner, which
     holds for a whole process of it."""
     words: dict[str, int] = {}
-    """What the option may be, with ExecuTorch's number for it; empty for a plain number, and for a file."""
+    """Values of the option with ExecuTorch's numbers; empty for a plain number or a file."""
     least: int = 0
     greatest: int = _INT_MAX
     help: str = ""
     set_by: str = ""
-    """What sets it; "" for the user's --option."""
+    """Setter of the option; "" for the user's --option."""
     suffix: str = ""
-    """Of the name of a file that the backend keeps in the folder of a job; "" for a number or a word."""
+    """Suffix of the backend's file in the folder of a job; "" for a number or a word."""
     needs: tuple[str, str] | None = None
     """The option, and its value, without which it has no effect."""
 
@@ -68,15 +68,15 @@ class HostLibrary(msgspec.Struct, frozen=True):
 
     name: str
     why: str
-    """Why pip's does not do, ending in how to get one; `{get_sdk}` and `{target}` are filled in."""
+    """Reason against pip's release, with the next step; `{get_sdk}` and `{target}` are filled in."""
     before: tuple[int, int] | None = None
     """The first QNN release whose library does not work."""
     too_new: str = ""
-    """What is wrong with such a release."""
+    """Problem of such a release."""
 
 
 QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_node_ids")
-"""Of ExecuTorch's compiler, whichever backend of QNN it is for."""
+"""Features of ExecuTorch's compiler for all backends of QNN."""
 
 
 class FrameOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class FrameOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend. In names of files, fields of a Soc stand in braces: `libQnnHtpV{htp_arch}Skel.so`."""
+    """Descriptor of a backend. In file names, braces hold fields of a Soc: `libQnnHtpV{htp_arch}Skel.so`."""
 
     name: str
     precisions: tuple[str, ...]
@@ -112,10 +112,10 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     frame_options: FrameOptions | None = None
     """None for a backend that refuses no program for its time."""
     features: tuple[str, ...] = ()
-    """What a case may ask of its compiler: names of `farm.suites.features.Features`; on the CPU they are left out."""
+    """Compiler features of cases: names of `farm.suites.features.Features`; on the CPU they are left out."""
 
     on_cpu: bool = False
-    """Every SoC has it, every case runs on it whatever its manifest says, and no QNN takes part."""
+    """True for a backend of every SoC that runs every case without QNN; manifests do not name it."""
     qnn_type: int | None = None
     """ExecuTorch's QnnExecuTorchBackendType; None without QNN."""
     first_qnn: tuple[int, int] | None = None
@@ -133,9 +133,9 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """Parameter `target_env` of that function by the processor that calls QNN; empty where the bundle is for any."""
 
     on_host: Literal["runs", "rehearsed", "absent"] = "absent"
-    """Whether this machine runs its programs; `rehearsed`: its staging, options and rights can be tried here."""
+    """Support on this machine: `runs` programs; `rehearsed` tries staging, options and rights alone; or `absent`."""
     hardware: str = ""
-    """Field of a Soc that says which version of the hardware it has; "" where all files are the same."""
+    """Field of a Soc with its hardware version; "" if all files are equal."""
     libraries: tuple[str, ...] = ()
     """QNN's files for the device's processor."""
     skel: str = ""
@@ -153,7 +153,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     generates_text: bool = False
     """Decoders are compiled for it. ExecuTorch 1.5 has static ones for GPU as well, of which farm has no reference."""
     canary_precision: str = "8a8w"
-    """What every SoC that has the backend can run."""
+    """Precision that every SoC with the backend supports."""
     keeps_canary: bool = False
     """A session keeps the canary loaded, as the backend goes down with the last program."""
     has_dsp_heap: bool = False
@@ -163,5 +163,5 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether a simulator of this machine runs its programs."""
+        """True if a simulator of this machine runs its programs."""
         return self.on_host == "runs" and not self.on_cpu

@@ -20,7 +20,7 @@ _MODULES = (
 BACKENDS: dict[str, Backend] = {name: import_module(f"farm.base.backends.{name}").BACKEND for name in _MODULES}
 
 DEFAULT_BACKEND = "htp"
-"""What a command means that names none."""
+"""Backend of a command that names none."""
 
 
 def find_backend(name: str) -> Backend:
@@ -31,10 +31,10 @@ def find_backend(name: str) -> Backend:
 
 
 def cpu_backends() -> tuple[str, ...]:
-    """Return the names of those that every SoC has, and every case runs on: baselines by the processor alone."""
+    """Return the names of CPU backends, which every SoC has and every case runs on."""
     return tuple(name for name, backend in BACKENDS.items() if backend.on_cpu)
 
 
 def runs_on_cpu(name: str) -> bool:
-    """Return whether a backend is one of those; a store may name others than there are."""
+    """Return whether `name` is a CPU backend; a store may name unknown backends."""
     return name in cpu_backends()

@@ -9,8 +9,8 @@ _SHARING = {"disabled": 0, "per_model": 1, "global": 2}
 
 BACKEND = Backend(
     name="xnnpack",
-    # It could run 8a8w too, but its quantizer knows few operators, and what it leaves alone would be floating point
-    # under another name.
+    # XNNPACK could run 8a8w too, but its quantizer knows few operators, and the others would run in floating point
+    # under the name 8a8w.
     precisions=("fp32",),
     flow="farm.builds.compile.flows.xnnpack",
     delegate="XnnpackBackend",

@@ -1,4 +1,4 @@
-"""What farm.toml says of hosts and devices, of their health and of leases, as plain values."""
+"""Tables of farm.toml for hosts, devices, health and leases, as plain values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_ssh_host(name: str) -> bool:
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where something listens."""
+    """Address of a listening server."""
 
     host: str
     port: int
@@ -56,15 +56,15 @@ class SshLogin(msgspec.Struct, frozen=True):
     """An account on a machine, and how to get in."""
 
     user: str
-    """Empty: as ~/.ssh/config says, else this user."""
+    """User name; empty for that of ~/.ssh/config, else this user."""
     host: str
     """A name or address, or what ~/.ssh/config calls it."""
     port: int = 0
-    """0: as ~/.ssh/config says, else 22."""
+    """Port; 0 for that of ~/.ssh/config, else 22."""
     key_file: str = ""
-    """Empty: as ~/.ssh/config says, and the agent's keys and the user's usual ones."""
+    """Private key; empty for keys of ~/.ssh/config, of the agent and the user's default ones."""
     known_hosts: str = ""
-    """Empty: as ~/.ssh/config says, else ~/.ssh/known_hosts."""
+    """File of host keys; empty for that of ~/.ssh/config, else ~/.ssh/known_hosts."""
     config: str = ""
     """Empty: ~/.ssh/config, where there is one; `none` for none."""
 
@@ -74,13 +74,13 @@ class HostConfig(msgspec.Struct, frozen=True):
 
     name: str
     adb: Endpoint
-    """Its adb server; with `ssh`, as that machine sees it."""
+    """Its adb server; with `ssh`, the address on that machine."""
     ssh: SshLogin | None = None
     """The adb server is reached through it, None when directly."""
 
 
 class DeviceConfig(msgspec.Struct, frozen=True):
-    """What an owner writes of a device: the one of `serial`, `ssh`, `connect`, `local` and `address` that is set."""
+    """Device in farm.toml, with exactly one of `serial`, `ssh`, `connect`, `local` and `address`."""
 
     serial: str = ""
     ssh: SshLogin | None = None
@@ -88,23 +88,23 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     """An adb daemon on the network, for the ordinary adb server to attach."""
     local: bool = False
     address: dict[str, Any] = {}
-    """Of a kind of transport that has no key of its own: `type` names it in `farm.devices.connect`."""
+    """Address of a transport without its own key: `type` names the transport in `farm.devices.connect`."""
     storage: str = ""
     """Folder of farm on it, for `ssh` and `local`; empty for the usual one."""
     name: str = ""
     labels: tuple[str, ...] = ()
     in_service: bool = True
     note: str = ""
-    """Why it is not in service, or what else is to be known."""
+    """Reason for being out of service, or another remark."""
     soc: str = ""
-    """What it is expected to be, as its profile is called: another one is refused. It is always asked."""
+    """Expected SoC by its profile's name: another one is refused. The device is always asked."""
     power: tuple[str, ...] = ()
     """Command that cuts its power and gives it back; empty for none."""
     power_timeout_s: float = 60.0
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a device is fit to be measured on, and how long a run waits for what it needs, in seconds."""
+    """Limits for measurements on a device, and the longest waits of a run, in seconds."""
 
     max_temperature_c: float = 45.0
     """Highest temperature at which a job begins."""
@@ -154,7 +154,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect: str | None = None
     """Address of an adb daemon on the network, `HOST:PORT`."""
     local: bool = False
-    """Whether this machine is the device."""
+    """True if this machine is the device."""
     address: dict[str, Any] = {}
     """Address for another kind of transport, with its `type`."""
     key_file: str = ""
@@ -170,7 +170,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: tuple[str, ...] = ()
     """Labels for `--label`."""
     in_service: bool = True
-    """Whether runs use the device."""
+    """True if runs use the device."""
     note: str = ""
     """Note that every refusal of the device shows."""
     soc: str = ""
@@ -185,7 +185,7 @@ class SocTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`[soc.NAME]`: an SoC that devices report and no profile has."""
 
     like: str
-    """Profile for an SoC name that devices report, one of `farm devices socs`."""
+    """Profile for an SoC name reported by devices, from the list of `farm devices socs`."""
 
 
 class DeviceTables:
@@ -327,7 +327,7 @@ class DeviceTables:
             return None
         user, _, rest = table.ssh.rpartition("@")
         problem = f"{table.ssh!r}: expected {_LOGIN}"
-        # Nobody is no user: `@host`.
+        # An empty user is invalid: `@host`.
         self._expect(is_ssh_user(user) if "@" in table.ssh else True, f"{key}.ssh", problem)
         host, port = self._split(rest)
         self._expect(is_ssh_host(host), f"{key}.ssh", problem)

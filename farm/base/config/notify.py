@@ -1,4 +1,4 @@
-"""Who is to be notified, and where the secrets for that are: tables of farm.toml and of nightly.toml."""
+"""Receivers of notifications and the places of their secrets: tables of farm.toml and nightly.toml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:.]+")
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message goes as JSON; the address is a secret, as is the token."""
+    """Receiver of messages as JSON; its address and token are secrets."""
 
     url_env: str = ""
     """Environment variable with the address."""
@@ -34,7 +34,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mail(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message goes as mail."""
+    """Receiver of messages as mail."""
 
     host: str
     """Mail server."""
@@ -45,7 +45,7 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=1, le=65535)] = 587
     """Port of the mail server."""
     starttls: bool = True
-    """Whether to encrypt; `false` only without a password."""
+    """True to encrypt; `false` only without a password."""
     user_env: str = ""
     """Environment variable with the user."""
     password_env: str = ""
@@ -68,7 +68,7 @@ class QuarantineMail(Mail, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[notify]` of farm.toml: who hears of a device that is quarantined."""
+    """`[notify]` of farm.toml: receivers of quarantine notices."""
 
     webhook: tuple[QuarantineWebhook, ...] = ()
     """Webhooks that receive each quarantine."""
@@ -77,7 +77,7 @@ class NotifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_set(self) -> bool:
-        """Whether anybody is to be notified."""
+        """True if a receiver is configured."""
         return bool(self.webhook) or self.mail is not None
 
 
@@ -98,7 +98,7 @@ def read_notify(path: Path, table: NotifyConfig, beside: Callable[[str], PurePat
 
 
 def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
-    """Yield what is wrong with an address in the file itself."""
+    """Yield the problems of an address in the file itself."""
     if not hook.url:
         return
     try:
@@ -107,21 +107,21 @@ def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
     except ValueError:
         is_address = False
     if not is_address:
-        # Not shown: what somebody took for an address may be a secret.
+        # The value is not shown: it may be a secret in the wrong key.
         yield "url: expected http://HOST/PATH or https://HOST/PATH, without a user"
     elif parts.scheme == "http" and (hook.token_env or hook.token_file):
         yield "a token over http is shown to everybody: use https"
 
 
 def webhook_problems(hook: Webhook) -> Iterator[str]:
-    """Yield what is wrong with a webhook."""
+    """Yield the problems of a webhook."""
     keys = ("url", "url_env", "url_file")
     yield from _one_of(hook, tuple(key for key in keys if hasattr(hook, key)), needed=True)
     yield from _one_of(hook, ("token_env", "token_file"))
 
 
 def mail_problems(mail: Mail) -> Iterator[str]:
-    """Yield what is wrong with mail."""
+    """Yield the problems of a mail receiver."""
     yield from _one_of(mail, ("password_env", "password_file"))
     yield from _one_of(mail, ("user_env",))
     password = mail.password_env or mail.password_file
@@ -137,11 +137,11 @@ def mail_problems(mail: Mail) -> Iterator[str]:
 
 
 def _one_of(table: msgspec.Struct, keys: tuple[str, ...], *, needed: bool = False) -> Iterator[str]:
-    """Yield what is wrong with where a secret is said to be; what it is is asked for when it is needed."""
+    """Yield the problems with the place of a secret; its value is read when it is needed."""
     given = [key for key in keys if getattr(table, key)]
     if len(given) > 1 or (needed and not given):
         yield f"expected {' or '.join(keys)}, one of them"
     for key in given:
-        # The value is not shown: somebody may have written the secret itself.
+        # The value is not shown: it may be the secret itself.
         if key.endswith("_env") and not _VARIABLE.fullmatch(getattr(table, key)):
             yield f"{key} is no name of an environment variable; the secret itself has no place here"

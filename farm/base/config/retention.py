@@ -1,4 +1,4 @@
-"""Which runs of the store are kept, and why. Pure; `docs/reference/store.md` says what each rule is for."""
+"""Retention of runs: the reason for which each stays. Pure; `docs/reference/store.md` explains the rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = 30
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[retention]` of farm.toml: what a run has to be to stay. None is no rule."""
+    """`[retention]` of farm.toml: conditions under which a run stays. None is no rule."""
 
     keep: str | None = None
     """Age up to which runs stay: `90d`, `12w`, `36h`."""
@@ -40,7 +40,7 @@ class FailuresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a run has to be to stay; at least one of `keep_ms` and `keep_runs` is set."""
+    """Conditions under which a run stays; at least one of `keep_ms` and `keep_runs` is set."""
 
     keep_ms: int | None = None
     keep_nightly_ms: int | None = None
@@ -50,7 +50,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """What is known of a run when it is decided whether it stays."""
+    """Facts of a run for the decision about it."""
 
     run_id: str
     started_ms: int
@@ -58,25 +58,25 @@ class RunFacts(msgspec.Struct, frozen=True):
     priority: str
     line: str = ""
     private: bool = False
-    """It was only compared with the line."""
+    """True for a run outside its branch's history."""
 
 
 class KeepReason(StrEnum):
-    """Why a run stays."""
+    """Reason for which a run stays."""
 
     AGE = "age"
     NEWEST = "newest"
     """Among the newest runs of its line that `keep_runs` asks for."""
     RESULTS = "results"
-    """One of its results is among the newest of a job."""
+    """The run has one of the newest results of a job."""
     GOING_ON = "going on"
-    """It has no end and began within a day, or something was recorded of it within a day."""
+    """The run has no end and began, or got a record, within a day."""
     ALERT = "alert"
     """Something else in the store names it."""
 
 
 def age_ms(text: str) -> int | None:
-    """Return `90d`, `12w` or `36h` in milliseconds; None for what is none."""
+    """Return `90d`, `12w` or `36h` in milliseconds; None for other text."""
     seconds = age_in_seconds(text)
     return None if seconds is None else int(seconds * 1000)
 
@@ -84,15 +84,15 @@ def age_ms(text: str) -> int | None:
 def decide(
     runs: Sequence[RunFacts], rules: Rules, now_ms: int, protected: Mapping[str, KeepReason]
 ) -> dict[str, KeepReason | None]:
-    """Return why each run stays, None for one that goes, in the order of `runs`, which is the newest first.
+    """Return the reason for which each run stays, None for a run to delete, in the order of `runs`, newest first.
 
-    A run stays for any one reason. `protected` are those that stay whatever their age.
+    A run stays for any single reason. Runs in `protected` stay at any age.
     """
     nightly_ms = rules.keep_ms if rules.keep_nightly_ms is None else rules.keep_nightly_ms
     decided: dict[str, KeepReason | None] = {}
     newer: Counter[tuple[str, bool]] = Counter()
     for run in runs:
-        # What somebody tries does not push nights out.
+        # Local runs are counted apart, so that they push no nightly run out.
         group = ("", True) if run.private else (run.line, False)
         number, newer[group] = newer[group], newer[group] + 1
         keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms

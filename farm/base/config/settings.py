@@ -45,7 +45,7 @@ _MOST_BUILD_SECONDS = 604_800
 _MEGABYTE = 2**20
 # A builder that has loaded torch has half of it, and needs the rest to compile anything.
 _LEAST_BUILDER_MB = 1024
-# A builder grows by about a megabyte a job: beyond this a fresh one costs less than what it holds.
+# A builder grows by about a megabyte per job: above this size a new process costs less than the memory.
 _MOST_RECYCLE_MB = 4096
 _STORE = re.compile(r"sqlite:///[^\0]+|postgres(ql)?(\+\w+)?://\S+")
 
@@ -69,7 +69,7 @@ class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recycle_mb: int | None = None
     """Memory in MiB beyond which a compiler process is replaced before its next job, at least 1024."""
     trace: bool | None = None
-    """Whether to record the sources that take part in a bundle; default: for source trees and edited wheels."""
+    """True to record the sources that take part in a bundle; default: for source trees and edited wheels."""
 
 
 _QnnFields: Any = msgspec.defstruct(
@@ -104,7 +104,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What a command works with. Every path is absolute."""
+    """Configuration of a command. Every path is absolute."""
 
     cache_dir: Path
     """Bundles and native builds: may be thrown away at any time."""
@@ -143,7 +143,7 @@ class Config(msgspec.Struct, frozen=True):
     file: Path | None
     """The farm.toml that was read."""
     hosts: tuple[HostConfig, ...] = ()
-    """Machines beside this one that devices hang on."""
+    """Other machines with devices."""
     devices: tuple[DeviceConfig, ...] = ()
     """Devices that are named, or that discovery does not find."""
     health: HealthConfig = HealthConfig()
@@ -152,29 +152,29 @@ class Config(msgspec.Struct, frozen=True):
     failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
     toolchains: dict[str, ToolchainConfig] = {}
-    """Those of farm.toml, by name."""
+    """Toolchains of farm.toml by name."""
     toolchain: ToolchainConfig = ToolchainConfig()
-    """What this command compiles with: farm/builds/toolchains/select.py."""
+    """Toolchain of this command: farm/builds/toolchains/select.py."""
     trace: bool | None = None
-    """Builders record what of ExecuTorch and torchao takes part in a bundle; None where somebody edits them."""
+    """True if builders record the files of ExecuTorch and torchao in a bundle; None: only for edited ones."""
     artifacts: ArtifactsAddress | None = None
-    """Where the files of a farm are that several hosts share; None where each keeps its own."""
+    """Place of the files of a shared farm; None for a farm of one machine."""
     agent: AgentConfig = AgentConfig()
 
     @property
     def is_shared(self) -> bool:
-        """Whether several hosts share the farm: runs are submitted, and agents execute them."""
+        """True for a shared farm: runs are submitted, and agents execute them."""
         return self.artifacts is not None and self.store_url.startswith("postgres")
 
     def require_there(self, *keys: str) -> None:
-        """Raise UsageError for a path, of these keys of the [qnn] table, that somebody named and that is not there."""
+        """Raise UsageError for a configured path of these keys of the [qnn] table that does not exist."""
         toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""
         require_there({key: getattr(self, key) for key in keys}, self.file, toolchain)
 
     def run_folder(self, run_id: str) -> Path:
-        """Return where a run keeps its plan, its logs and its report.
+        """Return the folder of a run's plan, logs and report.
 
-        Ids come from a store that others may write: raises UsageError for what is none.
+        Ids come from a store that other users may write: raises UsageError for an invalid id.
         """
         if not is_run_id(run_id):
             raise UsageError(f"{run_id[:80]!r} is not the id of a run: whoever wrote it to the store was not farm")
@@ -182,7 +182,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 HEARERS: list[Callable[[Config], None]] = []
-"""They hear of every configuration that is loaded."""
+"""Callbacks for every loaded configuration."""
 
 
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
@@ -252,9 +252,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
 
 
 def _artifacts(file: Path, base: Path, table: _FarmToml, store_url: str) -> ArtifactsAddress | None:
-    """Return where the files of a shared farm are, None for a farm of one machine.
+    """Return the place of the files of a shared farm, None for a farm of one machine.
 
-    $FARM_STORE with a file of SQLite makes it that, whatever farm.toml says: somebody tries something by himself.
+    $FARM_STORE with a file of SQLite makes a farm of one machine despite farm.toml: a user works alone.
     """
     variable = os.environ.get("FARM_ARTIFACTS", "")
     on_postgresql = store_url.startswith("postgres")
@@ -299,12 +299,12 @@ def _failures(file: Path | str, table: FailuresConfig) -> FailuresConfig:
 
 
 def _usable_cores() -> int:
-    # Fewer than there are, where a container or taskset says so.
+    # A container or taskset may allow fewer processors than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tuple[int, int]:
-    """Return what one builder may have at most, and beyond what it is replaced, in MiB."""
+    """Return the most memory of a builder, and the size from which it is replaced, in MiB."""
     usable_mb = usable_bytes() // _MEGABYTE
     # Large models are rare, so that one may have half of the machine.
     most = table.memory_mb if table.memory_mb is not None else usable_mb * (8 if builders == 1 else 5) // 10
@@ -326,7 +326,7 @@ def _store_url(base: Path, value: str | None) -> str | None:
 
 
 def _store_of_environment() -> str:
-    """Return $FARM_STORE: an address, or the path of a file. Raises UsageError for what is neither."""
+    """Return $FARM_STORE: an address, or the path of a file. Raises UsageError for another value."""
     value = os.environ.get("FARM_STORE", "")
     is_path = "://" not in value and ("/" in value or bool(Path(value).suffix))
     if value and not is_path and not _STORE.fullmatch(value):

@@ -1,4 +1,4 @@
-"""What farm.toml says of a farm that several hosts share: where its files are kept, and what this host's agent does."""
+"""Tables of farm.toml for a shared farm: place of its files, and settings of this host's agent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENDPOINT = re.compile(r"https?://[\w.-]+(:\d{1,5})?/?|https?://\[[0-9A-Fa-f:.]+
 
 
 class NightTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of `[agent] nights`, as it is written."""
+    """Entry of `[agent] nights` as written."""
 
     file: str
     """Path of the nightly.toml."""
@@ -57,7 +57,7 @@ class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     """Name of the host in the farm; default: the host's own name."""
     build: bool = False
-    """Whether the host compiles for others, by the toolchains of this file."""
+    """True if the host compiles for others, with the toolchains of this file."""
     nights: tuple[NightTable, ...] = ()
     """Nightly runs that the agent starts."""
 
@@ -66,11 +66,11 @@ class NightConfig(msgspec.Struct, frozen=True):
     """A night that the agent of this host starts, unless another has started it."""
 
     file: Path
-    """Its nightly.toml, absolute."""
+    """Absolute path of its nightly.toml."""
     hour: int
     minute: int
     timezone: str
-    """Of both: a name of IANA's, the same on every host that has the night."""
+    """Time zone of both times, an IANA name, equal on every host with this nightly run."""
     days: tuple[int, ...]
     """On which it starts, 0 is Monday."""
     late_s: float
@@ -78,28 +78,28 @@ class NightConfig(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """What `farm lab agent` does on this host, unless its command line says otherwise."""
+    """Settings of `farm lab agent` on this host; its options override them."""
 
     name: str = ""
-    """What the farm knows the host by; empty for the host's own name."""
+    """Name of the host in the farm; empty for its own name."""
     build: bool = False
-    """It compiles for others, by the toolchains of this file."""
+    """True if it compiles for others, with the toolchains of this file."""
     nights: tuple[NightConfig, ...] = ()
 
 
 class ArtifactsAddress(msgspec.Struct, frozen=True):
-    """Where the files of a shared farm are. It holds no secret: those come from the environment, or files of it."""
+    """Place of the files of a shared farm, without secrets: these come from the environment or its files."""
 
     scheme: Literal["file", "sftp", "s3"]
     path: str
     """An absolute folder; of `s3` the bucket, and a prefix after a `/`."""
     login: SshLogin | None = None
-    """Of `sftp`."""
+    """Login of `sftp`."""
     endpoint_url: str = ""
-    """Of `s3`: the server, where it is not Amazon's."""
+    """Server of `s3`; empty for Amazon's."""
     region: str = ""
     profile: str = ""
-    """Of the credentials in ~/.aws, or $AWS_SHARED_CREDENTIALS_FILE; empty as $AWS_PROFILE says."""
+    """Profile in ~/.aws or $AWS_SHARED_CREDENTIALS_FILE; empty for $AWS_PROFILE."""
 
     def __str__(self) -> str:
         """Return it for people."""
@@ -111,7 +111,7 @@ class ArtifactsAddress(msgspec.Struct, frozen=True):
 
 
 def read_agent(file: Path | str, table: AgentTable, beside: BesideFile) -> AgentConfig:
-    """Return the [agent] table, its files beside what `beside` says. Raises ConfigError for what cannot be."""
+    """Return the [agent] table with files resolved by `beside`. Raises ConfigError for invalid values."""
     if table.name and not NAME.fullmatch(table.name):
         problem = f"{table.name!r}: expected letters, digits, '.', '_', '-', at most 64"
         raise ConfigError(file, "agent.name", problem)
@@ -142,9 +142,9 @@ def _night(file: Path | str, key: str, table: NightTable, beside: BesideFile) ->
 
 
 def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:
-    """Return the address in `text`; paths in it are relative to what `beside` says.
+    """Return the address in `text`, with relative paths resolved by `beside`.
 
-    Raises UsageError with what is wrong with it, and quotes nothing that may be a secret.
+    Raises UsageError with the problem, and quotes no part that may be a secret.
     """
     try:
         parts = urlsplit(text)

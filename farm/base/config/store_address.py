@@ -33,7 +33,7 @@ def shown_address(url: str) -> str:
     if url.startswith("sqlite"):
         return url
     if _is_ambiguous(url):
-        # Where the password ends nobody can tell.
+        # The end of the password is ambiguous.
         return f"{url.partition('://')[0]}://***"
     head, login, place = _login(url)
     user, colon, _ = login.partition(":")
@@ -48,7 +48,7 @@ def secrets_of(url: str) -> tuple[str, ...]:
 
 
 def require_one_login(url: str) -> None:
-    """Raise UsageError, which quotes none of it, for an address of which nobody can tell where its password ends."""
+    """Raise UsageError without a quote for an address whose password has no clear end."""
     if _is_ambiguous(url):
         raise UsageError(
             "store: the address has an @, or a / or # before it, that is part of the user or password: write %40 for "

@@ -22,11 +22,11 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _RELEASE = re.compile(r"v?(\d{1,4}(?:\.\d{1,9}){1,3})((?:[a-z.+]{1,5}\d{0,12})?)")
 
 DEFAULT = "default"
-"""What the environment is called that farm itself runs in, where a name is asked for."""
+"""Name of the environment that farm itself runs in."""
 
 
 class ToolchainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table, as it is written."""
+    """Table of a toolchain as written."""
 
     checkout: str | None = None
     """Source tree of ExecuTorch, built."""
@@ -37,7 +37,7 @@ class ToolchainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qnn: str | None = None
     """Version of QNN, such as `2.49`, or a path; default: as `[qnn]` has it."""
     native: dict[str, str] = {}
-    """Build folders of ExecuTorch by target, in place of those of `[qnn]`."""
+    """Build folders of ExecuTorch by target; they replace the folders of `[qnn]`."""
     build: tuple[str, ...] = ()
     """Command that builds the native parts of a commit."""
     commit_url: str = ""
@@ -50,7 +50,7 @@ class ToolchainConfig(msgspec.Struct, frozen=True):
     name: str = ""
     """Empty for the default."""
     named: bool = False
-    """It is a table of farm.toml, and so a line of its own in the history; not a path or version of a command."""
+    """True for a table of farm.toml, which has its own branch in the history; False for a command's path or version."""
     checkout: Path | None = None
     """A source tree of ExecuTorch."""
     python: Path | None = None
@@ -60,7 +60,7 @@ class ToolchainConfig(msgspec.Struct, frozen=True):
     qnn: str = ""
     """A version of QNN such as `2.49`, or an absolute path; empty for `sdk_root` of the [qnn] table."""
     executorch: Path | None = None
-    """Folder of its `executorch` package, known once it is selected; None for the one that farm's environment has."""
+    """Folder of its `executorch` package, known after selection; None for the package in farm's environment."""
     native: dict[str, Path] = {}
     """Build folders of ExecuTorch by target, as `farm.builds.runtime.native.targets` names them."""
     build: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ class ToolchainConfig(msgspec.Struct, frozen=True):
 
 
 def release_of(text: str) -> str:
-    """Return the release of ExecuTorch that `text` names, always with three numbers; empty where it names none.
+    """Return the release of ExecuTorch in `text`, always with three numbers; empty for other text.
 
-    One release is one environment and one line, however it is written: `1.5`, `v1.5.0` and `1.5.0` are the same.
+    A release is one environment and one branch in every spelling: `1.5`, `v1.5.0` and `1.5.0` are equal.
     """
     found = _RELEASE.fullmatch(text)
     if found is None:

@@ -1,4 +1,4 @@
-"""Environment variables of farm, and whether what they and farm.toml name is there."""
+"""Environment variables of farm, and checks of paths in them and in farm.toml."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ VARIABLES = {
     "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
     "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
 }
-"""Variables of farm beside those of `QNN_PATHS`, and their meaning."""
+"""Variables of farm that are not in `QNN_PATHS`, and their meaning."""
 
 # As near as a slip of the finger, and not as another program's variable could be.
 _NEAR = 0.85
 
 
 def require_known_variables() -> None:
-    """Raise UsageError for a variable that is called nearly as one of farm's: it would be ignored in silence."""
+    """Raise UsageError for a variable whose name is close to one of farm's variables, instead of ignoring it."""
     known = [*VARIABLES, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
     for name in os.environ:
         if not name.startswith("FARM_") or name.startswith(tuple(known)):
@@ -54,16 +54,16 @@ def require_known_variables() -> None:
 
 
 def require_folder(path: Path, named: str) -> None:
-    """Raise UsageError where a folder, which somebody `named` so, cannot be: it is a file, or lies below one."""
+    """Raise UsageError for a folder, configured as `named`, that is a file or lies below one."""
     there = next((place for place in (path, *path.parents) if place.exists()), path)
     if not there.is_dir():
         raise UsageError(f"{named}: {there} is no folder: name another place")
 
 
 def require_there(paths: Mapping[str, Path | None], file: Path | None, otherwise: str = "") -> None:
-    """Raise UsageError for a path of the [qnn] table of `file`, or of its variable, that is named and not there.
+    """Raise UsageError for a missing path of the [qnn] table of `file`, or of its variable.
 
-    `paths` are by key; `otherwise` is what names those that are of neither.
+    `paths` are by key; `otherwise` names the origin of other paths.
     """
     for key, path in paths.items():
         if path is None or path.exists():
