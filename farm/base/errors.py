@@ -1,36 +1,36 @@
 """Every error that farm raises on purpose.
 
 FarmError
-├── UsageError                 what the user asked for cannot be: exit 2, nothing was changed
-│   ├── ConfigError            a file says something impossible; names file, key and expectation
+├── UsageError                 an impossible request: exit 2, no change
+│   ├── ConfigError            an invalid value in a file; names file, key and expectation
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
-│   ├── IllegalTargetError     an SoC, backend and precision that do not go together; says why
-│   ├── NeedsDeviceError       a program that only a device runs, and the device is virtual; says why
+│   ├── IllegalTargetError     an SoC, backend and precision that do not fit, with the reason
+│   ├── NeedsDeviceError       a program for real devices on a virtual device, with the reason
 │   └── MissingPackageError    a program whose op packages have no library for the device
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
-├── MisreadCodesError          what is quantized does not reach the backend with this toolchain
-├── ProgramError               a program that a test wanted did not compile, load or run
+├── MisreadCodesError          quantized operators do not reach the backend with this toolchain
+├── ProgramError               a test's program did not compile, load or run
 ├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
 └── InfraError                 the farm or a device, never the code under test: exit 4
-    ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
-    │   └── UntrustedError     somebody else could have written what would be executed: exit 2
+    ├── MissingToolError       a missing library, compiler or tool, with the places searched and the next step: exit 2
+    │   └── UntrustedError     another user could have written a file to execute: exit 2
     ├── NoDeviceError          no attached device can run the target
-    ├── DeviceError            a device did not do what was asked; carries serial, command, stderr
-    │   ├── DeviceTimeoutError it did not answer in time
-    │   ├── DeviceGoneError    it is not there any more: cable, reboot, network
-    │   ├── DeviceSpaceError   its storage is full
+    ├── DeviceError            a device failed; carries serial, command, stderr
+    │   ├── DeviceTimeoutError no answer in time
+    │   ├── DeviceGoneError    an absent device: cable, reboot, network
+    │   ├── DeviceSpaceError   full storage of a device
     │   └── AdbServerError     not the device, but the adb server before it, does not answer
     ├── LocalError             this machine, not a device: a full disk, no memory, a file that cannot be written
-    ├── LeaseLostError         a device is not, or no more, ours to use
+    ├── LeaseLostError         the lease of a device is missing or has ended
     ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
-        ├── RowRefusedError    what is to be written, and nothing else: others may go on
+        ├── RowRefusedError    a row that the database refuses; other rows are unaffected
         ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
-        │   └── ArtifactLostError  one file is not there, or not what it was: others may be
+        │   └── ArtifactLostError  a missing or changed file; other files are unaffected
         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
-            └── NoStoreError   there is none yet, or none can be where one is named: exit 2
+            └── NoStoreError   no store yet, or no store possible at the named place: exit 2
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
 
 
 class FarmError(Exception):
-    """The root; `exit_code` is what the command line returns for it."""
+    """Root of farm's errors; `exit_code` is the exit code of a command that fails with it."""
 
     exit_code = 1
 
 
 class UsageError(FarmError):
-    """What the user asked for cannot be."""
+    """Impossible request of the user."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A file says something impossible.
+    """Invalid value in a file.
 
     `path` is the file, `key` the dotted key in it ("" for the whole file).
     """
@@ -95,7 +95,7 @@ class IllegalTargetError(UsageError):
 
 
 class NeedsDeviceError(UsageError):
-    """A program that only a device runs, and the device is virtual; `why` is what the simulator lacks."""
+    """Program for real devices on a virtual device; `why` names the missing part of the simulator."""
 
     def __init__(self, why: str, soc: str) -> None:
         super().__init__(f"no virtual device runs it: {why}; attach a {soc}")
@@ -117,7 +117,7 @@ class NothingSelectedError(FarmError):
 class DelegationError(FarmError):
     """A graph cannot be lowered without the operators that a backend did not take: the case is at fault, not the farm.
 
-    `operators` are those, and how often; `weighted` says that the CPU cannot have one of them because of its weights.
+    `operators` counts them; `weighted` is true if an operator has weights, which the CPU cannot get.
     """
 
     def __init__(self, backend: str, operators: Mapping[str, int], *, weighted: bool) -> None:
@@ -132,7 +132,7 @@ class DelegationError(FarmError):
 
 
 class MisreadCodesError(FarmError):
-    """What is quantized does not reach the backend with this toolchain: the case is at fault, not the farm."""
+    """Quantized operators do not reach the backend with this toolchain: the case is at fault, not the farm."""
 
     def __init__(self, backend: str, precision: str, on_cpu: str, in_qnn: str) -> None:
         self.backend, self.precision = backend, precision
@@ -143,10 +143,9 @@ class MisreadCodesError(FarmError):
 
 
 class ProgramError(FarmError):
-    """A program that a test wanted did not compile, load or run: the code is at fault, as far as one device can tell.
+    """A test's program did not compile, load or run: the code is at fault, as far as one device shows.
 
-    `stage` and `cause` are values of `farm.results.attempt.Stage` and `Cause`, `log` is what the compiler or the runner
-    wrote.
+    `stage` and `cause` are values of `farm.results.attempt.Stage` and `Cause`, `log` is the compiler's or the runner's.
     """
 
     def __init__(self, problem: str, *, stage: str, cause: str = "", log: str = "") -> None:
@@ -165,13 +164,13 @@ class InfraError(FarmError):
 
 
 class MissingToolError(InfraError):
-    """A library, compiler or tool is not there: the machine is not set up for what was asked."""
+    """Missing library, compiler or tool: the machine is not set up for the request."""
 
     exit_code = 2
 
 
 class UntrustedError(MissingToolError):
-    """Somebody else could have written `folder`, so that nothing in it is executed; `problem` says who."""
+    """Another user could have written `folder`, so that no file in it is executed; `problem` names the user."""
 
     def __init__(self, folder: Path, problem: str) -> None:
         self.folder, self.problem = folder, problem
@@ -186,7 +185,7 @@ class NoDeviceError(InfraError):
 
 
 class DeviceError(InfraError):
-    """A device did not do what was asked; carries all that tells why."""
+    """Failure of a device, with serial, problem, command, exit code and standard error."""
 
     def __init__(
         self, serial: str, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
@@ -206,7 +205,7 @@ class DeviceTimeoutError(DeviceError):
 
 
 class DeviceGoneError(DeviceError):
-    """A device is not there any more: its cable, its network or a reboot."""
+    """Absent device: cable, network or reboot."""
 
 
 class DeviceSpaceError(DeviceError):
@@ -230,11 +229,11 @@ class LocalError(InfraError):
 
 
 class LeaseLostError(InfraError):
-    """A device is not, or no more, ours to use: its lease expired and another took it, or an owner released it."""
+    """Missing or ended lease of a device: it expired and another process took it, or its owner released it."""
 
 
 class AgentRefusedError(InfraError):
-    """The shared farm does not take this agent: one of its name lives, or it is of another farm than the others."""
+    """Refusal of an agent by the shared farm: an agent of its name is alive, or it belongs to another farm."""
 
     # A service manager that starts it again would hear the same.
     exit_code = 2
@@ -254,11 +253,11 @@ class StoreError(InfraError):
 
 
 class RowRefusedError(StoreError):
-    """The database refuses what is to be written, and nothing else: waiting does not help, and others may go on."""
+    """Row that the database refuses: waiting does not help, and other rows are unaffected."""
 
 
 class UnreadableRowError(StoreError):
-    """One row of the store cannot be read: it is of another version, or a user wrote it by hand."""
+    """Unreadable row of the store: from another version, or written by hand."""
 
     def __init__(self, table: str, key: str | int, why: str) -> None:
         super().__init__(f"row {key} of {table} cannot be read: {why}")
@@ -270,11 +269,11 @@ class ArtifactsError(StoreError):
 
 
 class ArtifactLostError(ArtifactsError):
-    """One file of a shared farm is not there, or is not what its hash says: waiting does not help, others may do."""
+    """Missing file of a shared farm, or a file that differs from its hash: waiting does not help, other files may work."""
 
 
 class StoreLostError(StoreError):
-    """The store is deleted, replaced, damaged or dropped: waiting does not help, and what was recorded may be gone."""
+    """Deleted, replaced, damaged or dropped store: waiting does not help, and records may be lost."""
 
 
 class NoStoreError(StoreLostError):

@@ -1,6 +1,6 @@
-"""git, asked without what a repository or its user has configured to run: no hook, file watcher, pager or signer.
+"""git without programs that a repository or its user configures: no hook, file watcher, pager or signer.
 
-A look at whose files are edited runs their filters, as of git-lfs: without them each would look edited.
+The search for edited files runs their filters, as of git-lfs: without filters each file would look edited.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# What names a repository other than that of the folder: set where farm is called by a hook.
+# Prefix of variables that name another repository than the folder's: hooks set them for farm.
 _OTHER_REPOSITORY = "GIT_"
 _KEPT = ("GIT_CONFIG", "GIT_TRACE")
 _ALONE = {
     "GIT_TERMINAL_PROMPT": "0",
     # A look at a repository does not write its index.
     "GIT_OPTIONAL_LOCKS": "0",
-    # A partial clone would go to the network for what it lacks.
+    # A partial clone would fetch missing objects from the network.
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "file",
     "LC_ALL": "C",
@@ -35,7 +35,7 @@ _OFF = (
     "-c", "color.ui=false",
     "-c", "core.quotePath=false",
 )  # fmt: skip
-# Of a repository that farm made itself nothing of the user's configuration counts: no filter, attribute or template.
+# The user's configuration does not apply to a repository of farm: no filter, attribute or template.
 _OWN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 _REASON_CHARS = 400
 

@@ -1,11 +1,10 @@
 """SHA-256 of files and folders, remembered: nothing is read twice unless it has changed.
 
-A file is known by size, modification time, change time and inode. Nobody can put the change time back, so that an edit
-that keeps the others is seen as well. A file that has just changed may change again within one tick of the clock of its
-file system, so that what is younger than `_YOUNG_S` when it is read is read again the next time (git calls such files
-racily clean).
+A file is known by size, modification time, change time and inode. No program can set the change time back, so that an
+edit with the other three unchanged is seen as well. A file may change twice within one tick of its file system's clock,
+so that a file younger than `_YOUNG_S` at its reading is read again the next time (git calls such files racily clean).
 
-A memory is a file in the cache: what is wrong with it costs time and nothing else.
+A memory is a file in the cache: its damage costs time alone.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ CLOCK_STEP_NS = 20_000_000
 _FOLDER = "hashes"
 _SINGLE_FILES = "files.json"
 _YOUNG_S = 2.0
-# Of one folder: its states of late, such as before and after an edit that was taken back.
+# Recent states of a folder, such as before and after an edit that was undone.
 _MOST_STATES = 8
 _MOST_MEMORIES, _TOUCH_S = 200, 86_400.0
 _TRIES = 3
-# Only a memory: whatever is wrong with it, the files can be read again.
+# Errors of a damaged memory: the files are read again.
 _DAMAGED = (OSError, ValueError, msgspec.MsgspecError)
 
 # No Python code and nothing that Python code reads while it runs: sources of C++, type stubs, text for people.
@@ -47,16 +46,16 @@ _UNREAD = (
     *(".pyi", ".pyx", ".pxd", ".md", ".rst", ".log", ".swp", "~"),
 )
 _UNREAD_FOLDERS = frozenset({"__pycache__", ".git", "third-party", "node_modules"})
-# Of what says that something is installed: its name, version and plugins, not who installed it and how.
+# Metadata of installed packages: name, version and plugins count, the installer does not.
 _INFO = (".dist-info", ".egg-info")
 _INFO_FILES = frozenset({"METADATA", "PKG-INFO", "entry_points.txt"})
 _BUILD_FOLDER, _BUILT_FROM = "CMakeCache.txt", "CMakeLists.txt"
-# Goes into the names of what is remembered: a change of what counts decides anew.
+# Version in the names of memories: another selection of files starts new memories.
 _RULE = "2"
 
 
 class HashedFile(msgspec.Struct, frozen=True, array_like=True):
-    """What a file was when it was read."""
+    """Identity and hash of a file at its reading."""
 
     size: int
     mtime_ns: int
@@ -76,7 +75,7 @@ class HashedTree(msgspec.Struct, frozen=True):
 
 
 def is_read(name: str) -> bool:
-    """Return whether a file called so, relative, counts in a tree as far as its name says."""
+    """Return whether a file counts in a tree by its relative name."""
     *folders, _ = name.split("/")
     return not name.endswith(_UNREAD) and not any(one in _UNREAD_FOLDERS or one == "include" for one in folders)
 
@@ -92,7 +91,7 @@ def sha256_of(path: Path) -> str:
 
 
 def let_the_clock_pass(paths: Iterable[Path]) -> None:
-    """Wait until what was written this moment is older than what is looked at from now on, by the steps of a clock."""
+    """Wait one tick of the file system's clock, so that files written before differ in time from later writes."""
     now_ns = time.time_ns()
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -102,7 +101,7 @@ def let_the_clock_pass(paths: Iterable[Path]) -> None:
 
 
 def hash_files(cache_dir: Path, paths: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of every file, as hex. Raises OSError for one that cannot be read."""
+    """Return the SHA-256 of every file, as hex. Raises OSError for an unreadable file."""
     memory = cache_dir / _FOLDER / _SINGLE_FILES
     known = _read_files(memory)
     found, hashes = dict(known), {}
@@ -120,10 +119,10 @@ def hash_tree(
 ) -> HashedTree:
     """Return the content of the files below `root` that a Python program may read.
 
-    Links are followed: what counts is what is read by that name. Names in `without` are left out at the top, folders
-    called as one of `unread` everywhere. Headers, sources of C++, type stubs, bytecode beside its source and foreign
-    folders do not count; of hidden folders shared libraries alone, and of those that CMake builds in these and the
-    folders that hold Python. Raises UsageError for what cannot be read.
+    Links are followed: the content read by that name counts. Names in `without` are left out at the top, folders named
+    in `unread` everywhere. Headers, sources of C++, type stubs, bytecode beside its source and foreign folders do not
+    count; hidden folders count with shared libraries alone, build folders of CMake also with folders of Python. Raises
+    UsageError for unreadable files.
     """
     return _steady(cache_dir, root, without, unread, files_too=False)[0]
 
@@ -137,7 +136,7 @@ def tree_files(
 
 
 def remembered_files(cache_dir: Path) -> Iterator[tuple[str, HashedFile]]:
-    """Yield what is remembered of single files, by absolute path, and of those in folders, by relative path."""
+    """Yield remembered single files by absolute path, and files in folders by relative path."""
     for memory in (cache_dir / _FOLDER).glob("*.json"):
         yield from _read_files(memory).items()
 
@@ -146,7 +145,7 @@ def _steady(
     cache_dir: Path, root: Path, without: frozenset[str], unread: frozenset[str], *, files_too: bool
 ) -> tuple[HashedTree, _Files]:
     unread |= _UNREAD_FOLDERS
-    # Not by `without`: what was read stays read when another name is left out.
+    # `without` is no part of the name, so that files stay remembered when another name is left out.
     name = "\0".join((_RULE, os.fspath(root.absolute()), *sorted(unread)))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
     problem: OSError | None = None
@@ -214,9 +213,9 @@ def _scan(
     with os.scandir(folder) as entries:
         listed = list(entries)
     names = [entry.name for entry in listed]
-    # Where CMake builds in the folder that its sources are in, that is a source tree all the same.
+    # A source folder in which CMake builds counts as a source tree.
     if binaries_only or (prefix and _BUILD_FOLDER in names and _BUILT_FROM not in names):
-        # What holds Python can be imported.
+        # A folder of Python files can be imported.
         binaries_only = "/." in f"/{prefix}" or not any(name.endswith(".py") for name in names)
     for entry in listed:
         name = entry.name
@@ -264,7 +263,7 @@ def _hashed(path: Path, known: HashedFile | None, seen: Iterable[int] | None = N
         try:
             sha256 = sha256_of(path)
         except OSError as error:
-            # What fails while it is read does not say where.
+            # An error during reading carries no path.
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         if _identity(path) == before:
             break
@@ -280,7 +279,7 @@ def _identity(path: Path) -> tuple[int, int, int, int]:
 
 
 def _read_states(memory: Path) -> dict[str, str]:
-    """Return the digests of a folder by its state; they are in the first line, so that no more has to be understood."""
+    """Return the digests of a folder by its state, from the first line, so that the rest is not parsed."""
     with contextlib.suppress(*_DAMAGED):
         if weakness(memory):
             return {}

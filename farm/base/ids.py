@@ -1,4 +1,4 @@
-"""Names of devices, ids of runs and keys of bundles: what they look like, before one becomes a word or a path."""
+"""Forms of device names, run ids and bundle keys, checked before one becomes a word or a path."""
 
 from __future__ import annotations
 

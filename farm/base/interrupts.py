@@ -1,4 +1,4 @@
-"""What Ctrl-C and other signals that ask a command to end do to it."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP in a command."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptHandler:
-    """Handles Ctrl-C while a command works: it stops at once, unless there is something to let finish first.
+    """Handler of Ctrl-C: a command stops at once, unless it has work to finish first.
 
-    SIGTERM, and a terminal that closes, stop at once, as a second Ctrl-C does: by KeyboardInterrupt, with everything
-    put away. With `term`, SIGTERM is handled as Ctrl-C is, for what a service manager stops.
+    SIGTERM and a closing terminal stop it at once, as a second Ctrl-C does: by KeyboardInterrupt, with all clean-up.
+    With `term`, SIGTERM acts as Ctrl-C does, for commands of a service manager.
     """
 
     def __init__(self, *, term: bool = False) -> None:
@@ -39,10 +39,10 @@ class InterruptHandler:
     def finishing(self, finish: Callable[[], None], say: Callable[[], None]) -> Iterator[None]:
         """Let the first Ctrl-C call `finish`, which may only set a flag, while the body works.
 
-        `say` is called then as well, in another thread: what was interrupted may hold the locks that it waits for.
+        `say` is called then as well, in another thread, because the interrupted code may hold locks that it needs.
         """
         heard = self._heard = SimpleQueue()
-        # Not begun by the handler, in the middle of whatever this thread does.
+        # The thread exists before, because a handler runs in the middle of this thread's code.
 
         def speak() -> None:
             if heard.get():
@@ -60,7 +60,7 @@ class InterruptHandler:
 
     def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
-            # What nohup ignores stays ignored.
+            # Signals that nohup ignores stay ignored.
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     handler = self._interrupted if number in self._soft else signal.default_int_handler

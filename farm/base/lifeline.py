@@ -1,4 +1,4 @@
-"""Has the kernel kill a child when the process that started it is gone, whatever else was killed with it.
+"""Pipe by which the kernel kills a child after the end of its starter, also if other processes were killed with it.
 
 Only the standard library: virtual devices use it, and start in a fifth of a second.
 """
@@ -27,7 +27,7 @@ class Lifeline:
 
     @property
     def our_end(self) -> int:
-        """What poll(2) shows with an error once nobody has the child's end any more; -1 when it is closed."""
+        """Descriptor for which poll(2) reports an error once no process holds the child's end; -1 if closed."""
         return self._our_end
 
     def tie(self, pid: int, *, group: bool) -> None:
@@ -44,7 +44,7 @@ class Lifeline:
         self.child_end = -1
 
     def cut(self) -> None:
-        """Close what is open: what is left of a child that is tied to it is killed. May be called again."""
+        """Close both ends: the kernel kills the remaining processes of the child. May be called again."""
         self.let_go()
         if self.child_end >= 0:
             os.close(self.child_end)

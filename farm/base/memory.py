@@ -15,7 +15,7 @@ _KILOBYTE = 1024
 
 
 def usable_bytes() -> int:
-    """Return the memory that processes here may have together: the machine's, or less where a cgroup (v2) says so."""
+    """Return the memory for all processes here: the machine's, or the limit of a cgroup (v2)."""
     least = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for folder in _own_cgroups():
         try:
@@ -43,7 +43,7 @@ def own_bytes(pid: int) -> int:
 def reset_peak() -> bool:
     """Let `peak_bytes` begin anew with what this process has now; return whether the system can do that."""
     try:
-        # proc(5), clear_refs: 5 sets the peak (VmHWM) to what is resident now, and does nothing else.
+        # proc(5), clear_refs: 5 sets the peak (VmHWM) to the present resident memory and has no other effect.
         (_PROC / "self" / "clear_refs").write_bytes(b"5")
     except OSError:
         return False
@@ -51,7 +51,7 @@ def reset_peak() -> bool:
 
 
 def peak_bytes() -> int:
-    """Return the greatest resident memory of this process so far, without what it started; 0 where nothing says."""
+    """Return the peak resident memory of this process without its children; 0 if unknown."""
     try:
         for line in (_PROC / "self" / "status").read_bytes().splitlines():
             if line.startswith(b"VmHWM:"):

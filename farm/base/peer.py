@@ -1,4 +1,4 @@
-"""Who is at the other end of a loopback connection, and accepting connections of this user alone."""
+"""User at the other end of a loopback connection, and acceptance of this user's connections alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UID = 4 + 48 + 3 * 4
 _DIAG_ESTABLISHED = 1
 _ANY = 0xFFFFFFFF
 
-# Nothing is left to accept with: somebody has to close something first.
+# Errors of accept() without free descriptors or memory: the listener waits.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SHORTAGE_S = 0.25
 # accept(2): these are about the connection that was to be accepted, not about the listener.
@@ -50,7 +50,7 @@ def peer_uid(connection: socket.socket) -> int | None:
     try:
         theirs, ours = connection.getpeername(), connection.getsockname()
     except OSError:
-        # Reset before it was accepted: there is no other end any more.
+        # The connection was reset before its acceptance and has no other end.
         return None
     try:
         return _asked(connection.family, theirs, ours)
@@ -73,7 +73,7 @@ def _asked(family: int, theirs: Any, ours: Any) -> int | None:
         if number == errno.ENOENT:
             return None
         raise OSError(number, os.strerror(number))
-    # One that nobody has open any more belongs to root.
+    # A closed socket belongs to root.
     state, uid = answer[_MESSAGE.size + 1], int(struct.unpack_from("=I", answer, _MESSAGE.size + _UID)[0])
     return uid if state == _DIAG_ESTABLISHED else None
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 _PR_SET_DUMPABLE = 4
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 def hide_environment() -> None:

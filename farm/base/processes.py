@@ -70,9 +70,9 @@ class Child:
             timer.cancel()
 
     def first_line(self, timeout_s: float) -> bytes:
-        """Return the first line that it writes to its standard output, a pipe: what a server says once it is ready.
+        """Return the first line of its standard output, a pipe, which a server writes when it is ready.
 
-        Without its end when it is over 16 KiB, or did not come in time, or the process ended before.
+        The line has no end if it exceeds 16 KiB, if it is late, or if the process ended before.
         """
         pipe = self.process.stdout
         deadline = time.monotonic() + timeout_s
@@ -87,7 +87,7 @@ class Child:
 
     def why_silent(self, timeout_s: float) -> str:
         """Return why `first_line(timeout_s)` brought no whole line: how it ended, or that it did not begin in time."""
-        # Its pipe ends a moment before it does.
+        # The pipe of a process closes a moment before its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_LAST_MOMENT_S)
         code = self.process.poll()
@@ -143,11 +143,11 @@ class Supervisor:
     ) -> Child:
         """Start a process in a session of its own.
 
-        `env` is its whole environment, that of this process when None. Standard streams lead nowhere unless they are
-        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a file that is made anew. With `foreground`
-        it stays in this process group and has these standard streams, for a program that is to have the terminal; of
-        what it starts, only what keeps its environment ends with it.
-        Raises MissingToolError when the program is not there, InfraError when it cannot be started.
+        `env` is its whole environment, by default that of this process. Standard streams are closed unless they are
+        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a new file. With `foreground` the process
+        stays in this process group with these standard streams, for a program on the terminal; of its children only
+        those with its environment end with it. Raises MissingToolError for a missing program, InfraError for a failing
+        start.
         """
         words = [str(word) for word in argv]
         group = reaper.Group(secrets.token_hex(12))
@@ -223,7 +223,7 @@ def _new_file(path: Path) -> BinaryIO:
 
 
 class _ReaperLink:
-    """The one reaper of this process, started when it is first needed, and again should somebody have ended it."""
+    """Link to the reaper of this process, which is started on first use, and again after its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -276,7 +276,7 @@ class _ReaperLink:
         )
 
     def close(self) -> None:
-        """Let the reaper end what is left, and wait for it."""
+        """Let the reaper end the remaining processes, and wait for it."""
         with self._lock:
             if self._process is not None and self._owner == os.getpid():
                 self._process.communicate()

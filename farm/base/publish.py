@@ -1,7 +1,7 @@
-"""Folders of a cache that are made once, by whichever process comes first, and are never seen half done.
+"""Folders of a cache, each made once by the first process that needs it and never visible half done.
 
-What is in them is executed, so that only what nobody else could have written is used: `farm.base.trust`.
-filelock does not check that a locked file is still the one at its path.
+Their content is executed, so that folders writable by other users are refused: `farm.base.trust`. The library filelock
+is not used, because it does not check that a locked file is still at its path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 _LOCK, _PARTIAL = ".lock", ".partial"
-# What a full disk says, whoever meets it first; any other error inside `fill` is `fill`'s own.
+# Errors of a full disk; other errors inside `fill` belong to `fill`.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -37,10 +37,9 @@ def published(
 ) -> Path:
     """Return `folder`, made by `fill` (which gets an empty folder on the same file system) unless it is there.
 
-    One that is there and not whole is made anew; with `anew` a whole one as well, which stays until the new one is
-    there. Other processes wait while one makes it. What `fill` raises is passed on and leaves nothing behind; what a
-    killed one left is removed by the next. Raises UntrustedError where somebody else could have written it, InfraError
-    when the cache cannot be written.
+    An incomplete folder is made anew; with `anew` also a complete one, which stays until the new one is ready. Other
+    processes wait meanwhile. Errors of `fill` are passed on and leave no files; the next call removes files of a killed
+    one. Raises UntrustedError for a folder that another user could have written, InfraError for an unwritable cache.
     """
     require_own(folder)
     if not anew and folder.is_dir() and is_whole(folder):
@@ -63,7 +62,7 @@ def published(
                 fill(partial)
             with _unwritable(folder):
                 _close_to_others(partial)
-                # mkdtemp lets nobody else in; others may read a cache.
+                # mkdtemp makes private folders; other users may read a cache.
                 partial.chmod(0o755)
                 if anew:
                     withdraw(folder)
@@ -75,7 +74,7 @@ def published(
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder and those above it, where they are missing, so that nobody else can write them."""
+    """Make a folder and its missing parents, writable by this user alone."""
     if folder.is_dir():
         return
     make_folders(folder.parent)
@@ -84,7 +83,7 @@ def make_folders(folder: Path) -> None:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Take from others the right to write what is in `folder`, which a umask such as 002 gives them."""
+    """Remove other users' write permission on the content of `folder`, given by a umask such as 002."""
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             mode = path.lstat().st_mode
@@ -107,9 +106,9 @@ def _unwritable(folder: Path, only: Collection[int] = ()) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder in `parent` that lives as long as this process, at most, and that is closed to others.
+    """Yield a new private folder in `parent` that exists at most as long as this process.
 
-    Those of processes that were killed are removed first. Raises UntrustedError where others could replace it.
+    Folders of killed processes are removed first. Raises UntrustedError if other users could replace it.
     """
     make_folders(parent)
     require_own_place(parent)
@@ -127,7 +126,7 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
 def sweep_own(parent: Path, name: str = "*") -> None:
     """Remove the folders of `own_folder` in `parent`, of that name or all, whose processes have ended."""
     for lock in parent.glob(f"{name}{_LOCK}"):
-        # Somebody has it, or has removed it.
+        # Another process holds the lock or removed the folder.
         with contextlib.suppress(OSError), _locked(lock, wait=False):
             _remove_own(lock)
 
@@ -135,13 +134,13 @@ def sweep_own(parent: Path, name: str = "*") -> None:
 def _remove_own(lock: Path) -> None:
     folder = lock.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
-    # What cannot be removed is still there to be seen.
+    # The lock stays beside a folder that could not be removed.
     if not folder.exists():
         lock.unlink(missing_ok=True)
 
 
 def withdraw(folder: Path) -> None:
-    """Remove a published folder, in one step for everybody who looks; the next `published` makes it anew."""
+    """Remove a published folder in one atomic step; the next `published` makes it anew."""
     grave = folder.with_name(f"{folder.name}.withdrawn{_PARTIAL}")
     shutil.rmtree(grave, ignore_errors=True)
     try:
@@ -152,7 +151,7 @@ def withdraw(folder: Path) -> None:
 
 
 def sweep(parent: Path, name: str = "*") -> None:
-    """Remove what killed processes left of folders in `parent`, of that name or all, that nobody is making now."""
+    """Remove partial folders of killed processes in `parent`, of that name or all, that no process is making."""
     for left in parent.glob(f"{name}.*{_PARTIAL}"):
         with contextlib.suppress(OSError), _locked(_lock_of_partial(left), wait=False):
             shutil.rmtree(left, ignore_errors=True)
@@ -189,15 +188,15 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     while True:
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever removes a folder of its own removes this file as well, and another may have been made meanwhile:
-            # two processes must not hold locks on two files of one name.
+            # The removal of a folder removes this file as well, and a new one may exist meanwhile: two processes must
+            # not hold locks on two files of one name.
             if is_at(path, file.fileno()):
                 yield
                 return
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Return whether an open file is still the one of that name."""
+    """Return whether an open file is still at that path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

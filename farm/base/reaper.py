@@ -1,14 +1,14 @@
-"""Ends what a farm process started when that process can no longer do it: `python -I -S reaper.py PARENT START`.
+"""Reaper of a farm process: it ends the children after the parent's death. `python -I -S reaper.py PARENT START`.
 
 The parent writes one line per event to standard input:
 
     watch MARK              a process with FARM_PROCESS=MARK in its environment is about to start
-    lead MARK PID START     it has started and leads the session PID; START is field 22 of /proc/PID/stat
-    drop MARK               it was ended in order
+    lead MARK PID START     the process leads the session PID; START is field 22 of /proc/PID/stat
+    drop MARK               the process ended in order
 
-A group is every process of that session and every process that carries the mark, so that neither a new session nor
-an emptied environment escapes. When a leader dies, what is left of its group ends; when the parent dies, all groups
-end and the reaper with them. Only the standard library, for it has to start in a few milliseconds.
+A group is every process of that session and every process with the mark, so that neither a new session nor an emptied
+environment escapes. After the death of a leader the rest of its group ends; after the death of the parent all groups
+end and the reaper with them. Only the standard library is used, so that the start takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MARK = "FARM_PROCESS"
 
-# What a process gets to end by itself after SIGTERM before it is killed.
+# Seconds between SIGTERM and SIGKILL.
 GRACE_S = 1.0
 # How long SIGKILL may take: only a process stuck in the kernel needs more, and nothing helps against that.
 _KILL_S = 5.0
@@ -35,7 +35,7 @@ _SETTLE_S = 0.3
 
 
 class Group(NamedTuple):
-    """What one spawn started. `session` is 0 while its leader is not known."""
+    """Processes of one spawn. `session` is 0 before its leader is known."""
 
     mark: str
     session: int = 0
@@ -138,8 +138,8 @@ class Reaper:
         while True:
             # -1: it was dead before it could be watched.
             ready = {number for number, _ in self._poll.poll()} if self._parent >= 0 else {-1}
-            # Before standard input: what that says opens descriptors, which may get the number of one that is closed
-            # here, and an event that was for that one would end the wrong group.
+            # Leaders are handled before standard input, whose lines open descriptors: a new descriptor could get the
+            # number of a closed one, and the closed one's event would end the wrong group.
             for number in ready & self._leaders.keys():
                 self._leader_died(number)
             if (0 in ready and not self._read()) or self._parent in ready:
@@ -149,7 +149,7 @@ class Reaper:
                 return
 
     def _read_rest(self) -> None:
-        """Take in what the parent wrote before it died; a copy of it may keep the pipe open."""
+        """Read the lines that the parent wrote before its death; a copy of it may keep the pipe open."""
         os.set_blocking(0, False)
         with contextlib.suppress(BlockingIOError):
             while self._read():

@@ -1,4 +1,4 @@
-"""Where the data folders are: beside the package in a checkout, inside it in an installed wheel."""
+"""Data folders: beside the package in a checkout, inside it in an installed wheel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """Return one of `device_profiles`, `test_suites`, `native_runner`, `reports`."""
+    """Return the folder `device_profiles`, `test_suites`, `native_runner` or `reports`."""
     installed = _PACKAGE / "_data" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,4 +1,4 @@
-"""device_profiles/*.toml -> Soc: what a system on chip has, and which backends are legal on it."""
+"""device_profiles/*.toml -> Soc: properties of a system on chip, and its legal backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farm.base.backends.descriptor import Backend
 
 READY = "ready"
-"""What a `.pte` file runs at that was compiled elsewhere, and did not say."""
+"""Precision of a `.pte` file that was compiled elsewhere and records none."""
 
 _OF_BACKENDS = (precision for backend in BACKENDS.values() for precision in backend.precisions)
 PRECISIONS = (*dict.fromkeys((*QUANTIZED_PRECISIONS, "fp16", "fp32", *_OF_BACKENDS)), READY)
@@ -40,7 +40,7 @@ _like: Mapping[str, str] = MappingProxyType({})
 
 
 class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One system on chip. Source: ExecuTorch 1.5, qc_schema `_soc_info_table`, which a test compares."""
+    """System on chip. Source: ExecuTorch 1.5, qc_schema `_soc_info_table`, which a test compares."""
 
     name: str
     soc_id: int
@@ -50,17 +50,17 @@ class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vtcm_mb: int
     """Vector tightly coupled memory of the HTP, in MiB."""
     backends: tuple[str, ...]
-    """Those of its profile, then those that run on the CPU, which no profile names."""
+    """Backends of its profile, then CPU backends, which no profile names."""
     lpai_version: int | None = None
     """Low-power AI hardware version; None where ExecuTorch knows none."""
     product: str = ""
-    """What it is sold as, where that is public."""
+    """Public product name, if there is one."""
     also: tuple[str, ...] = ()
     """Other names that a table of ExecuTorch or QNN gives the same chip; farm.toml adds names by `[soc.NAME] like`."""
 
 
 def check_backend(soc: Soc, name: str) -> Backend:
-    """Return a backend that `soc` has. Raises UnknownNameError, IllegalTargetError that says which it has."""
+    """Return the backend `name` of `soc`. Raises UnknownNameError, or IllegalTargetError with its legal backends."""
     backend = find_backend(name)
     if name not in soc.backends:
         raise IllegalTargetError(f"{soc.name} has no {name} backend: legal are {', '.join(soc.backends)}")
@@ -68,7 +68,7 @@ def check_backend(soc: Soc, name: str) -> Backend:
 
 
 def check_target(soc: Soc, backend: str, precision: str) -> None:
-    """Raise IllegalTargetError, saying what is legal, unless `soc` has `backend` and it runs `precision`."""
+    """Raise IllegalTargetError with the legal choices unless `soc` has `backend` and it runs `precision`."""
     precisions = check_backend(soc, backend).precisions
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)

@@ -1,6 +1,6 @@
-"""Text that nobody trusts, made fit to be stored and shown: nothing in it is invisible or reorders what is around it.
+"""Hostile text made safe for the store and for display, without invisible or reordering characters.
 
-Every room takes from here what counts as invisible. Pure.
+All packages use this module's definition of invisible. Pure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)")
-# What neither a terminal nor a page shows as itself: control characters but tab and line end; Unicode's
-# Default_Ignorable_Code_Point (bidirectional marks, zero width, fillers) but variation selectors, which emoji have;
-# line separators, surrogates, noncharacters. A string, compiled where it is needed: that takes as long as anything else
-# of a short command.
+# Characters that neither a terminal nor a page shows: control characters except tab and line end; Unicode's
+# Default_Ignorable_Code_Point (bidirectional marks, zero width, fillers) except variation selectors of emoji; line
+# separators, surrogates, noncharacters. The string is compiled on first use, because compiling it takes a good part of
+# a short command's time.
 _UNSEEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u070f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f"
     "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -30,7 +30,7 @@ HIDDEN = "***"
 REASON_LIMIT = 400
 """Characters that are kept of a reason or a note."""
 LOG_LIMIT = 64 * 1024
-# Characters of the text that are looked at for one of a line: the others could only be blanks and colours.
+# Characters read per character of a line: further ones could only be blanks and colours.
 _LOOKED_AT = 16
 
 
@@ -50,7 +50,7 @@ def spelled(text: str) -> str:
 
 
 def without_colours(text: str) -> str:
-    """Return `text` without what a terminal takes as commands."""
+    """Return `text` without a terminal's control sequences."""
     return _ANSI.sub("", text)
 
 
@@ -78,7 +78,7 @@ def reason_line(text: str) -> str:
 
 
 def bounded_log(text: str, limit: int = LOG_LIMIT) -> str:
-    """Return the end of `text`, at most `limit` characters, where the reason usually is; says what was left out."""
+    """Return the end of `text`, at most `limit` characters, where the reason usually is, with a line about the cut."""
     left_out = len(text) - limit
     text = visible(text[-limit:])[-limit:]
     return f"[{left_out} characters left out]\n{text}" if left_out > 0 else text
@@ -99,7 +99,7 @@ def json_document(answer: Any, indent: int = 2) -> bytes:
     try:
         data = msgspec.json.encode(answer)
     except UnicodeEncodeError:
-        # Names of files need not be text: Python has the bytes that are none as lone surrogates, which JSON cannot say.
+        # File names need not be text: Python keeps other bytes as lone surrogates, which JSON cannot represent.
         import json
 
         data = json.dumps(msgspec.to_builtins(answer), ensure_ascii=False).encode("utf-8", "replace")

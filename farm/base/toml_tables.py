@@ -1,4 +1,4 @@
-"""TOML files -> typed tables; what is wrong with one is named by its whole key, with the nearest that there is."""
+"""TOML files -> typed tables; errors name the whole key and the nearest valid one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read_table(path: Path, kind: type[_T]) -> _T:
 
 
 def convert_table(path: Path, table: object, kind: type[_T], key: str = "") -> _T:
-    """Return what a TOML file has at `key` as a `kind`. Raises ConfigError as `read_table` does.
+    """Return the value of a TOML file at `key` as a `kind`. Raises ConfigError as `read_table` does.
 
-    What is called `..._s` may be a time as people write it, `30m`, as well as seconds.
+    A key that ends in `_s` takes a time such as `30m` as well as seconds.
     """
     try:
         return msgspec.convert(table, kind)
@@ -48,7 +48,7 @@ def convert_table(path: Path, table: object, kind: type[_T], key: str = "") -> _
 
 
 def seconds_of(key: str, value: Any) -> Any:
-    """Return a value that has `key`: seconds where the key is one of seconds and the value a time, else what it is."""
+    """Return the value of `key`, converted to seconds if the key ends in `_s` and the value is a time."""
     seconds = in_seconds(value) if key.endswith("_s") and isinstance(value, str) else None
     return value if seconds is None else seconds
 
@@ -67,7 +67,7 @@ def _with_seconds(value: Any, kind: Any) -> Any:
 
 
 def _find(value: object, kind: Any, key: str) -> tuple[str, str] | None:
-    """Return the key of the first thing in `value` that a `kind` cannot have, and what is wrong; None where it is one.
+    """Return the key of the first invalid part of `value` for a `kind`, and its problem; None for a valid value.
 
     msgspec has no names of the tables in a table: `$.case[...].inputs[0]`.
     """

@@ -1,8 +1,8 @@
-"""Who could have written a file. What the user did not name counts, and is executed, only where nobody else could.
+"""Trust in files: a file that the user did not name is executed only if no other user could have written it.
 
-The rule (docs/reference/configuration.md): a file, every folder above it and every link on the way belong to the
-user or to root, and nobody else may write them. Two exceptions. A folder with the sticky bit may be writable, as others
-cannot replace what it holds: `/tmp`. The user's private group may write, as it has no other member: umask 002.
+The rule (docs/reference/configuration.md): a file, every folder above it and every link on the way belong to the user
+or to root, and no other user may write them. Two exceptions: a folder with the sticky bit may be writable, as other
+users cannot replace its content (`/tmp`); the user's private group may write, as it has no other member (umask 002).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ACL = "system.posix_acl_access"
 
 
 def weakness(path: Path) -> str:
-    """Return why somebody else could have written or replaced what is at `path`, empty where nobody could.
+    """Return the reason why another user could have written or replaced `path`; empty for none.
 
-    Links are followed, and judged as well. Where nothing is at `path`, the folders above it are judged. Of several
-    reasons it is that of the last folder on the way, or of the file itself.
+    Links are followed and judged as well. For a missing `path` the folders above it are judged. Of several reasons the
+    last on the way is returned.
     """
     found = ""
     for one, status in _way(path):
@@ -51,26 +51,26 @@ def weakness_inside(folder: Path) -> str:
 
 
 def weakness_of_open(descriptor: int) -> str:
-    """Return why somebody else could have written an open file: enough where its content is read once."""
+    """Return the reason why another user could have written an open file, for content that is read once."""
     problem = _problem(descriptor, os.fstat(descriptor))
     return f"it {problem}" if problem else ""
 
 
 def require_own(folder: Path) -> None:
-    """Raise UntrustedError where somebody else could have written what is in `folder`, or could put a folder there."""
+    """Raise UntrustedError if another user could have written the content of `folder` or the folder itself."""
     problem = weakness_inside(folder) if folder.is_dir() else weakness(folder)
     if problem:
         raise UntrustedError(folder, problem)
 
 
 def require_own_place(folder: Path) -> None:
-    """Raise UntrustedError where somebody else could replace what this user makes in `folder`."""
+    """Raise UntrustedError if another user could replace this user's files in `folder`."""
     if problem := weakness(folder):
         raise UntrustedError(folder, problem)
 
 
 def _way(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every folder and link that is passed on the way to `path`, and what is there; as far as it is there."""
+    """Yield every existing folder and link on the way to `path`, and `path` itself, with its status."""
     here, links = os.sep, 0
     left = list(reversed(path.absolute().parts[1:]))
     yield here, os.lstat(here)
@@ -104,11 +104,11 @@ def _content(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _problem(path: str | int, status: os.stat_result, *, sticky: bool = True) -> str:
-    """Return who else may write what has this status; `sticky`: whether that bit makes a folder good."""
+    """Return the other users who may write a file of this status; `sticky`: the sticky bit makes a folder safe."""
     mode = status.st_mode
     owners = {0, os.geteuid()}
     if not stat.S_ISREG(mode):
-        # In a user namespace root of the machine may be without a number: whoever owns `/` owns all.
+        # In a user namespace the machine's root may have no number: the owner of `/` counts as root.
         owners.add(os.lstat(os.sep).st_uid)
     if status.st_uid not in owners:
         return f"belongs to {_user_name(status.st_uid)}"
@@ -137,7 +137,7 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 def _has_acl(path: str | int) -> bool:
-    """Return whether a file has an access control list, of which the bits of the group say only the most."""
+    """Return whether a file has an access control list; the group's bits show only its mask."""
     if not hasattr(os, "getxattr"):
         return False
     try:

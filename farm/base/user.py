@@ -1,4 +1,4 @@
-"""Who runs this."""
+"""Name of the user who runs farm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number, as a container may run as one that has no name."""
+    """Return the name of the user, or the number for a user without a name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -42,7 +42,7 @@ _NEAR = 0.85
 
 
 def require_known_variables() -> None:
-    """Raise UsageError for a variable whose name is close to one of farm's variables, instead of ignoring it."""
+    """Raise UsageError for a variable whose name resembles a variable of farm, instead of ignoring it."""
     known = [*VARIABLES, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
     for name in os.environ:
         if not name.startswith("FARM_") or name.startswith(tuple(known)):
