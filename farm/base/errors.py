@@ -235,13 +235,13 @@ class LeaseLostError(InfraError):
 class AgentRefusedError(InfraError):
     """Refusal of an agent by the shared farm: an agent of its name is alive, or it belongs to another farm."""
 
-    # A service manager that starts it again would hear the same.
+    # A new start by a service manager would fail the same way.
     exit_code = 2
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
         self.may_pass = may_pass
-        """The one that has its name may be dead, which nobody knows yet."""
+        """True if the agent with this name may be dead, which is not known yet."""
 
 
 class BundleError(InfraError):
@@ -269,7 +269,7 @@ class ArtifactsError(StoreError):
 
 
 class ArtifactLostError(ArtifactsError):
-    """Missing file of a shared farm, or a file that differs from its hash: waiting does not help, other files may work."""
+    """Missing file of a shared farm, or one unlike its hash: waiting does not help, other files may work."""
 
 
 class StoreLostError(StoreError):
