@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipe import recipe_code
+
 from farm.report.formats import export_formats
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
@@ -31,7 +33,7 @@ def test_the_documentation_has_a_row_for_each_format() -> None:
 def test_the_recipe_adds_a_format(tmp_path: Path) -> None:
     recipe = (ROOT / "docs/developers/recipes.md").read_text().partition("## Adding a format")[2]
     name = re.findall(r"`(farm/report/formats/\w+\.py)`", recipe)[0]
-    (code,) = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
+    (code,) = recipe_code("developers/recipes.md", "Adding a format")
     shutil.copytree(ROOT / "farm", tmp_path / "farm", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("device_profiles", "test_suites", "native_runner", "reports"):
         (tmp_path / folder).symlink_to(ROOT / folder)
