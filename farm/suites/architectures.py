@@ -1,6 +1,6 @@
-"""Which decoders a case may generate text with: their shapes, their published sizes, and how upstream calls them.
+"""Decoders for text generation: shapes, published sizes and upstream's names.
 
-Torch-free. Sizes are those of `examples/models/*/config/*.json` of ExecuTorch 1.5, and of Meta's `params.json`.
+Torch-free. Sizes come from `examples/models/*/config/*.json` of ExecuTorch 1.5, and from Meta's `params.json`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoder of ExecuTorch's Qualcomm examples, or a family of them."""
+    """Decoder of ExecuTorch's Qualcomm examples, or a family of decoders."""
 
     name: str
     upstream: str
-    """Its name in `SUPPORTED_LLM_MODELS` of ExecuTorch's Qualcomm examples: what decides of class and source changes.
-    Of a family it is one member."""
+    """Name in `SUPPORTED_LLM_MODELS` of ExecuTorch's Qualcomm examples, which decides class and source changes; for a
+    family the name of a member."""
     params: dict[str, Any]
-    """As in `params.json`: of a family what is not a size, of a published decoder all."""
+    """Parameters of `params.json`: for a family all but sizes, for a published decoder all."""
     recipe: str = ""
     """The precision that upstream's own recipe of this decoder is for; "" for a family, which has the general ones."""
     shards: int = 1
     """Contexts that upstream divides its layers into."""
     model_types: tuple[str, ...] = ()
-    """What `model_type` of a Hugging Face `config.json` may be; empty where upstream converts no such weights."""
+    """Values of `model_type` in a Hugging Face `config.json`; empty if upstream converts no such weights."""
     hadamard: bool = False
     """Queries and keys are turned by a Hadamard matrix, which wants a head of a power of two."""
     window_mask: bool = False
-    """Its layers with a sliding window take a mask of their own, as a second input."""
+    """True if layers with a sliding window take their own mask as a second input."""
 
     @property
     def published(self) -> bool:
-        """Whether its sizes are known, so that a case need not name any."""
+        """True if the sizes are known, so that a case may omit them."""
         return "dim" in self.params
 
 
-# By the name of a parameter: what it is. Those that `LlamaModel` of ExecuTorch 1.5's Qualcomm examples reads, and
-# those that Meta's files have beside them.
+# Types by parameter: parameters that `LlamaModel` of ExecuTorch 1.5's Qualcomm examples reads, and further ones of
+# Meta's files.
 PARAM_TYPES: dict[str, type] = {
     **dict.fromkeys(
         ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "head_dim", "multiple_of"), int
@@ -94,7 +94,7 @@ _STORIES = {"norm_eps": 1e-5}
 
 
 SIZES = ("n_layers", "dim", "hidden_dim", "n_heads", "n_kv_heads", "vocab_size")
-"""What a published decoder is known by."""
+"""Parameters that identify a published decoder."""
 
 
 def _sizes(
@@ -228,10 +228,10 @@ def find_architecture(name: str) -> Architecture:
 
 
 def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole `params.json`: what a case gives, and what the architecture has where it gives nothing.
+    """Return a whole `params.json`: the values of a case, completed by those of the architecture.
 
-    Sizes of a published decoder do not mix with others: where `given` has a width, the rest is the family's, unless all
-    sizes are its own.
+    Sizes of a published decoder do not mix with others: if `given` has a width, the other sizes come from the family,
+    unless all are given.
     """
     known = dict(architecture.params)
     is_itself = architecture.published and all(given.get(name) == known[name] for name in SIZES)
@@ -246,7 +246,7 @@ def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dic
 
 
 def params_of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a Hugging Face `config.json` says, by the names of `params.json`."""
+    """Return the values of a Hugging Face `config.json` by the names of `params.json`."""
     # transformers 5 has `rope_parameters`, with the base among them, in place of `rope_theta` and `rope_scaling`.
     given = config.get("rope_parameters") or config.get("rope_scaling")
     rope = given if isinstance(given, dict) else {}

@@ -1,4 +1,4 @@
-"""What a case asks of a QNN backend beyond its operators: how it is compiled, and what its device must have."""
+"""Features of a QNN backend that a case requires beyond operators: compiler settings and device requirements."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An operator of the user's own in a package of QNN's: ExecuTorch 1.5, `QnnExecuTorchOpPackageInfo`."""
 
     name: str
-    """Of the package."""
+    """Name of the package."""
     operator: str
     """As torch calls it: `my_ops.mul3.default`."""
     qnn_operator: str
     """As the package calls it."""
     interface_provider: str
     library: str
-    """Its `.so` for x86_64, where it is compiled and where virtual devices are; relative to the folder of the suite."""
+    """Its `.so` for x86_64, used by the compiler and by virtual devices; relative to the folder of the suite."""
     android: str = ""
     """For the processor of an Android device."""
     hexagon: dict[str, str] = {}
@@ -44,7 +44,7 @@ class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Features by the names that ExecuTorch's compiler has for them; the defaults are those of every other case."""
+    """Features by their names in ExecuTorch's compiler; defaults are those of ordinary cases."""
 
     online_prepare: bool = False
     """The device makes the graph when it loads the program."""
@@ -71,13 +71,13 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the names of those that are asked for."""
+        """Return the names of the required features."""
         usual = Features()
         return tuple(name for name in self.__struct_fields__ if getattr(self, name) != getattr(usual, name))
 
     @property
     def problem(self) -> str:
-        """Return why these cannot go together; "" where they can. ExecuTorch 1.5 says so late, or not at all."""
+        """Return the conflict between features; "" for none. ExecuTorch 1.5 reports it late or never."""
         if self.split and not self.use_multi_contexts:
             return "split makes several contexts, which want use_multi_contexts = true"
         if self.split == 1:
@@ -90,9 +90,9 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 NOT_DIRECT = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "op_packages")
-"""What direct mode's runner refuses, has no files for, or, of packages, leaves out without a word (ExecuTorch 1.5)."""
+"""Features that direct mode's runner refuses, has no files for, or silently ignores (op packages; ExecuTorch 1.5)."""
 
-# What Qualcomm's simulator and this machine lack, by feature.
+# Missing parts of Qualcomm's simulator and this machine, by feature.
 _ON_DEVICES_ALONE = {
     "online_prepare": "its graph is made by the device when it is loaded",
     "use_weight_sharing": "contexts that share weights are not simulated",

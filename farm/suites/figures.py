@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 REFERENCES = ("fp32", "quantized")
-"""What a bundle of a quantized job has; one in floating point has the first alone."""
+"""References of a quantized job's bundle; a floating-point bundle has the first alone."""
 
 
 class Direction(StrEnum):
-    """Which way a metric gets better."""
+    """Direction in which a metric gets better."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -33,22 +33,22 @@ class Direction(StrEnum):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure of one output of one sample."""
+    """Figure of one output of one sample."""
 
     name: str
-    """Its limit in a manifest: the least where higher is better, else the greatest."""
+    """Key of its limit in a manifest: the least value if higher is better, else the greatest."""
     unit: str
-    """`dB`; `1` for a share, a ratio, or what has the unit of the output."""
+    """`dB`; `1` for a share, a ratio, or a value in the unit of the output."""
     direction: Direction
     compute: Callable[[NDArray[Any], NDArray[Any]], float | None] | None = None
-    """Its value of output and reference, in float64 and of one shape; None where it has none. Not set for those that
+    """Function from output and reference, float64 of equal shape, to the value or None; unset for figures that
     farm/results/numerics.py computes together."""
     against: tuple[str, ...] = REFERENCES
     """References against which its samples are kept as a measurement, `NAME_REFERENCE[OUTPUT]`."""
     has_column: bool = False
-    """It has a column of its own in the store and in reports; a new one is kept as a measurement alone."""
+    """True for a figure with its own column in store and reports; a new figure is a measurement alone."""
     for_integers: bool = False
-    """It is of integer and boolean outputs, all others are of floating point."""
+    """True for a figure of integer and boolean outputs; others are for floating point."""
     decides: bool = True
     """A limit of it alone is enough to judge an output by."""
     near_one: bool = False
@@ -56,7 +56,7 @@ class Figure(msgspec.Struct, frozen=True):
     on_request: bool = False
     """Only where a case has it among its metrics: against FP32, `NAME[OUTPUT]`. Higher is better."""
     of_logits: bool = False
-    """Of the logits of a case that generates text alone."""
+    """True for a figure of logits of text generation alone."""
     by_mean: bool = False
     """On request: the limit is for the mean over all samples, else for the worst."""
     exact: bool = False
@@ -67,7 +67,7 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> str:
-        """What it is called in text and in the names of metrics: without its unit."""
+        """Name in texts and metrics, without its unit."""
         return self.name.removesuffix("_db")
 
     def worst(self, values: Sequence[float]) -> float:
@@ -94,7 +94,7 @@ class Figure(msgspec.Struct, frozen=True):
         return _ratio(limit, value) if self.direction is Direction.HIGHER else _ratio(value, limit)
 
     def broken_text(self, value: float, limit: float) -> str:
-        """Return `sqnr 12.3 dB < 20 dB`, with as many digits as it takes to tell the two apart."""
+        """Return `sqnr 12.3 dB < 20 dB`, with enough digits to distinguish the two."""
         unit = " dB" if self.unit == "dB" else ""
         shown, digits = f"{value:.4g}", 5
         while float(shown) == limit and digits <= 17:
@@ -183,21 +183,21 @@ FIGURES = {
         # In quantization steps of the output; where it is quantized.
         Figure("steps", "1", _LOWER, against=(), has_column=True, least=0),
         Figure("peak", "1", _LOWER, against=(), has_column=True, least=0),
-        # How far the SQNR against FP32 is below that of the quantized module on the CPU.
+        # Loss of SQNR against FP32, compared with the quantized module on the CPU.
         Figure("loss_db", "dB", _LOWER, against=(), has_column=True, decides=False),
         Figure("sqnr_db", "dB", _HIGHER, has_column=True),
         Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True, least=-1, greatest=1),
         Figure("max_abs", "1", _LOWER, against=(), has_column=True, least=0),
         Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True, least=0, greatest=1),
-        # Of generated text; the last three: farm/results/generation.py.
+        # Figures of generated text; the last three: farm/results/generation.py.
         Figure("worst_position_db", "dB", _HIGHER, worst_position_db, of_logits=True),
         Figure("kl", "1", _LOWER, kl_divergence, of_logits=True, decides=False, least=0),
         # The perplexity of the scored sequence by the output, over that by the reference.
         Figure("perplexity_ratio", "1", _LOWER, of_logits=True, decides=False, least=0),
         # How closely prompts by `prefill_forward` agree with the same by `kv_forward`: of the first output alone.
         Figure("prefill_db", "dB", _HIGHER, against=("quantized",), of_logits=True, decides=False),
-        # Of a task: questions whose likeliest choice is another than the reference's, and answers that are right by the
-        # reference and no more: farm/results/accuracy.py.
+        # Figures of a task: questions whose likeliest choice differs from the reference's, and answers that only the
+        # reference has right: farm/results/accuracy.py.
         Figure("other_choices", "count", _LOWER, of_logits=True, decides=False, least=0),
         Figure("lost_answers", "count", _LOWER, of_logits=True, decides=False),
         # The probability of a chosen token as a share of that of the likeliest, by the FP32 module: the least.
@@ -207,15 +207,15 @@ FIGURES = {
         Figure("psnr_db", "dB", _HIGHER, psnr_db, on_request=True),
     )
 }
-"""By name; limits are listed in this order."""
+"""Figures by name, in the order of limits."""
 
 COMPARED = tuple(figure for figure in FIGURES.values() if not figure.on_request)
-"""Those of every output against every reference."""
+"""Figures of every output against every reference."""
 COLUMNS = tuple(figure.name for figure in COMPARED if figure.has_column)
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """What is counted of a program."""
+    """Counter of a program."""
 
     unit: str
     direction: Direction
@@ -234,30 +234,30 @@ COUNTERS = {
     "partitions": Counter("count", Direction.NONE),
     "delegated_ops": Counter("count", Direction.NONE),
     "fallback_ops": Counter("count", _LOWER),
-    # Whatever else is on the DSP is in both, so that neither says anything of the program: what it kept is the
-    # difference. Nobody has measured how well that repeats.
+    # Both include other users of the DSP, so that only the difference concerns the program. Its repeatability is not
+    # measured yet.
     "dsp_heap_before": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_after": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_difference": Counter("bytes", _LOWER, exact=False, signed=True),
-    # Of generated text. What it chose is judged by its logits; one token that differs changes all that follow.
+    # Shares of equal generated tokens. Logits judge the choice; one different token changes all later ones.
     "same_tokens_fp32": Counter("1", _HIGHER, exact=False, judged=False),
     "same_tokens_quantized": Counter("1", _HIGHER, exact=False, judged=False),
     # `latency` has the same steps.
     "step_time": Counter("ns", _LOWER, exact=False, judged=False),
     "temperature": Counter("C", Direction.NONE, exact=False, judged=False),
 }
-"""By metric, without what is in brackets."""
+"""Counters by metric, without the part in brackets."""
 
 TIME_UNITS = ("ns", "tokens/s")
-"""Of what a clock measured."""
+"""Units of metrics from a clock."""
 _OF_TIMES = frozenset({"sustained_fall"})
 
 PEAK_MEMORY = "peak_memory"
-"""Greatest resident memory of the process of the runner, which of one that ran several programs is that of all."""
+"""Peak resident memory of the runner's process, over all programs that it ran."""
 LOAD_TIMES = ("warm_model_load_time", "model_load_time", "warm_load_time", "load_time")
 """How long a program took to load, the ones that are measured today first: `time_measurements` has their meaning."""
 VERIFICATION_TIME = "verification_time"
-"""Of looking for damage before a load, which only a farm does: compared with nothing."""
+"""Time of farm's own check for damage before a load; no comparison uses it."""
 
 
 def figure_of(metric: str) -> Figure | None:
@@ -271,8 +271,8 @@ def figure_of(metric: str) -> Figure | None:
 def series_value(metric: str, samples: Sequence[float]) -> float | None:
     """Return the value of an attempt in the series of a metric; None without samples.
 
-    Of a figure it is what a limit decides on: the worst sample, or the mean where the limit is for that. Of all other
-    metrics it is the median. NaN where a sample is NaN.
+    The value of a figure is the one that its limit judges: the worst sample or the mean. Other metrics have the median.
+    NaN if a sample is NaN.
     """
     if not samples:
         return None
@@ -285,12 +285,12 @@ def series_value(metric: str, samples: Sequence[float]) -> float | None:
 
 
 def counter_of(metric: str) -> Counter | None:
-    """Return what is declared of a counter, as `step_time[0-63]` is of `step_time`; None for other metrics."""
+    """Return the declaration of a counter, for `step_time[0-63]` that of `step_time`; None for other metrics."""
     return COUNTERS.get(metric.partition("[")[0])
 
 
 def is_host_time(metric: str, unit: str) -> bool:
-    """Return whether a clock measured it: that of a virtual device is its host's, and says nothing of phones."""
+    """Return whether a clock measured the metric: a virtual device has its host's clock, unlike a phone."""
     return unit in TIME_UNITS or metric in _OF_TIMES
 
 

@@ -1,4 +1,4 @@
-"""Frame rate, clock and cores that a target asks for, of a backend that refuses what it cannot keep. Pure."""
+"""Frame rate, clock and cores of a target, for a backend that refuses unsupported values. Pure."""
 
 from __future__ import annotations
 

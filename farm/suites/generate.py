@@ -1,4 +1,4 @@
-"""A case that generates text: which decoder, what it is compiled with, and what it is asked. Torch-free."""
+"""Case of text generation: decoder, compiler settings and prompts. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from farm.base.errors import IllegalTargetError
 
 Mode = Literal["kv", "hybrid", "lookahead"]
 PRECISIONS_OF_TEXT = ("16a8w", "16a4w", "16a4w_block")
-"""What a decoder is compiled at. In 8a8w ExecuTorch's own comes to -58 dB without any error (1.5.1, measured)."""
+"""Precisions of decoders. In 8a8w ExecuTorch's own decoder reaches -58 dB without an error (1.5.1, measured)."""
 DECODE, PREFILL = "kv_forward", "prefill_forward"
 """Methods of a static decoder."""
 BYTES = "bytes"
 """In place of a tokenizer's file: each byte of a text in UTF-8 is a token."""
 TOKENIZER_FILES = (".json", ".model")
-"""What a tokenizer's file ends in; another name is that of a folder."""
+"""Suffixes of a tokenizer's file; another name is that of a folder."""
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -25,7 +25,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """A static decoder of ExecuTorch's Qualcomm examples, greedy; or a `.pte` of that kind, which a case names."""
 
     architecture: str = "llama"
-    """What decides of layers and of the quantization recipe: a name of `farm.suites.architectures`."""
+    """Architecture, which decides layers and quantization recipe: a name of `farm.suites.architectures`."""
     mode: Mode = "kv"
     """`hybrid` has a second method for prompts; `lookahead` decodes several positions at once."""
     params: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     hugging_face: str = ""
     """A local folder with `config.json` and `*.safetensors`, in place of all three."""
     context: _Length = 128
-    """Positions that a sequence may have: prompt and what is generated."""
+    """Most positions of a sequence: prompt and generated tokens."""
     prefill: _Length = 32
     """Positions that one call of `prefill_forward` takes; hybrid alone."""
     window: _Length = 4
@@ -57,12 +57,12 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     prompt_lengths: tuple[_Length, ...] = ()
     """Prompts of so many tokens, drawn from the seed of the case, where there are no others."""
     score_file: str = ""
-    """Sequences whose logits are judged, one for each prompt, as `prompts_file`. Without it: each prompt with what the
-    quantized module generates after it."""
+    """Sequences whose logits are judged, one per prompt, as in `prompts_file`. Without it: each prompt followed by the
+    quantized module's tokens."""
     expected_file: str = ""
     """With a `.pte`: the tokens that have to be generated after each prompt, as `prompts_file`."""
     tokenizer: str = ""
-    """What makes tokens of a text: a file, a folder with one, or `bytes`: farm/suites/accuracy/tokenizer.py."""
+    """Tokenizer: a file, its folder, or `bytes`: farm/suites/accuracy/tokenizer.py."""
     score_text: str = ""
     """A text, in UTF-8, whose perplexity is measured, in place of prompts."""
     wikitext: bool = False
@@ -79,7 +79,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def tells(self) -> bool:
-        """Return whether sequences are told, and how likely they are is all that is asked."""
+        """Return whether the case only scores the likelihood of given sequences."""
         return bool(self.score_text or self.task)
 
     @property

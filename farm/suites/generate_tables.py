@@ -1,4 +1,4 @@
-"""What a `[case.NAME.generate]` table may say: checked as a whole when its manifest is read."""
+"""Checks of a `[case.NAME.generate]` table when its manifest is read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 _WEIGHTS = (".pth", ".pt", ".safetensors")
 _SIZES = ("dim", "n_layers", "n_heads", "vocab_size")
 FEATURES_OF_TEXT = ("shared_buffer", "use_multi_contexts", "split")
-"""What a case that generates text may ask of its compiler. Weights that two methods have in common are shared, and
-attention is taken apart into heads, without being asked for."""
+"""Compiler features for text generation. Weights common to two methods are shared and attention is split into heads by
+default."""
 _EXPECTED_OF_TEXT = (
     "least_decode_rate", "least_prefill_rate", "most_perplexity", "most_word_perplexity", "least_accuracy",
 )  # fmt: skip
 # Logits of a sample are float32 [positions, vocabulary], in a file for every output and reference.
 _MOST_LOGITS_BYTES = 1 << 30
-# What a case of a module has, and what to do in place of it.
+# Keys of a module's case, and their replacement.
 _INSTEAD = {
     "module": "the architecture takes its place", "program": "the architecture takes its place",
     "checkpoint": "name the file as generate.weights", "args": "the architecture has params",
@@ -43,7 +43,7 @@ _INSTEAD = {
 
 
 def check_alone(manifest: Path, key: str, given: Collection[str]) -> None:
-    """Raise ConfigError for what a case has beside `generate` that belongs to a module; `given` is what it has."""
+    """Raise ConfigError for keys of a module beside `generate`; `given` has the keys of the case."""
     for name, why in _INSTEAD.items():
         if name in given:
             raise ConfigError(manifest, f"{key}.{name}", f"is not for a case that generates text ({why}): leave it out")
@@ -58,9 +58,9 @@ def check_expected(manifest: Path, key: str, expected: Iterable[Expectation]) ->
 
 
 def checked(manifest: Path, key: str, case: Case) -> int:
-    """Return how many prompts a case that generates text has, 1 where it is told others; its files are there.
+    """Return the number of prompts of a case of text generation, 1 for given sequences; check that its files exist.
 
-    Raises ConfigError, naming the key, for anything that cannot be compiled or run.
+    Raises ConfigError with the key for anything that cannot be compiled or run.
     """
     _check_precisions(manifest, f"{key}.precisions", case)
     for name in case.features.named:

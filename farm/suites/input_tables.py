@@ -1,4 +1,4 @@
-"""What the inputs of a case may say: checked when its manifest is read."""
+"""Checks of a case's inputs when its manifest is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# Of an input: what each distribution is drawn with.
+# Parameters of an input by distribution.
 _DRAWN_WITH = {
     "normal": ("scale",),
     "uniform": ("low", "high"),
@@ -24,7 +24,7 @@ _DRAWN_WITH = {
 
 
 def check_inputs(manifest: Path, key: str, inputs: Sequence[InputSpec], samples: int, *, ready: bool) -> None:
-    """Raise ConfigError unless every input can be made, for each sample; `ready` says that a `.pte` takes them."""
+    """Raise ConfigError unless every input can be made for each sample; `ready` for inputs of a `.pte`."""
     if not inputs:
         raise ConfigError(manifest, key, "at least one input is needed")
     for index, spec in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Whether the limits of a case decide anything: what no limit decides is refused before it is compiled."""
+"""Check that the limits of a case decide its verdict: a job without deciding limits is refused before its build."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "suite.toml"
 FIRST_LIMITS = "{ sqnr_db = 10.0, mismatch = 0.0 }"
-"""Limits against FP32 for a first run, which says what better ones are."""
+"""Limits against FP32 for a first run, whose results suggest better ones."""
 
 
 def references_of(job: Job) -> tuple[str, ...]:
-    """Return what the outputs of `job` are compared with; none where nothing says what they should be."""
+    """Return the references for the outputs of `job`; none for a job without expected outputs."""
     case, target = job.case, job.target
     if case.pte:
         return ("fp32",) if case.module or case.program or case.expected else ()
@@ -53,7 +53,7 @@ def _is_decided(job: Job) -> bool:
         return True
     issue = job.known_issue
     if issue is not None and issue.stage != "numerics":
-        # It does not come that far.
+        # The job ends before its outputs are judged.
         return True
     tolerance = msgspec.structs.asdict(job.case.tolerance(job.target.precision))
     logits = job.case.generate is not None

@@ -43,11 +43,11 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _METHOD = re.compile(r"[A-Za-z_]\w{0,63}")
 _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-# Of arguments of a module. JSON, which takes them to the builder, has no more than these whole numbers.
+# Limits of a module's arguments: JSON, which carries them to the builder, has only these integers.
 _MOST_NESTED = 32
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
 
-# What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
+# Tables of a manifest; defaults of its [suite] table complete its cases.
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class _CaseTable(_Table, frozen=True):
 
     @property
     def given(self) -> set[str]:
-        """The keys that say something else than what they are without."""
+        """Keys whose value differs from the default."""
         usual = _CaseTable()
         return {name for name in self.__struct_fields__ if getattr(self, name) != getattr(usual, name)}
 
@@ -239,7 +239,7 @@ def _check_keys(manifest: Path, key: str, name: str, table: _CaseTable) -> None:
 
 
 def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
-    """Raise ConfigError unless it is clear what is run, and on which inputs."""
+    """Raise ConfigError unless module and inputs are unambiguous."""
     _check_source(manifest, key, table)
     for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
         _check_value(manifest, place, values)
@@ -295,7 +295,7 @@ def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> Non
 
 
 def _check_methods(manifest: Path, key: str, table: _CaseTable) -> None:
-    """Raise ConfigError unless the methods are those of a module, and the features go together."""
+    """Raise ConfigError unless the methods belong to a module and the features fit each other."""
     for name in (table.method, *table.methods):
         if not _METHOD.fullmatch(name):
             raise ConfigError(manifest, f"{key}.method", f"{name[:80]!r} is no name of a method")
@@ -351,7 +351,7 @@ def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: 
 def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
     """Return the manifests by folder name: the ones farm ships, then those in `folders`.
 
-    A folder is a suite (it has a suite.toml) or holds suites. Raises ConfigError for one that is neither.
+    A folder is a suite (it has a suite.toml) or holds suites. Raises ConfigError for another folder.
     """
     found = {path.parent.name: path for path in sorted(data_folder("test_suites").glob("*/suite.toml"))}
     for folder in folders:

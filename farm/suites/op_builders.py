@@ -65,20 +65,20 @@ def _assigned(statement: ast.stmt) -> list[str]:
 
 
 class SuiteOperators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a suite says of itself: `operators.json` in its folder."""
+    """Operators of a suite, from `operators.json` in its folder."""
 
     cases: dict[str, tuple[str, ...]] = {}
     """Operators that the backend builds of each case."""
     without: dict[str, str] = {}
     """Builders that no case is for, and why; `custom_op` or, as the file is called, `op_custom_op`."""
     aten: dict[str, tuple[str, ...]] = {}
-    """What torch.export makes of each case, as `operators_in_tests` names it."""
+    """Operators in each case after torch.export, named as by `operators_in_tests`."""
     tests: dict[str, tuple[str, ...]] = {}
     """The same of ExecuTorch's tests that are called after an operator, where no case has it."""
 
 
 def suite_operators(folder: Path) -> SuiteOperators:
-    """Return what the suite in `folder` says, nothing where it has no such file. Raises ConfigError."""
+    """Return the operators of the suite in `folder`, none without that file. Raises ConfigError."""
     path = folder / OPERATORS_FILE
     try:
         found = msgspec.json.decode(path.read_bytes(), type=SuiteOperators)

@@ -1,4 +1,4 @@
-"""Options of targets: from the text of a command to what the compiler or the runner is given."""
+"""Options of targets: from a command's text to settings of compiler and runner."""
 
 from __future__ import annotations
 

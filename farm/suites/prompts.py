@@ -17,14 +17,14 @@ Tokens = tuple[tuple[int, ...], ...]
 """Token ids by prompt."""
 
 HUGGING_FACE_CONFIG = "config.json"
-# The seed of prompt n is that of the case and n times this, as that of input tensors is.
+# The seed of prompt n is the case's seed plus n times this step, as for input tensors.
 _SEED_STEP = 1000
 
 
 def decoder_params(case: Case) -> dict[str, Any]:
     """Return the whole `params.json` of the decoder that `case` generates with; {} for a `.pte`, which has its own.
 
-    Raises OSError for a file that cannot be read, ValueError for one that is no JSON object, UnknownNameError.
+    Raises OSError for an unreadable file, ValueError for other content than a JSON object, UnknownNameError.
     """
     generate = generate_of(case)
     if case.pte:
@@ -41,7 +41,7 @@ def _given(generate: Generate, folder: Path) -> dict[str, Any]:
 def prompts_of(case: Case) -> Tokens:
     """Return the prompts of `case`, one for each sample.
 
-    Raises OSError for a file that cannot be read, ValueError, which says why, for one that has no token ids.
+    Raises OSError for an unreadable file, ValueError with the reason for a file without token ids.
     """
     generate = generate_of(case)
     if generate.prompts_file:
@@ -70,7 +70,7 @@ def prefix_of(case: Case) -> tuple[int, ...]:
 
 
 def scored_of(case: Case) -> Tokens:
-    """Return the sequences whose logits are judged; () where these are prompts with what is generated after them.
+    """Return the sequences whose logits are judged; () for prompts followed by generated tokens.
 
     Raises as `prompts_of` does.
     """
@@ -79,13 +79,13 @@ def scored_of(case: Case) -> Tokens:
 
 
 def expected_of(case: Case) -> Tokens:
-    """Return what has to be generated, by prompt; () where the references decide. Raises as `prompts_of` does."""
+    """Return the required tokens by prompt; () if references decide. Raises as `prompts_of` does."""
     name = generate_of(case).expected_file
     return read_tokens(Path(case.folder, name)) if name else ()
 
 
 def generate_of(case: Case) -> Generate:
-    """Return what says how `case` generates. Raises ValueError for a case that does not."""
+    """Return the generation settings of `case`. Raises ValueError for a case without them."""
     if case.generate is None:
         raise ValueError(f"{case.suite}/{case.name} generates no text")
     return case.generate
@@ -94,7 +94,7 @@ def generate_of(case: Case) -> Generate:
 def read_tokens(path: Path) -> Tokens:
     """Return the token ids in a `.json` file (a list of lists) or `.npy` file (a row each, -1 after its end).
 
-    Raises OSError, and ValueError, which says what is wrong.
+    Raises OSError, and ValueError with the problem.
     """
     return _read_rows(path) if path.suffix == ".npy" else _read_lists(path)
 
@@ -133,8 +133,8 @@ def _before_end(row: list[int]) -> tuple[int, ...]:
 
 
 def _drawn(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
-    # Of all that Python's generator gives, `random()` alone is the same in every version for a seed; a text as the
-    # seed tells -1 from 1.
+    # Of Python's generator only `random()` is equal in every version for a seed; a text as seed distinguishes -1
+    # from 1.
     generator = random.Random(f"prompt {seed}")  # noqa: S311 - no secret
     return tuple(int(generator.random() * vocabulary) for _ in range(length))
 

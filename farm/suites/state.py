@@ -1,4 +1,4 @@
-"""What goes from one inference of a case to the next: an output that becomes an input. Torch-free, pure."""
+"""State of a case between inferences: an output that becomes an input. Torch-free, pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def state_problem(state: Sequence[State], inputs: int, samples: int) -> str:
-    """Return why `state` cannot be that of a case with so many inputs and samples; "" where it can."""
+    """Return the reason why `state` does not fit a case with so many inputs and samples; "" for none."""
     if not state:
         return ""
     if samples < 2:

@@ -31,7 +31,7 @@ Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "c
 
 
 def cpu_precisions() -> set[str]:
-    """Return what the backends run at that every SoC has."""
+    """Return the precisions of CPU backends."""
     return {precision for name in cpu_backends() for precision in BACKENDS[name].precisions}
 
 
@@ -55,10 +55,10 @@ class DynamicSize(_Frozen, frozen=True):
 
 
 class InputSpec(_Frozen, frozen=True):
-    """One input tensor, made from its seed or read from files: the same on every machine."""
+    """Input tensor from a seed or from files, equal on every machine."""
 
     shape: tuple[int, ...] | None = None
-    """What is executed; None only with `files`, which know theirs."""
+    """Executed shape; None only with `files`, which carry it."""
     files: tuple[str, ...] = ()
     """A `.npy` file for every sample, relative to the folder of the suite; nothing is drawn then."""
     dynamic: tuple[DynamicSize, ...] = ()
@@ -81,7 +81,7 @@ class Expectation(_Frozen, frozen=True):
     fallback_ops: dict[str, _Count] = {}
     """Operators left to the CPU, and how often."""
     least_spill_fill_bytes: _Count | None = None
-    """Of the buffer that the contexts of a program share; None does not decide, as in the following."""
+    """Least size of the buffer that the contexts of a program share; None sets no limit, as below."""
     most_pte_bytes: _Count | None = None
     most_dsp_heap_bytes: _Count | None = None
     """Limit of the DSP's heap in use after the last context; in runs with --heap."""
@@ -94,25 +94,25 @@ class Expectation(_Frozen, frozen=True):
     least_prefill_rate: _Rate | None = None
     """Tokens of a prompt a second."""
     most_perplexity: _Rate | None = None
-    """Of the sequences that are scored, wherever it runs."""
+    """Greatest perplexity of the scored sequences on every device."""
     most_word_perplexity: _Rate | None = None
-    """Of a `score_text`, all of it, by its words, as lm-eval's `word_perplexity` of a document."""
+    """Greatest perplexity per word of a whole `score_text`, as lm-eval's `word_perplexity` of a document."""
     least_accuracy: dict[Literal["acc", "acc_norm"], Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
     """Share of the questions of its task that are answered right, by metric."""
     precisions: tuple[str, ...] = ()
-    """Where it holds; empty is everywhere."""
+    """Precisions with this limit; empty for all."""
     socs: tuple[str, ...] = ()
 
 
 class Metric(_Frozen, frozen=True):
-    """What tells more of an output than its closeness, from the FP32 reference and the output."""
+    """Metric of an output beyond its closeness, from the FP32 reference and the output."""
 
     name: str
     """A figure that is computed on request: `top1`, `tokens`, `psnr_db`."""
     output: int | str = 0
-    """Its number, or its name: `aux`, `[1].0`."""
+    """Number or name of the output: `aux`, `[1].0`."""
     least: float | None = None
-    """What it has to be at least; None does not decide."""
+    """Least value; None sets no limit."""
 
 
 class KnownIssue(_Frozen, frozen=True):
@@ -122,18 +122,18 @@ class KnownIssue(_Frozen, frozen=True):
     stage: Literal["build", "load", "execute", "numerics"] = "numerics"
     """How far a job comes with it: a failure at another stage is another failure."""
     precisions: tuple[str, ...] = ()
-    """Where it shows; empty is everywhere."""
+    """Precisions with this issue; empty for all."""
     socs: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
     virtual: bool = False
-    """It is of what stands in for a device on this machine, a simulator or a stub, and covers no attached device."""
+    """True for an issue of a simulator or stub on this machine, which covers no attached device."""
     intermittent: bool = False
-    """It comes and goes, with a build or an execution: where it does not show, it is not gone."""
+    """True for an issue that varies between builds or executions: a pass does not end it."""
     evidence: str = ""
     """The figures that show it, and how they were obtained."""
     owner: str = ""
-    """Who sees to it."""
+    """Owner of the issue."""
     expires: date | None = None
     """Last day (UTC) on which it counts; None is for good."""
 
@@ -144,7 +144,7 @@ class KnownIssue(_Frozen, frozen=True):
         return f"{self.reason} ({', '.join(filter(None, (self.owner, until)))})" if self.owner or until else self.reason
 
     def has_expired(self, today: date) -> bool:
-        """Return whether it counts no more: what it covers is red again."""
+        """Return whether the issue has expired: its jobs fail again."""
         return self.expires is not None and self.expires < today
 
 
@@ -153,14 +153,14 @@ FORWARD = "forward"
 
 
 class MethodInputs(_Frozen, frozen=True):
-    """What one method of a module takes."""
+    """Inputs of a method of a module."""
 
     inputs: tuple[InputSpec, ...] = ()
-    """Empty is what the case's own method takes."""
+    """Inputs; empty for those of the case's own method."""
 
 
 class Case(_Frozen, frozen=True):
-    """One module with inputs, precisions and tolerances, independent of any SoC."""
+    """Module with inputs, precisions and tolerances, independent of any SoC."""
 
     suite: str
     name: str
@@ -186,23 +186,23 @@ class Case(_Frozen, frozen=True):
     """Inferences per attempt, each with inputs of its own (the seed of sample n is seed + 1000 n)."""
     precisions: tuple[str, ...] = ()
     tolerances: dict[str, Tolerance] = {}
-    """By precision."""
+    """Tolerances by precision."""
     known_issues: tuple[KnownIssue, ...] = ()
     expect: tuple[Expectation, ...] = ()
     """The first that fits a target counts; none does not decide."""
     metrics: tuple[Metric, ...] = ()
     deterministic: bool | None = None
-    """Whether the same inputs give the same outputs every time; None is yes, unless the module has a state of its
-    own: farm/results/iterations.py."""
+    """True if equal inputs always give equal outputs; None means True except for a module with state:
+    farm/results/iterations.py."""
     method: str = FORWARD
-    """What is executed: a method, or a submodule, of the module; of a `.pte` file one of its methods."""
+    """Executed method or submodule of the module; for a `.pte` file one of its methods."""
     methods: dict[str, MethodInputs] = {}
     """All that go into the program, where there are several."""
     features: Features = Features()
     state: tuple[State, ...] = ()
-    """What goes from one sample to the next."""
+    """State from one sample to the next."""
     generate: Generate | None = None
-    """It generates text: in place of a module, or with a `.pte` that does."""
+    """Text generation, in place of a module or with a generating `.pte`."""
     folder: str = ""
     """Folder of the suite, where its files are looked for."""
 
@@ -213,7 +213,7 @@ class Case(_Frozen, frozen=True):
 
     @property
     def definition(self) -> tuple[Any, ...]:
-        """Return what says which program is executed on which inputs, but for the content of its files."""
+        """Return the values that define program and inputs, without the content of files."""
         sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
         rare = {"method": self.method, "methods": self.methods, "features": self.features}
         usual = {"method": FORWARD, "methods": {}, "features": Features()}
@@ -239,7 +239,7 @@ class Case(_Frozen, frozen=True):
         return self.tolerances.get(precision) or default_tolerance(precision, generates=self.generate is not None)
 
     def precisions_on(self, backend: str) -> tuple[str, ...]:
-        """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
+        """Return the precisions of the case on `backend`: its declared ones, or on the CPU the backend's."""
         of_backend = BACKENDS[backend].precisions
         if self.pte:
             return tuple(precision for precision in self.precisions if precision in (*of_backend, READY))
@@ -285,7 +285,7 @@ class Suite(_Frozen, frozen=True):
 
 
 class Target(_Frozen, frozen=True):
-    """What a case is compiled for."""
+    """Target of a compiled case."""
 
     soc: str
     backend: str
@@ -295,12 +295,12 @@ class Target(_Frozen, frozen=True):
 
     @property
     def direct(self) -> bool:
-        """Whether it is in direct mode: farm/base/backends/descriptor.py."""
+        """True in direct mode: farm/base/backends/descriptor.py."""
         return (DIRECT_MODE, "true") in self.options
 
     @property
     def mode(self) -> Literal["traditional", "direct"]:
-        """Which runtime of the backend runs it."""
+        """Runtime of the backend that runs it."""
         return "direct" if self.direct else "traditional"
 
     def __str__(self) -> str:
@@ -309,7 +309,7 @@ class Target(_Frozen, frozen=True):
 
 
 class Job(_Frozen, frozen=True):
-    """A case on a target: what is compiled, scheduled and reported."""
+    """Case on a target: the unit of compiling, scheduling and reports."""
 
     case: Case
     target: Target
@@ -337,9 +337,9 @@ def plan(
     Every one of `option_sets` makes targets of its own, and the jobs of one set stand together: a runner's process has
     one set.
 
-    `precisions` narrows what the cases run at; none of it is skipped silently: a precision that no case has or
-    that `backend` does not run, or a backend that a suite or an SoC does not have, raises. On a CPU backend every case
-    runs, whatever its manifest declares.
+    `precisions` selects among the precisions of the cases, and no value is skipped silently: an unknown precision, one
+    that `backend` does not run, or a backend missing in a suite or SoC raises. On a CPU backend every case runs,
+    whatever its manifest declares.
     """
     for soc, precision in itertools.product(socs, precisions):
         if precision in PRECISIONS:
@@ -354,7 +354,7 @@ def plan(
     _check_suites(suites, backend)
     for job in jobs:
         _check_features(job)
-        # What the CPU runs of a program that is ready, its file says.
+        # The file of a ready program decides about the CPU.
         if job.case.generate is not None and not (job.case.pte and runs_on_cpu(job.target.backend)):
             require_for_text(f"{job.case.suite}/{job.case.name}", job.target.backend, direct=job.target.direct)
         if job.target.direct:

@@ -1,6 +1,6 @@
 """The ATen operators that ExecuTorch's own tests of QNN name, read from its sources: neither it nor torch is imported.
 
-Many of them have no builder, as a pass takes them apart before: what a case of theirs shows, no builder does.
+Many of them have no builder, as a pass decomposes them first: only a case of the operator covers that pass.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NATIVE = ("packaged", "ATen", "native", "native_functions.yaml")
 _FUNCTION = re.compile(r"^- func: (\w+)", re.MULTILINE)
 # `test_acosh`, and in the older tests `test_qnn_backend_acosh`.
 _TEST = re.compile(r"test_(?:qnn_backend_)?(\w+)")
-# ATen's aliases, and what a test of `==` is called after.
+# ATen's aliases, and the names of tests of `==` and its kind.
 _SAME = {
     "equal": "eq", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
     "special_expm1": "expm1", "swapaxes": "transpose", "swapdims": "transpose",
 }  # fmt: skip
-# Where tests are one for each operator.
+# Files with one test per operator.
 _OPERATOR_TESTS = ("test_qnn_delegate.py", "rework/htp/op/v68/test.py")
 
 
 def operators_in_tests() -> tuple[str, ...]:
-    """Return them by ATen's names without their overloads, `acosh`, sorted. Raises MissingToolError.
+    """Return the operators by ATen's names without overloads, `acosh`, sorted. Raises MissingToolError.
 
-    They are those that the tests write out, `torch.ops.aten.fill.Scalar`, and those that tests are called after.
+    The operators are those named in the tests, `torch.ops.aten.fill.Scalar`, and those in the names of tests.
     """
     return _named_in(_folder("executorch", *_TESTS), _folder("torchgen", *_NATIVE))
 
@@ -53,8 +53,8 @@ def operator_tests(operator: str) -> tuple[tuple[Path, str], ...]:
 
 
 def plain_name(operator: str, known: Collection[str]) -> str:
-    """Return an ATen operator, of those that are `known`, without its overload; of one that copies or changes its
-    input in place, the one that it is a variant of: `aten.select_copy.int` is `select`."""
+    """Return an ATen operator among the `known` ones without its overload; a copying or in-place variant becomes its
+    base operator: `aten.select_copy.int` is `select`."""
     name = operator.removeprefix("aten.").partition(".")[0]
     name = _SAME.get(name, name)
     for variant in (name.removesuffix("_copy").removesuffix("_"), name, f"_{name}"):

@@ -1,4 +1,4 @@
-"""Limits of what outputs may differ from their references, and those that hold where a manifest says nothing."""
+"""Limits for differences between outputs and references, and defaults for manifests without limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=Tr
 
 
 class Limits(_LimitFields):  # type: ignore[misc]
-    """What one output may differ from one reference, by figure: farm/suites/figures.py.
+    """Limits for one output against one reference, by figure: farm/suites/figures.py.
 
     A limit that is None is measured but does not decide.
     """
@@ -27,9 +27,9 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # Two ways of computing in float32 differ by its rounding: docs/reference/suites.md.
 _DEFAULTS = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
-# Of cases that generate text, measured: docs/guides/language_models.md. The least of 16a8w were 59.0 dB, and 45.9 at
-# the worst position; of 16a4w, where the first of these decoders was not measured, 57.4 and 45.9. A wrong element of
-# a cache leaves 37 and 23.
+# Defaults of text generation, from measurements: docs/guides/language_models.md. The least values of 16a8w were
+# 59.0 dB, and 45.9 dB at the worst position; of 16a4w, without the first of these decoders, 57.4 and 45.9. A wrong
+# element in a cache gives 37 and 23.
 _GENERATE_DEFAULTS = {
     "16a8w": Tolerance(quantized=Limits(sqnr_db=55.0, worst_position_db=48.0)),
     "16a4w": Tolerance(quantized=Limits(sqnr_db=42.0, worst_position_db=34.0)),
@@ -38,5 +38,5 @@ _GENERATE_DEFAULTS = {
 
 
 def default_tolerance(precision: str, *, generates: bool = False) -> Tolerance:
-    """Return what decides at `precision` where a manifest says nothing; `generates`: of a case that generates text."""
+    """Return the default limits at `precision`; `generates` for a case of text generation."""
     return (_GENERATE_DEFAULTS if generates else _DEFAULTS).get(precision, Tolerance())

@@ -1,1 +1,1 @@
-"""Texts and multiple choice tasks whose log-likelihoods are measured: what they are as token ids. Torch-free."""
+"""Texts and multiple choice tasks as token ids, for measured log-likelihoods. Torch-free."""

@@ -1,4 +1,4 @@
-"""What is put to a decoder, as token ids: its prompts, and the sequences that are scored. Torch-free.
+"""Requests to a decoder as token ids: prompts and scored sequences. Torch-free.
 
 A text is cut into windows, and each question of a task is one sequence for each of its choices, as lm-eval does.
 """
@@ -34,33 +34,33 @@ class TaskQuestion(msgspec.Struct, frozen=True):
     right: tuple[int, ...]
     """Indices of the choices any of which is right."""
     lengths: tuple[int, ...]
-    """Of each choice, in characters, as lm-eval divides by them."""
+    """Length of each choice in characters, by which lm-eval divides."""
 
 
 class Likelihoods(msgspec.Struct, frozen=True):
-    """What the scored sequences of a bundle are whose probabilities count, and not their logits."""
+    """Scored sequences of a bundle whose probabilities count instead of their logits."""
 
     told: tuple[int, ...]
-    """By sample: the first token of its sequence whose probability counts, as all after it do; before it is what it is
-    told for."""
+    """Index by sample of the first token whose probability counts, as do all later ones; the tokens before it are the
+    context."""
     windows: int = 0
     """So many samples, the first ones, are windows of a text."""
     questions: tuple[TaskQuestion, ...] = ()
     """The samples after these are their choices."""
     metrics: tuple[str, ...] = ()
-    """What counts of the questions: `acc`, `acc_norm`."""
+    """Metrics of the questions: `acc`, `acc_norm`."""
     cut: int = 0
     """So many choices did not fit with all of their question, of which the beginning is left out."""
     words: int = 0
-    """Of the text, as lm-eval counts them; 0 where not all of the text is among the windows."""
+    """Words of the text as lm-eval counts them; 0 if the windows do not cover the whole text."""
 
 
 class AskedTokens(NamedTuple):
-    """What is put to a decoder, by sample."""
+    """Requests to a decoder by sample."""
 
     prompts: Tokens
     scored: Tokens
-    """() where these are prompts with what is generated after them."""
+    """Scored sequences; () for prompts with their generated tokens."""
     likelihoods: Likelihoods | None = None
 
 
@@ -110,7 +110,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
         cut=sum(row.is_cut for row in choices),
         words=words,
     )
-    # Of a window there is nothing to go on from but its end; of a choice the question is the prompt.
+    # The prompt of a window is the whole window; the prompt of a choice is its question.
     prompts = [row.sequence for row in windows] + [row.sequence[: row.told] for row in choices]
     return AskedTokens(tuple(prompts), tuple(row.sequence for row in rows), likelihoods)
 
@@ -130,10 +130,10 @@ def most_told(*, context: int, prefill: int, decode: int) -> int:
 
 
 def rolling_windows(tokens: Sequence[int], prefix: Sequence[int], most: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return sequences of at most `most` tokens, and in each the first whose probability counts: each counts once.
+    """Return sequences of at most `most` tokens with the index of the first counted token; each token counts once.
 
-    As lm-eval's rolling windows: each begins with the last token of the one before it; the last one has as much before
-    it as fits. Without a `prefix` the first token is told, and does not count. No window where nothing counts.
+    As in lm-eval's rolling windows, each window begins with the last token of the window before it; the last window has
+    the longest possible context. Without a `prefix` the first token is context. No window without a counted token.
     """
     whole, counted = (*prefix, *tokens), len(prefix) or 1
     if len(whole) <= counted:
@@ -170,7 +170,7 @@ def _text_of(case: Case, encode: Encode, most: int) -> _Text:
     if not found:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
     windows = [_Told(*one) for one in found[: generate.windows]]
-    # What is between white space: an end without any before or behind it counts as well.
+    # Parts between white space, an empty part at either end included.
     return _Text(windows, len(re.split(r"\s+", text)) if len(windows) == len(found) else 0)
 
 

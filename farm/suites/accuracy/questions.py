@@ -94,7 +94,7 @@ class _Asker:
         return WrittenQuestion(before + text, choices, self._right(number, target, choices))
 
     def _value(self, key: str, given: object, number: int, document: Mapping[str, Any]) -> object:
-        """Return what is in the column of that name, or what a template makes, or what was given itself."""
+        """Return the value of the column of that name, the result of a template, or the given value itself."""
         if not isinstance(given, str):
             return given
         return document[given] if given in self._columns else self._rendered(key, given, number, document)

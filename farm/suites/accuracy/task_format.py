@@ -23,12 +23,12 @@ _READ = frozenset({
     "output_type", "dataset_path", "dataset_kwargs", "test_split", "validation_split", "doc_to_text", "doc_to_choice",
     "doc_to_target", "target_delimiter", "description", "metric_list", "include",
 })  # fmt: skip
-# Names and remarks, and what is of examples before a question, of which there are none.
+# Keys of names, remarks and few-shot examples, which have no effect here.
 _WITHOUT_EFFECT = frozenset({
     "task", "task_alias", "tag", "metadata", "training_split", "fewshot_split", "fewshot_delimiter", "fewshot_config",
     "should_decontaminate", "doc_to_decontamination_query",
 })  # fmt: skip
-# What may stand there as long as it says what is so anyway.
+# Keys that are accepted with their default values alone.
 _USUAL = {"num_fewshot": (None, 0), "repeats": (None, 1), "dataset_name": (None,), "process_docs": (None,)}
 _INSTEAD = {
     "num_fewshot": "examples before a question are not drawn here: write them into description",
@@ -40,7 +40,7 @@ _MOST_INCLUDES = 16
 
 
 class TaskFile(msgspec.Struct, frozen=True):
-    """What a task says, with what it includes."""
+    """Task with its included files."""
 
     path: Path
     files: tuple[Path, ...]
@@ -57,7 +57,7 @@ class TaskFile(msgspec.Struct, frozen=True):
 
 
 def read_task(path: Path) -> TaskFile:
-    """Return what the task in `path` says. Raises ConfigError, naming file and key, for what cannot be done here."""
+    """Return the task in `path`. Raises ConfigError with file and key for unsupported settings."""
     table, files = _with_includes(path, ())
     for key, value in table.items():
         if key not in _READ | _WITHOUT_EFFECT and value not in _USUAL.get(key, ()):
@@ -119,7 +119,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Return the keys in `path`, over those of what it includes, of which the first is over the others."""
+    """Return the keys of `path` over those of its included files, whose first file overrides the others."""
     if path.resolve() in including or len(including) > _MOST_INCLUDES:
         raise ConfigError(path, "include", "includes what includes it: that never ends")
     own = _read_yaml(path)
@@ -136,7 +136,7 @@ def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, A
 
 
 def _data_of(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the files with the questions: those of the split for tests, else for validation, as lm-eval does."""
+    """Return the files of the questions: of the split for tests, else of that for validation, as in lm-eval."""
     named = table.get("dataset_path")
     given = table.get("dataset_kwargs") or {}
     if not isinstance(given, dict):
@@ -151,7 +151,7 @@ def _data_of(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
                 raise ConfigError(path, "test_split", f"is {split!r}, and data_files has {', '.join(map(str, files))}")
             files = files[split]
         elif split not in (None, "train"):
-            # What `datasets` calls files that no split is named for.
+            # `datasets` gives files without a split the name 'train'.
             raise ConfigError(path, "test_split", f"is {split!r}: files without a split are called 'train'")
     elif isinstance(named, str) and named.endswith(_SUFFIXES):
         files = named

@@ -15,7 +15,7 @@ from farm.base.errors import ConfigError, MissingToolError
 from farm.suites.generate import BYTES
 
 NAMES = ("tokenizer.json", "tokenizer.model")
-"""What is looked for in a folder, in this order."""
+"""File names of tokenizers in a folder, in the order of search."""
 
 Encode = Callable[[str], list[int]]
 """Token ids of a text, without any that mark its beginning or end."""
@@ -56,7 +56,7 @@ def _of_hugging_face(path: Path) -> Encode:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    # What a training left there would shorten or lengthen texts.
+    # Settings from training would truncate or pad texts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -70,7 +70,7 @@ def _of_sentencepiece(content: bytes) -> Encode:
 
 
 def _of_tiktoken(content: bytes) -> Encode:
-    """Return the encoder of ranks as Llama 3 has them, whose pattern ExecuTorch's tokenizers know."""
+    """Return the encoder of Llama 3's ranks, with the pattern of ExecuTorch's tokenizers."""
     import tiktoken
     from pytorch_tokenizers.constants import CL100K_PAT_STR
 

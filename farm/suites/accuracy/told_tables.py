@@ -25,7 +25,7 @@ _NEEDS = {"tokenizer": _WORDS, "prefix": _WORDS, "windows": ("score_text",),
 
 
 def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
-    """Raise ConfigError, naming the key, where a text or a task cannot be told; `vocabulary` is None for a `.pte`."""
+    """Raise ConfigError with the key for a text or task that cannot be scored; `vocabulary` is None for a `.pte`."""
     generate = generate_of(case)
     given = {name for name in Generate.__struct_fields__ if getattr(generate, name) != getattr(Generate(), name)}
     for name, needed in _NEEDS.items():
