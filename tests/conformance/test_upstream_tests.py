@@ -82,8 +82,10 @@ def test_the_newer_framework_on_a_device(home: FarmHome) -> None:
     assert spec is not None
     folder = Path((spec.submodule_search_locations or [])[0], "backends/qualcomm/tests/rework")
     names = [f"{file}::{name}" for file, chosen in NEWER.items() for name in chosen]
-    said = run_on_devices(home, [str(folder / name) for name in names], {f"rework/{name}" for name in names}, devices=1)
-    assert "SUMMARY [PASSED]/[TOTAL]" in said, "upstream's own summary, whose plugin is not installed"
+    errors = run_on_devices(
+        home, [str(folder / name) for name in names], {f"rework/{name}" for name in names}, devices=1
+    )
+    assert "SUMMARY [PASSED]/[TOTAL]" in errors, "upstream's own summary, whose plugin is not installed"
     assert not list(home.cwd.iterdir())
 
 
@@ -100,7 +102,7 @@ def test_a_plan_of_upstream_has_upstreams_count(home: FarmHome) -> None:
 
 
 def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str], *, devices: int) -> str:
-    """Run some of upstream's tests on virtual devices, assert that all passed, and return what pytest said."""
+    """Run tests of upstream on virtual devices and return standard error. Raises AssertionError unless all pass."""
     done = home.farm(
         *("pytest", "--soc", "SM8650", "--virtual", str(devices), "--json", "--", "-p", "no:cacheprovider", *arguments),
         env={
