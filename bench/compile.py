@@ -147,7 +147,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_upstream()
     config = load_config()
-    tools = prepare(config, note=print)
+    tools = prepare(config)
     ratios: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         warm_torch.session = warm_torch.WarmTorch(Path(folder, "torch"), config.cache_dir, os.getpid())

@@ -115,7 +115,7 @@ def anchor_bundle() -> Bundle:
     config = load_config()
     target = Target(SOC, "htp", "8a8w")
     [anchor] = canary_jobs((Job(Case("", "", "", ()), target),))
-    key = bundle_key(anchor, prepare(config, lambda _: None).versions)
+    key = bundle_key(anchor, prepare(config).versions)
     return load_bundle(BundleCache(config.cache_dir).folder(key))
 
 

@@ -139,7 +139,7 @@ def figures_trace(toolchain: Path, env: dict[str, str], jobs: Sequence[Job], *, 
     lines = before.splitlines(keepends=True)
     place, indent = function.body[0].lineno - 1, " " * function.body[0].col_offset
     path.write_text("".join([*lines[:place], f"{indent}edited = 1\n", *lines[place:]]))
-    tools = prepare(config, note=print)
+    tools = prepare(config)
     started = time.perf_counter()
     found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
     lacking = [job.id for job in jobs if not found[job.id].cached]
@@ -158,7 +158,7 @@ def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds:
     draw = random.Random(20_261_123)
     config = use_toolchain(load_config(), str(toolchain))
     cache = BundleCache(config.cache_dir)
-    clean = prepare(config, note=print)
+    clean = prepare(config)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         compile_jobs(jobs, clean, cache.root, Path(folder))
         found = find_bundles_for(jobs, clean, cache)
@@ -171,7 +171,7 @@ def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds:
             break
         made = edit_some(ran, draw)
         try:
-            tools = prepare(config, note=print)
+            tools = prepare(config)
             found = find_bundles_for(jobs, tools, cache)
             kept = [job for job in jobs if found[job.id].cached]
             with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:

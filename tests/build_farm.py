@@ -6,10 +6,11 @@ import itertools
 import shutil
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from log_lines import LogLines
 from waiting import until
 
 from farm.base.config.settings import load_config
@@ -112,7 +113,6 @@ class BuildFarm:
     caches: Path
     template: Path
     tools: Toolchain
-    notes: list[str] = field(default_factory=list)
 
     def config(self, machine: str) -> Config:
         """Return the configuration of a machine, whose cache has no bundles yet."""
@@ -154,8 +154,8 @@ class BuildFarm:
     @contextmanager
     def host(self, name: str, *, ttl_s: float = 600.0) -> Iterator[RunningHost]:
         """Yield a build host that claims, in this process."""
-        config, notes = self.config(name), list[str]()
-        host = BuildHost(config, self.hosts, self.objects, notes.append)
+        config, notes = self.config(name), LogLines("farm.dispatch.cluster.agent")
+        host = BuildHost(config, self.hosts, self.objects)
         with ExitStack() as stack:
             stack.callback(host.stop)
             host.look()
@@ -183,7 +183,7 @@ def build_farm(url: str, folder: Path, farm_cache: Path, hosts_url: str = "") ->
     file.write_text(f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n')
     (folder / "artifacts").mkdir()
     config = msgspec.structs.replace(load_config(file), cache_dir=farm_cache)
-    tools = prepare(config, lambda _: None)
+    tools = prepare(config)
     client = msgspec.structs.replace(config, cache_dir=folder / "client-cache")
     with open_store(url) as store, open_store(hosts_url) as hosts:
         yield BuildFarm(store, hosts, hosts_url, open_objects(client), file, folder / "caches", farm_cache, tools)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import shutil
 import signal
@@ -93,6 +94,16 @@ def _environment_of_the_process() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
         pytest.fail(f"the test has changed {', '.join(changed)} in the environment: use monkeypatch")
+
+
+@pytest.fixture(autouse=True)
+def _log_of_farm() -> Iterator[None]:
+    """Take back the handlers and the level that a test gives to the log of farm."""
+    log = logging.getLogger("farm")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def tiny_decoder(cache: Path) -> Bundle:
     suite = load_suite(find_suites()["llm_tiny"])
     [job] = [Job(case, Target("SM8650", "htp", "16a8w")) for case in suite.cases if case.name == "llama"]
     config = msgspec.structs.replace(load_config(), cache_dir=cache)
-    tools = prepare(config, note=lambda _line: None, virtual=True)
+    tools = prepare(config, virtual=True)
     bundles = BundleCache(cache)
     found = find_bundle_for(job, tools, bundles)
     if not found.cached:

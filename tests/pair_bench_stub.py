@@ -117,10 +117,10 @@ class World:
         self.nights.append(run_id)
         return run_id
 
-    def confirm(self, run_id: str, say: Callable[[str], None] = lambda _: None, **more: Any) -> RunFindings:
+    def confirm(self, run_id: str, **more: Any) -> RunFindings:
         request = PairsRequest()
-        factory = _StubFactory(self, request, say)
-        return confirm_run(self.config, self.store, run_id, request, say, factory=factory, **more)
+        factory = _StubFactory(self, request)
+        return confirm_run(self.config, self.store, run_id, request, factory=factory, **more)
 
     def side(self, past: StoredResult) -> SideStub:
         return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
@@ -150,8 +150,8 @@ class World:
 class _StubFactory(BenchFactory):
     """Opens a world instead of a device: its jobs are in no suite, and its bundles in no cache."""
 
-    def __init__(self, world: World, request: PairsRequest, say: Callable[[str], None]) -> None:
-        super().__init__(world.config, world.store, request, say)
+    def __init__(self, world: World, request: PairsRequest) -> None:
+        super().__init__(world.config, world.store, request)
         self._world = world
 
     def has_bundle(self, key: str) -> bool:

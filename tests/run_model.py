@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
+from log_lines import LogLines
+
 from farm.base.errors import LocalError
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.device_process import DeviceLoop
@@ -75,7 +77,7 @@ class World:
 
     def __init__(self, folder: Path, script: Script, *, devices: int = 2, jobs: int = 6) -> None:
         self.script, self.points, self.now_s = script, 0, 0.0
-        self.notes: list[str] = []
+        self.notes = LogLines()
         self.recorded: dict[str, list[Attempt]] = {}
         self.is_sleeping = False
         case = Case("mine", "add", "torch.nn:ReLU", (InputSpec((1,)),))
@@ -90,8 +92,8 @@ class World:
         )  # fmt: skip
         self.plan.prepare_folder()
         store: Any = Records(self)
-        front: Any = Front(self.notes)
-        self.pool = Stepped(self.plan.devices, store, None, self.notes.append)
+        front: Any = Front()
+        self.pool = Stepped(self.plan.devices, store, None)
         self.processes: list[Process] = []
         self.host = SteppedDispatcher(self)
         self.jobs = LocalJobs(self.plan, self.pool, self.host, front)
@@ -137,6 +139,12 @@ class World:
 
     def run(self) -> int:
         """Run to the end and return how many steps that took. Raises AssertionError for a run that does not end."""
+        try:
+            return self._run()
+        finally:
+            self.notes.close()
+
+    def _run(self) -> int:
         self.jobs.begin(self.runners, self.recorder)
         self.pool.begin(self.jobs.pool_changed)
         for step in range(MOST_STEPS):
@@ -162,7 +170,7 @@ class SteppedDispatcher(Dispatcher):
     """A dispatcher without a thread, on the clock of the world."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.notes.append, world.make)
+        super().__init__(world.make)
         self._world = world
         self._due: list[tuple[float, Callable[[], None]]] = []
 
@@ -341,10 +349,7 @@ class Stepped(DevicePool):
 
 
 class Front:
-    """Remembers notes."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.note = notes.append
+    """Shows nothing."""
 
     def job_ended(self, shown: Any) -> None: ...
     def job_repeated(self, shown: Any) -> None: ...

@@ -25,6 +25,7 @@ from stub_hosts import HostPlan
 
 from farm.base.config.settings import LeaseConfig, load_config
 from farm.base.errors import FarmError
+from farm.base.log_setup import RecordHandler, begin_logging
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.agent.host_agent import HostAgent
 from farm.dispatch.cluster.agent.timing import Timing
@@ -156,10 +157,10 @@ def main() -> int:
     """Run until SIGTERM, and return what `farm lab agent` would exit with."""
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=HostPlan, dec_hook=lambda kind, value: kind(value))
     devices = devices_of(plan)
+    begin_logging(RecordHandler(show))
     agent = HostAgent(
         msgspec.structs.replace(load_config(folder=plan.folder), leases=LeaseConfig(plan.ttl_s, plan.ttl_s * 0.3)),
         name=plan.name,
-        note=note,
         devices=lambda: devices,
         processes=partial(StubProcess, plan.evidence),
         timing=Timing(rest_s=plan.rest_s, fetch_s=plan.fetch_s),
@@ -169,12 +170,12 @@ def main() -> int:
     try:
         agent.run()
     except FarmError as error:
-        note(str(error))
+        show(str(error))
         return error.exit_code
     return 0
 
 
-def note(line: str) -> None:
+def show(line: str) -> None:
     """Write a line with the time that evidence is on."""
     sys.stdout.write(f"{now_s():.3f} {line}\n")
     sys.stdout.flush()

@@ -209,7 +209,7 @@ class Bench:
         self.number = {one.id: number for number, one in enumerate(devices)}
         self.front = Front()
         health: Any = SimpleNamespace(devices=SimpleNamespace(health=lambda ids: dict.fromkeys(ids, ("", ""))))
-        self.pool = DevicePool(devices, health, None, self.note)
+        self.pool = DevicePool(devices, health, None)
         self.processes: list[StubProcess] = []
         self.ran: list[tuple[str, str]] = []
         """Device and job, in the order in which jobs began."""
@@ -237,9 +237,6 @@ class Bench:
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         del seconds
         self.timers.append(action)
-
-    def note(self, line: str) -> None:
-        self.front.note(line)
 
     # Steps of a test.
 

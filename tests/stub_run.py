@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from log_lines import LogLines
 from stub_farm import EXPECTED
 
 from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class Quiet:
     """A front end that keeps what it is told."""
 
-    notes: list[str] = field(default_factory=list)
+    notes: LogLines = field(default_factory=LogLines)
     ended: list[dict[str, Any]] = field(default_factory=list)
     repeated: list[dict[str, Any]] = field(default_factory=list)
 
@@ -59,9 +60,6 @@ class Quiet:
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
         self.repeated.append(shown)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,13 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         for device in devices:
             store.record_device(run_id, device)
         terms = LeaseTerms(times=LeaseConfig(), priority=Priority.PERSON, purpose="bench", most=None)
-        pool = DevicePool(devices, store, terms, front.note)
+        pool = DevicePool(devices, store, terms)
         try:
             pool.acquire()
             LocalRun(plan, pool, store, front, forks=ForkServer(supervisor)).run()
         finally:
             pool.close()
+            front.notes.close()
         store.finish_run(run_id, 0)
         return StubRun(store.runs.view(run_id), store.leases.all(), front)
 

@@ -1,4 +1,4 @@
-"""Log records of farm: their forms and places."""
+"""Log records of farm: their forms, levels and places."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from farm.base.errors import UsageError
 from farm.base.log_setup import (
     JournalFormatter,
     JsonFormatter,
     LineFormatter,
+    RecordHandler,
+    begin_logging,
     is_journal,
     logged_to,
+    only_warnings,
+    shown_by,
 )
 from farm.cli.cluster.agent import command as agent_command
 
@@ -24,19 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from farm_home import FarmHome
 
 LOG = logging.getLogger("farm.dispatch.cluster.test")
 HOSTILE = "\x1b[2J\x1b]0;x\x07\r\n::error::not from farm \u202e"
 
 
 @pytest.fixture(autouse=True)
-def _log_of_farm() -> Iterator[None]:
-    """Take back the handlers and the level that a test gives to the log of farm."""
-    log = logging.getLogger("farm")
-    handlers, level = list(log.handlers), log.level
+def _levels() -> Iterator[None]:
+    """Take back the levels that a test sets."""
     yield
-    log.handlers[:] = handlers
-    log.setLevel(level)
+    for name in ("farm.dispatch.cluster", "farm.store", LOG.name):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def record(level: int, message: str, **fields: str) -> logging.LogRecord:
@@ -70,6 +74,63 @@ def test_json_has_the_fields() -> None:
     assert "run" not in json.loads(form.format(record(logging.INFO, "it ended")))
 
 
+@pytest.mark.parametrize(
+    ("variable", "verbose", "shown"),
+    [
+        ("", False, ["info", "warning"]),
+        ("", True, ["debug", "info", "warning"]),
+        ("warning", True, ["warning"]),
+        ("error, farm.dispatch.cluster=DEBUG", False, ["debug", "info", "warning"]),
+        ("farm.dispatch.cluster=error", False, []),
+        ("farm.store=error", False, ["info", "warning"]),
+    ],
+)
+def test_levels(monkeypatch: pytest.MonkeyPatch, variable: str, shown: list[str], *, verbose: bool) -> None:
+    monkeypatch.setenv("FARM_LOG", variable)
+    lines: list[str] = []
+    begin_logging(RecordHandler(lambda _: lines.append("of the handler before")))
+    begin_logging(RecordHandler(lines.append), verbose=verbose)
+    LOG.debug("debug")
+    LOG.info("info")
+    LOG.warning("warning")
+    assert lines == shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [
+        ("loud", "FARM_LOG: unknown level 'loud'"),
+        ("farm.clutser=debug", "FARM_LOG: farm.clutser: expected a module of farm"),
+        ("os=debug", "FARM_LOG: os: expected a module of farm"),
+        ("=debug", "FARM_LOG: : expected a module of farm"),
+    ],
+)
+def test_levels_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, variable: str, problem: str) -> None:
+    monkeypatch.setenv("FARM_LOG", variable)
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        begin_logging(RecordHandler(print))
+
+
+def test_a_command_refuses_a_level_that_does_not_exist(home: FarmHome) -> None:
+    done = home.farm("socs", env={"FARM_LOG": "loud"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("farm: FARM_LOG: unknown level 'loud'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_display_takes_the_lines_while_it_is_drawn() -> None:
+    plain, drawn = list[str](), list[str]()
+    begin_logging(RecordHandler(plain.append))
+    LOG.info("before")
+    with shown_by(drawn.append):
+        LOG.info("meanwhile")
+        with only_warnings():
+            LOG.info("a step of another command")
+            LOG.warning("lost")
+    LOG.info("after")
+    assert (plain, drawn) == (["before", "after"], ["meanwhile", "lost"])
+
+
 def test_the_journal_is_known_by_its_stream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w") as stream, (tmp_path / "file").open("w") as other:
         status = os.fstat(stream.fileno())
@@ -80,7 +141,7 @@ def test_the_journal_is_known_by_its_stream(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_log_file_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("farm.base.log_setup.FILE_BYTES", 1000)
-    logging.getLogger("farm").setLevel(logging.INFO)
+    LOG.setLevel(logging.INFO)
     with logged_to(tmp_path / "agent.log", JsonFormatter(agent="h1")):
         for number in range(100):
             LOG.info("line %s", number)
@@ -94,7 +155,7 @@ def test_a_log_file_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_a_full_disk_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "agent.log").symlink_to("/dev/full")
-    logging.getLogger("farm").setLevel(logging.INFO)
+    LOG.setLevel(logging.INFO)
     with logged_to(tmp_path / "agent.log", LineFormatter()):
         LOG.info("lost")
     assert capsys.readouterr() == ("", "")

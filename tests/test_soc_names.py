@@ -184,7 +184,7 @@ def test_two_hosts_of_a_shared_farm_read_their_own_names(tmp_path: Path, new_sto
         # The client's farm.toml has the name, or the profile's is asked for.
         configured(tmp_path, '[soc.QCS6490]\nlike = "QCM6490"\n')
         for asked in ("QCS6490", "QCM6490"):
-            wanted = Wanted(store, [find_soc(asked).name], Choice(), print)
+            wanted = Wanted(store, [find_soc(asked).name], Choice())
             assert wanted.find(wait=False) == []
             assert [one.id for one in wanted.devices] == ["h1-0"]
         _, [refused] = choose_of_agents(store.cluster.agents(), {}, ["QCM6490"], Choice())

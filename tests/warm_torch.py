@@ -227,7 +227,7 @@ def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     from farm.builds.toolchains.interpreters import process_environment
     from farm.builds.toolchains.prepare import prepare
 
-    tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache), note=lambda _line: None)
+    tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache))
     env = {**process_environment(tools.compiler.env), **_SAME_EACH_TIME, **_ONE_THREAD, "FARM_CACHE_DIR": str(cache)}
     words = [sys.executable, str(script), *arguments]
     if session is not None and session.cache == cache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from types import FrameType
+
+logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
@@ -36,17 +39,18 @@ class InterruptHandler:
         """Ctrl-C came, and what ran was let finish."""
 
     @contextmanager
-    def finishing(self, finish: Callable[[], None], say: Callable[[], None]) -> Iterator[None]:
+    def finishing(self, finish: Callable[[], None], *lines: str) -> Iterator[None]:
         """Let the first Ctrl-C call `finish`, which may only set a flag, while the body works.
 
-        `say` is called then as well, in another thread, because the interrupted code may hold locks that it needs.
+        `lines` are logged then, in another thread, because the interrupted code may hold the locks of the display.
         """
         heard = self._heard = SimpleQueue()
         # The thread exists before, because a handler runs in the middle of this thread's code.
 
         def speak() -> None:
             if heard.get():
-                say()
+                for line in lines:
+                    logger.info(line)
 
         speaker = threading.Thread(target=speak, name="ctrl-c", daemon=True)
         speaker.start()

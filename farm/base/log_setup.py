@@ -1,4 +1,4 @@
-"""Log records of farm: where they are shown, and in which form.
+"""Log records of farm: where they are shown, at which level and in which form.
 
 Modules log with `logging.getLogger(__name__)`. Records may have the fields `run`, `job`, `device` and `agent`, given by
 `extra`. Text of a device or a user is made visible by the formatters. systemd's own Python package needs libsystemd,
@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.base.errors import UnknownNameError, UsageError
 from farm.base.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
+VARIABLE = "FARM_LOG"
 FIELDS = ("agent", "run", "job", "device")
+LEVELS = ("debug", "info", "warning", "error")
 FILE_BYTES, OLDER_FILES = 1 << 20, 2
 """Size of a log file, and how many full ones are kept beside it."""
 _LOG = logging.getLogger("farm")
@@ -81,10 +84,35 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(shown, ensure_ascii=False)
 
 
-def begin_logging(handler: RecordHandler) -> None:
-    """Show records of farm, from level info on, by `handler`."""
-    _LOG.setLevel(logging.INFO)
-    _LOG.addHandler(handler)
+def begin_logging(handler: RecordHandler, *, verbose: bool = False) -> None:
+    """Show records of farm by `handler`, at the levels of FARM_LOG; without it at info, at debug with `verbose`.
+
+    Raises UsageError for levels that do not exist.
+    """
+    levels = {"farm": "debug" if verbose else "info", **levels_of(os.environ.get(VARIABLE, ""))}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level.upper())
+    _replace(handler)
+
+
+def _replace(handler: logging.Handler) -> None:
+    """Show records by `handler` alone; files of `logged_to` go on."""
+    _LOG.handlers[:] = [*(one for one in _LOG.handlers if not isinstance(one, RecordHandler)), handler]
+
+
+def levels_of(text: str) -> dict[str, str]:
+    """Return the levels by logger in `LEVEL` or `farm.MODULE=LEVEL`, separated by commas. Raises UsageError."""
+    levels, root = {}, Path(__file__).parents[2]
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, mark, level = part.rpartition("=")
+        name = name if mark else "farm"
+        module = root.joinpath(*name.split("."))
+        if level.lower() not in LEVELS:
+            raise UsageError(f"{VARIABLE}: {UnknownNameError('level', level, LEVELS)}")
+        if name.partition(".")[0] != "farm" or not (module.is_dir() or module.with_suffix(".py").is_file()):
+            raise UsageError(f"{VARIABLE}: {one_line(name)}: expected a module of farm, such as farm.dispatch.cluster")
+        levels[name] = level.lower()
+    return levels
 
 
 def is_journal(descriptor: int) -> bool:
@@ -114,3 +142,25 @@ def logged_to(path: Path, formatter: logging.Formatter) -> Iterator[None]:
         _LOG.removeHandler(handler)
         with suppress(OSError):
             handler.close()
+
+
+@contextmanager
+def shown_by(show: Callable[[str], object]) -> Iterator[None]:
+    """Let `show` have the lines that the command would print, within the body."""
+    former = list(_LOG.handlers)
+    _replace(RecordHandler(show))
+    try:
+        yield
+    finally:
+        _LOG.handlers[:] = former
+
+
+@contextmanager
+def only_warnings() -> Iterator[None]:
+    """Drop records below a warning within the body, for steps that are no steps of the command."""
+    level = _LOG.level
+    _LOG.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        _LOG.setLevel(level)

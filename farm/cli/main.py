@@ -158,6 +158,10 @@ class _LazyGroup(ListingGroup):
         raise click.exceptions.Exit(0)
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Not in `main`: --help needs no logging.
+        from farm.cli.output import begin_log
+
+        begin_log()
         with _broken_pipes():
             return super().invoke(ctx)
         return 0

@@ -93,6 +93,13 @@ def notice(text: str) -> None:
     echo(f"farm: {when}{one_line(text)}", err=True)
 
 
+def begin_log() -> None:
+    """Print log records of farm as `notice` does. Raises UsageError for levels in FARM_LOG that do not exist."""
+    from farm.base.log_setup import RecordHandler, begin_logging
+
+    begin_logging(RecordHandler(notice), verbose=is_verbose())
+
+
 _verbose = threading.Event()
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from farm.base.log_setup import shown_by
 from farm.base.text import REASON_LIMIT, one_line, visible
-from farm.cli.output import echo, notice
+from farm.cli.output import echo
 from farm.report.model.format import duration, plural
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from farm.builds.compile.protocol import BuildReply
+
+logger = logging.getLogger(__name__)
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "infra": "INFRA", "skipped": "skipped", "known issue": "known issue"}
 _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped": "dim", "known issue": "yellow"}
@@ -46,7 +50,7 @@ class Front:
             self.running = dict.fromkeys(devices, "")
         cached = f"{to_build} to compile" if to_build else "all compiled already"
         used = f", {plural(len(devices), 'device')}: {', '.join(devices)}" if devices else ""
-        self.note(f"{plural(jobs, 'job')}, {cached}{used}")
+        logger.info("%s, %s%s", plural(jobs, "job"), cached, used)
 
     def build_started(self, job_id: str) -> None:
         """Record that a builder took a job."""
@@ -76,14 +80,11 @@ class Front:
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
         """Show that another device will try the job."""
-        self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:REASON_LIMIT]}")
+        text = "%s goes to another device: %s: %s"
+        logger.info(text, shown["job_id"], shown["device"], shown["reason"][:REASON_LIMIT])
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Show the end of a job."""
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        raise NotImplementedError
 
     def summary(self) -> str:
         """Return the counts that are not zero."""
@@ -105,10 +106,6 @@ class Front:
 class PlainFront(Front):
     """Progress as plain lines for logs and pipes, one per event."""
 
-    def note(self, text: str) -> None:
-        """Show a line."""
-        notice(text)
-
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Show the end of a job."""
         reason = f": {one_line(shown['reason'], REASON_LIMIT)}" if shown["reason"] else ""
@@ -117,7 +114,7 @@ class PlainFront(Front):
 
 
 class QuietFront(PlainFront):
-    """Plain lines for failures and notes only, for commands with many runs."""
+    """Plain lines for failures only, for commands with many runs."""
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Show the end of a job unless it passed."""
@@ -151,7 +148,7 @@ class LiveFront(Front):
             if was_started:
                 self.live.start()
 
-    def note(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show a line."""
         self._console.print(visible(text), markup=False, highlight=False, soft_wrap=False)
 
@@ -214,6 +211,7 @@ def make_front(plain: type[PlainFront] = PlainFront) -> Iterator[Front]:
 
     front = LiveFront(Console(stderr=True))
     try:
-        yield front
+        with shown_by(front.show):
+            yield front
     finally:
         front.live.stop()

@@ -10,6 +10,7 @@ recovering  the device process recovers the device: no shard, but the lease stay
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from enum import Enum
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard
 
+logger = logging.getLogger(__name__)
+
 MOST_EXITS = 5
 """After so many exits of its process in a row, without a finished job between them, a device rests."""
 
@@ -69,6 +72,7 @@ class DeviceRunner:
     ) -> None:
         """Without jobs a device keeps lease and session for `linger_s`; after a fault it rests for `rest_s`."""
         self.device, self._source, self._host, self._times = device, source, host, times
+        self._log = logging.LoggerAdapter(logger, {"device": device.called})
         self._linger_s, self._rest_s = linger_s, rest_s
         self.phase = Phase.IDLE
         self.resting = ""
@@ -170,7 +174,7 @@ class DeviceRunner:
     def wanted(self, by: str) -> None:
         """Leave the device to `by` after the running job."""
         if self.phase in (Phase.WORKING, Phase.RECOVERING):
-            self._host.note(f"{self.device.called} is given to {by}, who waits for it")
+            self._log.info("%s is given to %s, who waits for it", self.device.called, by)
             self._leave(f"{by} waits for the device")
 
     def cancelled(self, run_id: str) -> None:
@@ -214,7 +218,7 @@ class DeviceRunner:
         else:
             self._stopped_since_s = None
             if (self._assigned.jobs or self._link.is_settling) and self._feeding.is_silent(now):
-                self._host.note(f"the device process of {self.device.called} gives no sign of life: it is killed")
+                self._log.warning("the device process of %s gives no sign of life: it is killed", self.device.called)
                 self._link.kill()
 
     def close(self) -> None:
@@ -228,7 +232,7 @@ class DeviceRunner:
             return
         if isinstance(answer, FarmError):
             why = reason_line(str(answer))
-            self._host.note(f"{self.device.called}: a shard of {shard.held.run_id} cannot begin: {why}")
+            self._log.warning("%s: a shard of %s cannot begin: %s", self.device.called, shard.held.run_id, why)
             self._put_back(shard, why)
             if isinstance(answer, UnreadableRowError):
                 # No fault of this machine: the run was refused.
@@ -261,6 +265,8 @@ class DeviceRunner:
 
     def _record(self, done: SentJob, ended: JobEnded) -> None:
         held, job_id = done.shard.held, done.job.job.id
+        fields = {"run": held.run_id, "job": job_id, "device": self.device.called}
+        logger.debug("%s on %s: %s", job_id, self.device.called, ended.attempts[-1].verdict, extra=fields)
         self._source.result(
             ShardResult(
                 held.id, self.device.id, held.lease.fence, job_id, ended.attempts, ended.artifacts, ended.repeat,
@@ -305,7 +311,7 @@ class DeviceRunner:
             why = message.given_up or message.halt or "it could not be brought back"
             self._rest(why, halts=bool(message.halt))
             return
-        self._host.note(f"{self.device.called} is back")
+        self._log.info("%s is back", self.device.called)
         self.phase = Phase.WORKING
         self._grant()
         self._go_on()
@@ -323,7 +329,9 @@ class DeviceRunner:
         elif self._exits >= MOST_EXITS:
             self._rest(f"its device process exited {self._exits} times in a row, the last time: {reason}")
         else:
-            self._host.note(f"the device process of {self.device.called} exited ({reason}); another takes its place")
+            self._log.warning(
+                "the device process of %s exited (%s); another takes its place", self.device.called, reason
+            )
             if self.phase is Phase.RECOVERING and self.lease is not None:
                 self._link.settle(*self._feeding.recovering_again(self.lease.fence))
             else:
@@ -360,7 +368,7 @@ class DeviceRunner:
 
     def _recover(self, why: str) -> None:
         """Let the process recover the device; its shards are for other devices."""
-        self._host.note(f"{self.device.called} is being brought back: {why}")
+        self._log.warning("%s is being brought back: %s", self.device.called, why)
         self._put_back_all(f"{self.device.called} is being brought back: {why}")
         self._unwant()
         self.phase, self._must_recover, self._idle_since_s = Phase.RECOVERING, True, None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Dispatcher:
     """Queue of actions for the thread of `run`. Any thread may call the other methods."""
 
-    def __init__(self, note: Callable[[str], None], make_process: Callable[[Device], DeviceProcess]) -> None:
-        """`note` writes a line for people; `make_process` returns a device process that is not started."""
-        self._note, self._make_process = note, make_process
+    def __init__(self, make_process: Callable[[Device], DeviceProcess]) -> None:
+        """`make_process` returns a device process that is not started."""
+        self._make_process = make_process
         self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._timers: set[threading.Timer] = set()
 
@@ -53,10 +53,6 @@ class Dispatcher:
         timer.daemon = True
         self._timers.add(timer)
         timer.start()
-
-    def note(self, line: str) -> None:
-        """Write a line for people."""
-        self._note(line)
 
     def close(self) -> None:
         """Cancel every timer."""

@@ -71,6 +71,3 @@ class Host(Protocol):
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` in the decision thread, after `seconds`."""
-
-    def note(self, line: str) -> None:
-        """Write a line for people."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from farm.policy.retries import Tried
     from farm.results.attempt import Attempt
     from farm.store.cluster.records import ShardResult
+
+logger = logging.getLogger(__name__)
 
 
 class _LocalJob:
@@ -122,7 +125,8 @@ class LocalJobs:
         if not self._is_halted:
             self._is_halted = True
             resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
-            self._host.note(f"the run stops: {reason}; once that is mended, {resume}")
+            run = {"run": self._plan.run_id}
+            logger.warning("the run stops: %s; once that is mended, %s", reason, resume, extra=run)
         self.finish_running()
 
     # JobSource.
@@ -312,7 +316,10 @@ class LocalJobs:
 
     def _outvote(self, device: str, job_id: str) -> None:
         if (runner := self._runners.get(device)) is not None:
-            self._host.note(f"{runner.device.called}: {job_id} failed on it and passed on another device")
+            fields = {"run": self._plan.run_id, "job": job_id, "device": runner.device.called}
+            logger.warning(
+                "%s: %s failed on it and passed on another device", runner.device.called, job_id, extra=fields
+            )
             runner.outvoted(1)
 
     def _finish(self, job: _LocalJob) -> None:

@@ -104,13 +104,13 @@ class LocalRun:
         """`forks` makes device processes. After `most_failures` failed jobs nothing begins."""
         self._plan, self._pool, self._store = plan, pool, store
         self._forks = forks
-        self._dispatcher = Dispatcher(listener.note, self._process)
+        self._dispatcher = Dispatcher(self._process)
         self._jobs = LocalJobs(plan, pool, self._dispatcher, listener, most_failures)
         self._log = ResultLog(result_log(plan.folder))
         numbers = {device.id: number for number, device in enumerate(plan.devices)}
         records = LocalRecords(plan.run_id, store, lambda device, fence: pool.let_go(numbers[device], fence))
         self._recorder = Recorder(
-            records, self._log, None, listener.note, recorded=self._jobs.recorded, failing=self._jobs.store_failing
+            records, self._log, None, recorded=self._jobs.recorded, failing=self._jobs.store_failing
         )
         self._runners = [
             DeviceRunner(device, self._jobs, self._dispatcher, linger_s=math.inf, rest_s=math.inf)
@@ -160,13 +160,13 @@ def result_log(run_folder: Path) -> Path:
     return run_folder / "results.log"
 
 
-def replay_results(run_id: str, run_folder: Path, store: Store, note: Callable[[str], None]) -> None:
+def replay_results(run_id: str, run_folder: Path, store: Store) -> None:
     """Record the results that a killed run left in its log. Raises StoreError."""
     if not result_log(run_folder).exists():
         return
     log = ResultLog(result_log(run_folder))
     try:
-        recorder = Recorder(LocalRecords(run_id, store), log, None, note)
+        recorder = Recorder(LocalRecords(run_id, store), log, None)
         recorder.begin()
         recorder.close(_LAST_SECONDS)
     finally:

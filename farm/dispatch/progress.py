@@ -28,6 +28,3 @@ class ProgressListener(Protocol):
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
         """An attempt was recorded, and another device is to try the job."""
-
-    def note(self, text: str) -> None:
-        """Show a line."""

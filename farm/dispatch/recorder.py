@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
     from farm.store.records import ArtifactRecord
+
+logger = logging.getLogger(__name__)
 
 _COALESCE_SECONDS = 0.05
 """Results that arrive within that time are one transaction."""
@@ -105,7 +108,6 @@ class Recorder:
         sink: RecordSink,
         log: ResultLog,
         uploads: Uploads | None,
-        note: Callable[[str], None],
         *,
         recorded: Callable[[Sequence[ShardResult], Mapping[int, FarmError]], None] | None = None,
         failing: Callable[[FarmError, float], None] | None = None,
@@ -114,7 +116,7 @@ class Recorder:
 
         Both are called in the recorder's thread.
         """
-        self._sink, self._log, self._uploads, self._note = sink, log, uploads, note
+        self._sink, self._log, self._uploads = sink, log, uploads
         self._recorded, self._failing = recorded, failing
         self._failing_since_s: float | None = None
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
@@ -134,7 +136,7 @@ class Recorder:
         """Record the results that an earlier process left in the log, then new ones. Raises StoreError."""
         if left := self._log.left():
             self._record(left)
-            self._note(f"recorded {plural(len(left), 'result')} that an earlier process had left")
+            logger.info("recorded %s that an earlier process had left", plural(len(left), "result"))
         for thread in self._threads:
             thread.start()
 
@@ -268,7 +270,8 @@ class Recorder:
             self._log.settle(len(results))
         for index, error in refused.items():
             result = results[index]
-            self._note(f"{result.job_id} from {result.device} is not recorded: {error}")
+            fields = {"job": result.job_id, "device": result.device}
+            logger.warning("%s from %s is not recorded: %s", result.job_id, result.device, error, extra=fields)
         if self._recorded is not None:
             self._recorded(results, refused)
         if self._uploads is not None:
@@ -306,7 +309,7 @@ class Recorder:
     def _say(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            self._note(problem)
+            logger.warning(problem)
 
 
 def _device(item: ShardBack | Release) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import statistics
 import time
@@ -31,7 +32,7 @@ from farm.replay.stored_result import build_bundle
 from farm.store.leases.registry import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from farm.devices.discovery import Scan
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 16
 _LOOK_SECONDS = 0.1
@@ -69,9 +72,7 @@ class CheckedDevice(msgspec.Struct, frozen=True):
     """Median of the canary's inferences."""
 
 
-def check_devices(
-    config: Config, store: Store, names: Sequence[str], wait_s: float, say: Callable[[str], None]
-) -> list[CheckedDevice]:
+def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: float) -> list[CheckedDevice]:
     """Run the canary on the devices called `names`, and return how they are.
 
     Without names it is the device of ANDROID_SERIAL, else all that are attached.
@@ -99,7 +100,7 @@ def check_devices(
             else:
                 devices.append(device)
         if devices:
-            found += _check(config, store, devices, wait_s, say, supervisor)
+            found += _check(config, store, devices, wait_s, supervisor)
     order = list(CheckOutcome)
     return sorted(found, key=lambda one: (order.index(one.outcome), one.soc, one.name))
 
@@ -138,14 +139,13 @@ def _check(
     store: Store,
     devices: Sequence[Device],
     wait_s: float,
-    say: Callable[[str], None],
     supervisor: Supervisor,
 ) -> list[CheckedDevice]:
     token = f"check-{secrets.token_hex(6)}"
     terms = LeaseTerms(config.leases, Priority.PERSON, "farm devices check", None)
     with own_folder(config.cache_dir / "virtual", token) as folder:
-        plan = _plan(config, devices, token, folder, say, supervisor)
-        pool = DevicePool(devices, store, terms, say)
+        plan = _plan(config, devices, token, folder, supervisor)
+        pool = DevicePool(devices, store, terms)
         try:
             pool.acquire(0.0)
             held = _wait(pool, devices, wait_s)
@@ -170,19 +170,18 @@ def _plan(
     devices: Sequence[Device],
     token: str,
     folder: Path,
-    say: Callable[[str], None],
     supervisor: Supervisor,
 ) -> RunPlan:
     """Return what the workers of a run read, with the canary of each SoC compiled."""
     from farm.builds.toolchains.prepare import prepare
 
     socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
-    tools, cache = prepare(config, say), BundleCache(config.cache_dir)
+    tools, cache = prepare(config), BundleCache(config.cache_dir)
     jobs = {job.id: job for job in (canary_job(soc.name, DEFAULT_BACKEND) for soc in socs)}
     canaries = []
     for job_id, bundle in find_bundles_for(jobs.values(), tools, cache).items():
         if not bundle.cached:
-            say(f"compiling the canary of {jobs[job_id].target.soc}")
+            logger.info("compiling the canary of %s", jobs[job_id].target.soc)
             build_bundle(config, jobs[job_id], bundle.key, tools, supervisor)
         canaries.append(PlannedJob(jobs[job_id], bundle.key, cached=True))
     return RunPlan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,7 @@ from farm.results.outcome import outcome
 from farm.suites.suite import FORWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 
 # A step that begins without time ends with a reason of its own.
@@ -88,8 +91,8 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     """SHA-256 by kind, of what is kept: for ExecuTorch's own tools, and the figures as CSV and as a graph."""
 
 
-def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> DebugOutcome:
-    """Debug one job and return how it ended; everything started is ended again. `say` gets every step.
+def debug(config: Config, request: DebugRequest) -> DebugOutcome:
+    """Debug one job and return how it ended; everything started is ended again.
 
     Raises UsageError for a job whose layers cannot be told apart, NoDeviceError where a device is wanted and none is
     attached, InfraError when nothing could begin.
@@ -99,14 +102,14 @@ def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> 
     if not 0 <= request.sample < request.job.case.samples:
         raise UsageError(f"there is no sample {request.sample}: the case has {request.job.case.samples}, from 0")
     with InterruptHandler(), open_store(config.store_url) as store:
-        return _Debug(config, request, store, _Clock(say)).execute(say)
+        return _Debug(config, request, store, _Clock()).execute()
 
 
 class _Clock:
     """Wall time by step, shown as it passes."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._started = say, time.perf_counter()
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -117,7 +120,7 @@ class _Clock:
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = round(seconds, 3)
-        self._say(f"{seconds:7.2f} s  {name}")
+        logger.info("%7.2f s  %s", seconds, name)
 
     def finish(self) -> dict[str, float]:
         self.add("total", time.perf_counter() - self._started)
@@ -135,17 +138,16 @@ class _Debug:
         self._files: dict[str, str] = {}
         self._acquired: dict[str, AcquiredDevice] = {}
 
-    def execute(self, say: Callable[[str], None]) -> DebugOutcome:
+    def execute(self) -> DebugOutcome:
         from farm.builds.compile.debug.process import require_modules
         from farm.builds.toolchains.prepare import prepare
 
         with self._clock.step("toolchain"):
-            tools = prepare(self._config, say, virtual=self._request.virtual)
+            tools = prepare(self._config, virtual=self._request.virtual)
         otherwise = "--virtual, without the device's column"
         with DeviceAcquirer(
-            self._config, self._store, self._job.target, say,
-            name="debug", purpose=self._request.command, otherwise=otherwise, until_s=self._request.wait_until_s,
-            priority=self._request.priority,
+            self._config, self._store, self._job.target, name="debug", purpose=self._request.command,
+            otherwise=otherwise, until_s=self._request.wait_until_s, priority=self._request.priority,
         ) as acquirer:  # fmt: skip
             require_modules(acquirer.supervisor, tools.compiler, self._request.metrics, Path(self._job.case.folder))
             if not self._request.virtual:

@@ -32,8 +32,6 @@ from farm.suites.prompts import read_tokens
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle, Generation
     from farm.builds.program.pte import Method
@@ -150,7 +148,6 @@ def run_generation(
     program: GeneratingProgram,
     request: OneOffRequest,
     folder: Path | None,
-    say: Callable[[str], None],
 ) -> GenerationOutcome:
     """Run a program that generates, record it, leave its tokens in `folder`, and return how it ended.
 
@@ -166,7 +163,7 @@ def run_generation(
             _save(folder, found[: len(program.prompts)])
         return attempt
 
-    one = run_one(config, store, request, lambda _tools, _supervisor: program.bundle(config), say, look)
+    one = run_one(config, store, request, lambda _tools, _supervisor: program.bundle(config), look)
     return GenerationOutcome(one, tuple(found))
 
 

@@ -37,7 +37,7 @@ from farm.suites.manifests import suite_name
 from farm.suites.suite import FORWARD, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class KeptProgram(NamedTuple):
 
 
 def keep_programs(
-    config: Config, results: Sequence[StoredResult], folder: Path, toolchain: str, say: Callable[[str], None]
+    config: Config, results: Sequence[StoredResult], folder: Path, toolchain: str
 ) -> tuple[list[KeptProgram], list[str]]:
     """Return what a suite called as `folder` has of `results`, and why it has not the others.
 
@@ -97,7 +97,7 @@ def keep_programs(
     left_out = []
     for stored in results:
         try:
-            bundle = _exact_bundle(config, stored, toolchain, say)
+            bundle = _exact_bundle(config, stored, toolchain)
             if not (why := why_not_kept(stored, bundle)):
                 name = _case_name(stored, [one.name for one in kept])
                 kept.append(_keep_program(config, artifacts, stored, bundle, name))
@@ -110,11 +110,11 @@ def keep_programs(
     return kept, left_out
 
 
-def _exact_bundle(config: Config, stored: StoredResult, toolchain: str, say: Callable[[str], None]) -> Bundle:
+def _exact_bundle(config: Config, stored: StoredResult, toolchain: str) -> Bundle:
     bundle = cached_bundle(config, stored)
     if bundle is None:
-        selected = config_to_run_again(config, stored.run, toolchain, say)
-        bundle = stored_bundle(selected, stored, say, virtual=stored.kind == "virtual")
+        selected = config_to_run_again(config, stored.run, toolchain)
+        bundle = stored_bundle(selected, stored, virtual=stored.kind == "virtual")
     require_program(stored, bundle)
     return bundle
 

@@ -65,10 +65,9 @@ def run_one(
     store: Store,
     request: OneOffRequest,
     find_bundle: FindBundle,
-    say: Callable[[str], None],
     look: Look = lambda _, attempt: attempt,
 ) -> OneOffOutcome:
-    """Run one bundle, record it, and return how it ended; everything started is ended again. `say` gets each step.
+    """Run one bundle, record it, and return how it ended; everything started is ended again.
 
     `find_bundle` is called before anything is recorded. `look` gets what came back while it is there, and returns what
     is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached, NeedsDeviceError.
@@ -76,10 +75,9 @@ def run_one(
     from farm.builds.toolchains.prepare import prepare
 
     with InterruptHandler():
-        tools = prepare(config, say, virtual=request.virtual)
+        tools = prepare(config, virtual=request.virtual)
         acquirer = DeviceAcquirer(
-            config, store, request.job.target, say,
-            name="one-off", purpose=request.command, otherwise="--virtual 1",
+            config, store, request.job.target, name="one-off", purpose=request.command, otherwise="--virtual 1",
         )  # fmt: skip
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)
@@ -90,7 +88,7 @@ def run_one(
             # Before anything is recorded.
             require_device(bundle, acquired.device)
             _require_executions(bundle, acquired, request)
-            run_id = _begin(config, store, request, tools, bundle, acquired, say)
+            run_id = _begin(config, store, request, tools, bundle, acquired)
             folder = config.run_folder(run_id)
             kept: tuple[ArtifactRecord, ...] = ()
 
@@ -109,13 +107,13 @@ def run_one(
                 # A device of the simulator's own has no health that is worth a compilation.
                 may_compile = not request.virtual
                 target = request.job.target
-                return find_canary(config, target, tools, acquirer.supervisor, say, may_compile=may_compile)
+                return find_canary(config, target, tools, acquirer.supervisor, may_compile=may_compile)
 
             def execute() -> Attempt:
                 nonlocal kept
                 tries = OneOffTries(
                     store, request, bundle, run_id, folder / "raw", artifacts=config.state_dir / "artifacts",
-                    health=config.health, say=say, look=look, another=another, canary=canary,
+                    health=config.health, look=look, another=another, canary=canary,
                 )  # fmt: skip
                 attempt = tries.run(acquired)
                 kept = tries.kept
@@ -173,7 +171,6 @@ def _begin(
     tools: Toolchain,
     bundle: Bundle,
     acquired: AcquiredDevice,
-    say: Callable[[str], None],
 ) -> str:
     from farm.dispatch.request.recording import run_record
     from farm.dispatch.request.resume import leave_intent
@@ -190,7 +187,7 @@ def _begin(
         facts["profile"] = str(request.profile)
     record = run_record(
         config, store, tools, command=request.command, facts=facts, purpose=request.purpose, name=request.name,
-        again=request.toolchain, say=say,
+        again=request.toolchain,
     )  # fmt: skip
     run_id = store.begin_run(
         record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job], config.toolchain.name)

@@ -6,6 +6,7 @@ The rules are those of a run: `policy/retries.py`, `device_run/reruns.py`.
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
 
     Canary = tuple[Job, Bundle]
 
+logger = logging.getLogger(__name__)
+
 
 def find_canary(
     config: Config,
     target: Target,
     tools: Toolchain,
     supervisor: Supervisor,
-    say: Callable[[str], None],
     *,
     may_compile: bool,
 ) -> Canary | None:
@@ -61,11 +63,11 @@ def find_canary(
         if not (found.cached or may_compile):
             return None
         if not found.cached:
-            say(f"compiling the canary of {target.soc}")
+            logger.info("compiling the canary of %s", target.soc)
             build_bundle(config, job, found.key, tools, supervisor)
         return job, load_bundle(cache.folder(found.key))
     except FarmError as error:
-        say(f"no canary of {target.soc} ({error}): the device is asked for a sign of life alone")
+        logger.warning("no canary of %s (%s): the device is asked for a sign of life alone", target.soc, error)
         return None
 
 
@@ -82,7 +84,6 @@ class OneOffTries:
         *,
         artifacts: Path,
         health: HealthConfig,
-        say: Callable[[str], None],
         look: Callable[[RawResult, Attempt], Attempt],
         another: Callable[[Collection[str]], AcquiredDevice | None],
         canary: Callable[[], Canary | None],
@@ -93,7 +94,7 @@ class OneOffTries:
         """
         self._store, self._request, self._bundle, self._run_id = store, request, bundle, run_id
         self._folder, self._artifact_root, self._health = folder, artifacts, health
-        self._say, self._look, self._another, self._canary = say, look, another, canary
+        self._look, self._another, self._canary = look, another, canary
         self.kept: tuple[ArtifactRecord, ...] = ()
         """Files of the last attempt."""
         self._devices: list[Device] = []
@@ -110,7 +111,7 @@ class OneOffTries:
     def _on(self, acquired: AcquiredDevice) -> tuple[Attempt, AcquiredDevice | None]:
         """Return the attempt that decides on a device, recorded, and the device that has to try next."""
         request, device = self._request, acquired.device
-        self._say(f"running on {device.serial} ({device.kind})")
+        logger.info("running on %s (%s)", device.serial, device.kind)
         self._devices.append(device)
         with DeviceRun(
             device,
@@ -118,7 +119,7 @@ class OneOffTries:
             self._run_id,
             takeover=acquired.fence is not None,
             fence=acquired.fence,
-            gate=HeatGate(self._health, say=self._say),
+            gate=HeatGate(self._health),
             artifacts=AttemptArtifacts(self._artifact_root, request.profile, outputs=True),
         ) as run:
             attempt, raw = self._execute(run)
@@ -137,7 +138,7 @@ class OneOffTries:
     def _execute(self, run: DeviceRun, *, alone: bool = False) -> tuple[Attempt, RawResult]:
         request, bundle, job = self._request, self._bundle, self._request.job
         if alone:
-            self._say(f"running again in a process of its own on {run.device.serial}")
+            logger.info("running again in a process of its own on %s", run.device.serial)
         options = self._heap_options(run) if request.heap else RunnerOptions(
             iterations=request.iterations,
             warm_up=request.warm_up,

@@ -34,7 +34,7 @@ from farm.suites.state import State, order_problem, state_problem
 from farm.suites.suite import FORWARD, Case, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -308,7 +308,6 @@ def run_ready(
     ready: ReadyProgram,
     request: OneOffRequest,
     folder: Path | None,
-    say: Callable[[str], None],
 ) -> ReadyOutcome:
     """Run a ready program, record it, leave its outputs in `folder`, and return how it ended. Raises as `run_one`."""
     figures: list[OutputFigures] = []
@@ -327,7 +326,7 @@ def run_ready(
         notes = (note if note != UNJUDGED else "it ran; no limit decides what was compared" for note in attempt.notes)
         return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs), notes=tuple(notes))
 
-    one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), say, look)
+    one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), look)
     return ReadyOutcome(one, tuple(figures))
 
 

@@ -16,7 +16,7 @@ from farm.results.attempt import Verdict
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from farm.base.config.settings import Config
     from farm.replay.llama_program import LlamaProgram
@@ -54,7 +54,6 @@ def repro(
     config: Config,
     store: Store,
     stored: StoredResult,
-    say: Callable[[str], None],
     *,
     virtual: bool,
     device: str,
@@ -85,8 +84,7 @@ def repro(
         config,
         store,
         request,
-        lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor, say),
-        say,
+        lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor),
     )
     facts = store.runs.view(now.run_id).fingerprint
     return ReproOutcome(

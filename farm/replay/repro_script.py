@@ -22,7 +22,7 @@ from farm.replay.stored_result import cached_bundle, find_bundle, find_job, targ
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
@@ -43,7 +43,6 @@ def write_script(
     config: Config,
     stored: StoredResult,
     folder: Path,
-    say: Callable[[str], None],
     *,
     virtual: bool,
     iterations: int,
@@ -65,7 +64,7 @@ def write_script(
     if runtime.one_shot and named:
         problem = f"{runtime.runner} executes every sample once, without a limit of time"
         raise UsageError(f"in a script {problem}: leave {' and '.join(named)} out")
-    bundle = stored_bundle(config, stored, say, virtual=virtual)
+    bundle = stored_bundle(config, stored, virtual=virtual)
     if problem := bundle.manifest.lacks_for(runtime.kind):
         raise MissingPackageError(problem, "a phone")
     flags = {
@@ -107,7 +106,7 @@ def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     return staged_runtime(config, soc, backend, TARGETS[ANDROID], mode)
 
 
-def stored_bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bundle:
     """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
     bundle = cached_bundle(config, stored)
     if bundle is not None:
@@ -116,9 +115,7 @@ def stored_bundle(config: Config, stored: StoredResult, say: Callable[[str], Non
     from farm.builds.toolchains.prepare import prepare
 
     with Supervisor() as supervisor:
-        return find_bundle(
-            config, stored, find_job(config, stored), prepare(config, say, virtual=virtual), supervisor, say
-        )
+        return find_bundle(config, stored, find_job(config, stored), prepare(config, virtual=virtual), supervisor)
 
 
 def _fill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 from functools import lru_cache
 from pathlib import Path
@@ -28,13 +29,15 @@ from farm.suites.options import check_options
 from farm.suites.suite import Job, MethodInputs, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 # More attempts than a job has in its life.
@@ -256,9 +259,7 @@ def cached_bundle(config: Config, stored: StoredResult) -> Bundle | None:
     return find_made_bundle(config, stored.attempt.bundle_key)
 
 
-def find_bundle(
-    config: Config, stored: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
-) -> Bundle:
+def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor) -> Bundle:
     """Return the bundle of a result: from the cache, or built again where that gives the same one.
 
     Raises UsageError that names what is different now, or for a key that is none, InfraError where building fails.
@@ -274,7 +275,9 @@ def find_bundle(
             f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changes}; "
             "bring that folder back, or run the job as it is today"
         )
-    say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
+    logger.info(
+        "the bundle %s is not in the cache any more: building it again, from the same code and versions", key[:12]
+    )
     build_bundle(config, job, key, tools, supervisor)
     bundle = cached_bundle(config, stored)
     if bundle is None:

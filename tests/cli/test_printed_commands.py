@@ -166,7 +166,8 @@ def parts_of(node: ast.AST) -> list[ast.expr]:
 def texts(node: ast.expr) -> list[str]:
     """Return the texts that an expression can be; `{}` stands for a value that is known at run time alone."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [node.value]
+        # Messages of `logging` have %s for a value.
+        return [node.value.replace("%s", "{}")]
     parts = [texts(part) for part in parts_of(node)]
     if isinstance(node, ast.IfExp):
         return [text for part in parts for text in part]

@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 # A run's display and its signals, with nothing behind them.
 RUN = """
-import signal
+import logging, signal
+from farm.cli.output import begin_log
 from farm.cli.progress import make_front
 from farm.base.interrupts import InterruptHandler
 
+begin_log()
+log = logging.getLogger("farm.dispatch.run")
 with InterruptHandler() as interrupts:
     try:
         with make_front() as front:
             front.begin(jobs=4, to_build=3, devices=["phone-1", "phone-2"])
             front.devices({"phone-1": "s/conv[SM8650]"})
-            with interrupts.finishing(lambda: None, lambda: front.note("Ctrl-C again stops, --resume goes on")):
-                front.note("jobs run")
+            with interrupts.finishing(lambda: None, "Ctrl-C again stops, --resume goes on"):
+                log.info("jobs run")
                 while True:
                     signal.pause()
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
+from log_lines import LogLines
 
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
@@ -244,14 +245,14 @@ def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest
 
 def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: Store) -> None:
     config, tools = load_config(None), Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "")
-    said: list[str] = []
+    said = LogLines()
     with store:
         record(store, 3, GREEN, name="pads")
         before = record(store, 2, name="pads")
         record(store, 1, GREEN, name="pads", user="ada")
         record(store, 1, GREEN, name="others", user="ada")
         for name, night in (("", ""), ("others", ""), ("pads", "n1"), ("pads", "")):
-            run_record(config, store, tools, command="farm run", facts={}, name=name, night=night, say=said.append)
+            run_record(config, store, tools, command="farm run", facts={}, name=name, night=night)
     assert said == [f"'pads' means this run from now on: it meant {before}"]
 
 

@@ -18,6 +18,7 @@ import pytest
 from build_farm import BuildFarm, await_true, build_farm, made_job
 from chaos_store import Cluster
 from forked_command import start
+from log_lines import LogLines
 from postgresql_server import server_binaries
 from store_template import create_store, drop_database
 
@@ -69,8 +70,8 @@ def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.Fixt
 def repair(farm: BuildFarm) -> Iterator[None]:
     """Repair the farm meanwhile, as the agent of a host with devices does."""
     ttl_s = load_config(farm.file).leases.ttl_s
-    mending = partial(mend, farm.store, farm.notes.append, ttl_s=ttl_s)
-    delivery = MessageDelivery(farm.store, mend=mending, note=farm.notes.append, ttl_s=ttl_s)
+    mending = partial(mend, farm.store, ttl_s=ttl_s)
+    delivery = MessageDelivery(farm.store, mend=mending, ttl_s=ttl_s)
     delivery.start()
     try:
         yield
@@ -256,12 +257,12 @@ def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm, tmp_path: Pat
         with lock:
             done.append(reply)
 
-    notes: list[str] = []
+    notes = LogLines()
     with (
         Supervisor() as supervisor,
         build_here(
             farm.config("laptop"), run.run_id, tmp_path / "logs", builds, tools, farm.objects, farm.store, supervisor,
-            on_start=started.append, on_done=ended, note=notes.append,
+            on_start=started.append, on_done=ended,
         ) as join,
     ):  # fmt: skip
         join()

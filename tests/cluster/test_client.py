@@ -79,7 +79,7 @@ class Shared:
         return load_config(self.file)
 
     def host(self, name: str = "lab1", devices: Sequence[AgentDevice] = (), *, builds: bool = True, **more) -> StubHost:  # type: ignore[no-untyped-def]
-        tools = prepare(self.config, lambda _: None, virtual=True)
+        tools = prepare(self.config, virtual=True)
         return StubHost(
             self.url,
             name,

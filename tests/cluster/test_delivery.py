@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chaos_store import Cluster
+from log_lines import LogLines
 from postgresql_server import server_binaries
 from shared_rows import defer_finish
 from store_template import create_store, drop_database
@@ -65,7 +66,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        self.notes: list[str] = []
+        self.notes = LogLines()
         self.hold = threading.Event()
         self.hold.set()
 
@@ -84,7 +85,7 @@ class Heard:
 @contextmanager
 def delivering(store: Store, heard: Heard, *, patience_s: float = 5, **more: Any) -> Iterator[MessageDelivery]:
     calls: dict[str, Any] = {"finish": heard.finish, "mend": heard.mend, **more}
-    delivery = MessageDelivery(store, note=heard.notes.append, ttl_s=30, **calls)
+    delivery = MessageDelivery(store, ttl_s=30, **calls)
     delivery.start()
     try:
         until(lambda: delivery.is_connected)
@@ -317,7 +318,7 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
     with ExitStack() as agents:
         for _ in range(3):
             # With the real mend, and nothing else that an agent asks.
-            agents.enter_context(delivering(store, Heard(), mend=partial(mend, store, print, ttl_s=10)))
+            agents.enter_context(delivering(store, Heard(), mend=partial(mend, store, ttl_s=10)))
         with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
             database = connection.info.dbname
             # Agents that start connect and mend once at once.

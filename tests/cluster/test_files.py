@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from log_lines import LogLines
 from s3_server import KEYS, S3Server
 from ssh_server import SshServer
 
@@ -167,8 +168,8 @@ def test_a_place_that_is_away_is_waited_for_and_then_said_to_be_away(
             objects.get(name)
         assert type(caught.value) is ArtifactsError
         assert "\n" not in str(caught.value)
-        notes: list[str] = []
-        patient = opened(monkeypatch, tmp_path, world.address, "bob", patience_s=60.0, note=notes.append)
+        notes = LogLines()
+        patient = opened(monkeypatch, tmp_path, world.address, "bob", patience_s=60.0)
         back = threading.Timer(2.0, world.start)
         back.start()
         started = True

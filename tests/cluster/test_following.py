@@ -70,9 +70,6 @@ class Listener:
     def job_repeated(self, shown: dict[str, Any]) -> None:
         self.told.append(("repeated", f"{shown['job_id']} on {shown['device']}"))
 
-    def note(self, text: str) -> None:
-        self.told.append(("note", text))
-
 
 def attempt(job_id: str, device: str) -> dict[str, Any]:
     return {"job_id": job_id, "device": device, "verdict": "infra", "reason": "", "known_issue": "", "seconds": 0.1}

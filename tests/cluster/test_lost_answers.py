@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from log_lines import LogLines
 from shared_rows import SOC, TTL_S, agent, shards, submit
 from store_template import drop_database
 from waiting import until
@@ -32,7 +33,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         lost: list[HeldShard] = []
         heard: list[HeldShard] = []
         until_s: list[float] = []
-        notes: list[str] = []
+        notes = LogLines()
 
         def claim_unheard(*args: Any, **kwargs: Any) -> list[HeldShard]:
             found = claim(*args, **kwargs)
@@ -48,14 +49,14 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         facts = AgentFacts(host="h1", pid=1, version="1", protocol=1)
         minder = Minder(
             store, ledger, lambda: facts, minded=lambda *_: None, hinted=lambda _: claimer.wake() or False,
-            note=notes.append, ttl_s=TTL_S, heartbeat_s=0.2,
+            ttl_s=TTL_S, heartbeat_s=0.2,
         )  # fmt: skip
 
         def claimed(held: HeldShard, end_s: float) -> None:
             until_s.append(end_s)
             heard.append(held)
 
-        claimer = Claimer(store, ledger, claimed, notes.append, TTL_S, minder.is_settled)
+        claimer = Claimer(store, ledger, claimed, TTL_S, minder.is_settled)
         try:
             asked_s = now_s()
             claimer.begin(one)

@@ -28,7 +28,7 @@ class Slow:
         facts: Any = object()
         store: Any = self
         self.minder = Minder(
-            store, Ledger(), lambda: facts, minded=lambda *_: None, hinted=lambda _: False, note=lambda _: None,
+            store, Ledger(), lambda: facts, minded=lambda *_: None, hinted=lambda _: False,
             ttl_s=_TTL_S, heartbeat_s=_HEARTBEAT_S,
         )  # fmt: skip
         self.minder.begin(AgentId("h1", "token"))

@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 import pytest
 from build_farm import await_true
+from log_lines import LogLines
 from store_template import drop_database
 from waiting import ends
 
@@ -143,8 +144,8 @@ class Host:
             f'nights = [{{file = "nightly.toml", at = "{due:%H:%M}"}}]\n'
         )
         command = [sys.executable, str(folder / "stub_night.py"), str(self.log), str(seconds)]
-        self.notes: list[str] = []
-        self.starter = NightStarter(self.config(), store, self.notes.append, command)
+        self.notes = LogLines()
+        self.starter = NightStarter(self.config(), store, command)
         self.agent: AgentId | None = None
 
     def config(self) -> Config:
@@ -301,7 +302,7 @@ def test_how_a_night_fails_is_seen(store: Store, url: str, tmp_path: Path) -> No
     name = next(_names)
     host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0)
     # The real thing, which has nothing to run in that file.
-    host.starter = NightStarter(host.config(), store, host.notes.append)
+    host.starter = NightStarter(host.config(), store)
     host.register()
     host.starter.check(name)
     await_true(host.is_over)

@@ -34,7 +34,7 @@ def test_an_agent_ends_with_its_thread(
         raise AttributeError("a defect")
 
     monkeypatch.setattr(part, method, broken)
-    agent = HostAgent(load_config(folder=tmp_path), "h1", note=lambda _: None, has_devices=False)
+    agent = HostAgent(load_config(folder=tmp_path), "h1", has_devices=False)
     with pytest.raises(InfraError, match="AttributeError: a defect: the agent ends, to be started again") as raised:
         agent.run()
     # systemd does not start an agent again after the exit code of wrong usage.

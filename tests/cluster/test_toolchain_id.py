@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from log_lines import LogLines
 from made_environments import make_environment, make_source_tree
 
 from farm.base.backends.registry import BACKENDS
@@ -83,12 +84,12 @@ def test_the_same_wheels_elsewhere_are_the_same_toolchain(tmp_path: Path) -> Non
     ids = []
     for place in ("ada", "build-host"):
         python = make_environment(tmp_path / place / "venv", ("torch", "torchao", "executorch"))
-        tools = prepare(use_toolchain(config, str(python)), lambda _: None)
+        tools = prepare(use_toolchain(config, str(python)))
         ids.append([one.id for one in offered("", tools.versions)])
     assert ids[0] == ids[1]
     [site] = (tmp_path / "ada" / "venv").glob("lib/python*/site-packages")
     (site / "torch" / "__init__.py").write_text("edited = True\n")
-    tools = prepare(use_toolchain(config, str(tmp_path / "ada" / "venv")), lambda _: None)
+    tools = prepare(use_toolchain(config, str(tmp_path / "ada" / "venv")))
     assert not set(ids[1]) & {one.id for one in offered("", tools.versions)}
 
 
@@ -99,7 +100,7 @@ def test_a_checkout_of_the_same_content_is_the_same_toolchain(tmp_path: Path) ->
         python = make_environment(tmp_path / place / "venv", ("torch", "torchao"))
         tree = make_source_tree(tmp_path / place / "executorch", "1.5.0", built=True)
         (tree / ".venv").symlink_to(python.parents[1])
-        found.append(prepare(use_toolchain(config, str(tree)), lambda _: None).versions)
+        found.append(prepare(use_toolchain(config, str(tree))).versions)
     assert toolchain_id(found[0], "xnnpack") == toolchain_id(found[1], "xnnpack")
 
 
@@ -107,8 +108,8 @@ def test_a_host_offers_what_is_there_now_and_says_once_what_cannot_be(tmp_path: 
     broken = make_environment(tmp_path / "broken")
     file = tmp_path / "farm.toml"
     file.write_text(f'[toolchain.broken]\npython = "{broken}"\n')
-    notes: list[str] = []
-    toolchains = HostToolchains(load_config(file), notes.append)
+    notes = LogLines()
+    toolchains = HostToolchains(load_config(file))
     assert toolchains.offered == ()
     toolchains.look()
     toolchains.look(at_once=True)

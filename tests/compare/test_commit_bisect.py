@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from compare.made import broken, job, moved, passed, report, side
 from executorch_checkout import commit, make_checkout, make_repository, run_git
+from log_lines import LogLines
 
 from farm.base.config.settings import load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -80,7 +81,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 def search(
     checkout: Checkout, folder: Path, compare: StubComparison, metric: str = "", span: str = f"main~{COUNT}..main"
 ) -> BisectOutcome:
-    return bisect_commits(checkout, commits_of(checkout, span), folder, compare, lambda _: None, metric)
+    return bisect_commits(checkout, commits_of(checkout, span), folder, compare, metric)
 
 
 def since(first_bad: int, bad: ComparedJob, good: ComparedJob = SAME, **special: ComparedJob) -> Truth:
@@ -178,11 +179,9 @@ def test_a_commit_that_git_was_told_to_skip_is_left_out(checkout: Checkout, tmp_
             raise UsageError("it has no exir and backends in it")
         return FAILS if number >= 9 else SAME
 
-    notes: list[str] = []
+    notes = LogLines()
     with pytest.raises(UsageError, match="no exir"):
-        bisect_commits(
-            checkout, commits_of(checkout, f"main~{COUNT}..main"), tmp_path, StubComparison(truth), notes.append
-        )
+        bisect_commits(checkout, commits_of(checkout, f"main~{COUNT}..main"), tmp_path, StubComparison(truth))
     # As printed, for a shell.
     done = subprocess.run(["sh", "-c", notes[-1].partition("leave it out with ")[2]], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -331,7 +330,7 @@ def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatc
     one = SideRequest(toolchain=str(folder), base="HEAD~1")
     request = ComparisonRequest(sides=(one, SideRequest(toolchain=str(folder))), socs=("SM8650",), suites=("smoke",))
     with pytest.raises(MissingToolError, match=re.escape(expected)):
-        config_of(config, request, one, lambda _: None)
+        config_of(config, request, one)
     assert not list((tmp_path / "cache").glob("toolchains/worktrees/*/*"))
 
     # A build of a commit brings its own libraries; those of the checkout serve where the sources are the same.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
+from log_lines import LogLines
 
 from farm.base.errors import InfraError, NoDeviceError
 from farm.numbers.compare import measuring
@@ -34,7 +35,7 @@ class BenchStubs:
         self.broken: set[str] = set()
         self.ran: list[str] = []
         self.stop, self.stop_at = threading.Event(), ""
-        self.said: list[str] = []
+        self.said = LogLines()
         monkeypatch.setattr(measuring, "InterleavedBench", lambda *_, **__: self._bench())
         monkeypatch.setattr(measuring, "other_runtime", lambda *_: None)
         monkeypatch.setattr(measuring, "run_job", self._run)
@@ -43,7 +44,7 @@ class BenchStubs:
         sides = SideRequest(toolchain="a"), SideRequest(toolchain="b")
         request = ComparisonRequest(sides=sides, socs=("SM8650",), suites=("s",), virtual=virtual)
         nothing = cast("Any", None)
-        pool = MeasuringPool((nothing, nothing), nothing, request, self.said.append, self.stop)
+        pool = MeasuringPool((nothing, nothing), nothing, request, self.stop)
         pool.run(JOBS)
         return pool
 

@@ -49,11 +49,11 @@ def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
     config = load_config(tmp_path / "farm.toml")
     # Which of them is there is not asked here.
     select = "farm.builds.toolchains.select.select"
-    monkeypatch.setattr(select, lambda config, toolchain, _note: replace(config, toolchain))
+    monkeypatch.setattr(select, lambda config, toolchain: replace(config, toolchain))
     for given in (folder, tmp_path / "link"):
         sides = sides_of((), (), (), str(given), "HEAD")
         asked = ComparisonRequest(sides=sides, socs=("SM8650",), suites=("smoke",))
-        a, b = (config_of(config, asked, side, lambda _: None).toolchain for side in sides)
+        a, b = (config_of(config, asked, side).toolchain for side in sides)
         assert (b.name, b.named, b.checkout, b.python, b.qnn) == (
             str(given),
             False,

@@ -15,7 +15,7 @@ from farm.builds.toolchains.toolchain import Toolchain
 @pytest.fixture(scope="session")
 def tools(farm_cache: Path) -> Toolchain:
     os.environ["FARM_CACHE_DIR"] = str(farm_cache)
-    return prepare(load_config(), note=lambda _line: None)
+    return prepare(load_config())
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = load_config()
-        self.versions = prepare(config, lambda _line: None).versions
+        self.versions = prepare(config).versions
         runtime = simulator_runtime(config.cache_dir)
         self.runner = folder / "runtime" / runtime.runner
         for name, path in runtime.files.items():

@@ -128,7 +128,7 @@ class TestDebug:
             monkeypatch.setattr(CompilerStub, "compared", staticmethod(compared), raising=False)
             case = msgspec.structs.replace(ready.job.case, known_issues=issues)
             job = msgspec.structs.replace(ready.job, case=case)
-            return debug(load_config(), DebugRequest(job=job, virtual=False), lambda _: None)
+            return debug(load_config(), DebugRequest(job=job, virtual=False))
 
         return run
 

@@ -47,13 +47,11 @@ class Shared(Bench):
         for one in devices:
             store.record_device(run_id, one)
         self.store = store
-        self.pool = DevicePool(devices, store, terms, self.note)
+        self.pool = DevicePool(devices, store, terms)
         self.jobs._pool = self.pool
         records = LocalRecords(run_id, store, lambda id_, fence: self.pool.let_go(self.number[id_], fence))
         self.log = ResultLog(result_log(self.plan.folder))
-        self.recorder = Recorder(
-            records, self.log, None, self.note, recorded=self.jobs.recorded, failing=self.jobs.store_failing
-        )
+        self.recorder = Recorder(records, self.log, None, recorded=self.jobs.recorded, failing=self.jobs.store_failing)
 
     def begin(self) -> None:
         self.pool.acquire()
@@ -482,7 +480,7 @@ def test_a_run_without_a_store_ends_and_its_results_are_recorded_later(
     bench.recorder.close(0.5)
     monkeypatch.undo()
     # As `farm run --resume` does in another process, while the leases live.
-    replay_results(bench.run_id, bench.plan.folder, bench.store, bench.note)
+    replay_results(bench.run_id, bench.plan.folder, bench.store)
     assert {name for name, devices in bench.recorded().items() if devices} == began
 
 
@@ -494,6 +492,6 @@ def test_results_that_were_recorded_before_a_kill_are_not_reported_as_refused(ma
     # The dispatcher was killed: its log was not closed, and its leases are over.
     assert bench.holds()
     assert bench.notes == []
-    replay_results(bench.run_id, bench.plan.folder, bench.store, bench.note)
+    replay_results(bench.run_id, bench.plan.folder, bench.store)
     assert bench.recorded() == before
     assert bench.notes == []

@@ -95,7 +95,6 @@ class StubSource:
         self.back: list[tuple[int, list[str]]] = []
         self.released: list[int] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.notes: list[str] = []
         self.holds_preparing = False
         self.preparing: list[Callable[[], None]] = []
         self.problem: FarmError | None = None
@@ -176,13 +175,8 @@ class StubSource:
         return held.others
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
-        del halts
+        del why, halts
         assert device == PHONE.id
-        if why:
-            self.notes.append(f"it rests: {why}")
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
 
 
 class Bench:

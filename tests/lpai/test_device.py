@@ -68,7 +68,7 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
     with pytest.MonkeyPatch.context() as patch, Supervisor() as supervisor:
         patch.setenv("FARM_CACHE_DIR", str(farm_cache))
         patch.setenv("QNN_SDK_ROOT", str(stub_sdk.root))
-        tools = prepare(load_config(), note=lambda _line: None, virtual=True)
+        tools = prepare(load_config(), virtual=True)
         case = next(case for case in load_suite(SUITE).cases if case.name == "block")
         job = Job(case, Target("SM8850", "lpai", "8a8w", COMPILED_IN))
         key = bundle_key(job, tools.versions)

@@ -72,7 +72,7 @@ class Bench:
         cell = CellResult(name="cell", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=True,
                           run_id=self.run_id)  # fmt: skip
         end_s = None if left_s is None else time.monotonic() + left_s
-        found = debug_failures(self.config, self.request, most, self.folder / "night", cell, lambda _: None, end_s)
+        found = debug_failures(self.config, self.request, most, self.folder / "night", cell, end_s)
         return list(found)
 
     def stub(self, _config: Config, job: Job, *, virtual: bool, **_: Any) -> DebugOutcome:

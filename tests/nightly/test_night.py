@@ -54,7 +54,6 @@ class Stage(CellWork):
         self.findings: list[Findings] = []
         self.asked: list[RunRequest] = []
         self.resumed: list[str] = []
-        self.said: list[str] = []
         self.now_s = 1000.0
         self.takes_s = 0.0
         self.clock = lambda: self.now_s  # type: ignore[method-assign]
@@ -68,7 +67,7 @@ class Stage(CellWork):
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
         credentials = Credentials(plan.webhooks, plan.mail)
-        return run_night(self.config, plan, credentials, front, self.said.append, self, resume=resume)
+        return run_night(self.config, plan, credentials, front, self, resume=resume)
 
     def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)
@@ -85,7 +84,7 @@ class Stage(CellWork):
         if isinstance(ending, BaseException):
             raise ending
         if ending == 130:
-            with interrupts.finishing(lambda: None, lambda: None):
+            with interrupts.finishing(lambda: None):
                 signal.raise_signal(signal.SIGTERM)
         view = RunView(id="r", command="", started_ms=1, finished_ms=2, exit_code=ending, user="", host="",
                        fingerprint={}, devices=(), jobs=())  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from log_lines import LogLines
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
 from farm.base.config.settings import Config, load_config
@@ -47,8 +48,8 @@ def quarantine(store: Store, device: str = "R5CT1") -> None:
 
 def announce_once(config: Config, store: Store) -> list[str]:
     """Return the lines that a command says at its end."""
-    lines: list[str] = []
-    with announcing(config, store, lines.append):
+    lines = LogLines()
+    with announcing(config, store):
         pass
     return lines
 

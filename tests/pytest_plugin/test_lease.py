@@ -35,9 +35,6 @@ class PlanStub:
     def devices_left(self) -> dict[int, str]:
         return self.left
 
-    def leave_note(self, text: str) -> None:
-        pass
-
 
 @pytest.fixture
 def plan(tmp_path: Path) -> PlanStub:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from farm_home import FarmHome
+from log_lines import LogLines
 
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import MANIFEST, Manifest, TensorSpec
@@ -163,11 +164,11 @@ def test_how_a_new_bundle_differs_from_the_cached_one(
     tmp_path: Path, program: bytes | None, reference: bytes, says: str, counted: str
 ) -> None:
     case = Case(suite="mine", name="scaled", module="torch.nn:ReLU", inputs=(InputSpec((1,)),))
-    job, cache, notes = Job(case, Target("SM8650", "xnnpack", "fp32")), BundleCache(tmp_path), list[str]()
+    job, cache, notes = Job(case, Target("SM8650", "xnnpack", "fp32")), BundleCache(tmp_path), LogLines()
     tools = Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "")
     key = bundle_key(job, tools.versions)
     cache.build(key, lambda folder: _fill(folder, key, b"old"))
-    rebuild = Rebuild(cache, notes.append)
+    rebuild = Rebuild(cache)
     assert rebuild.find([job], tools) == {job.id: (key, False)}
     if program is not None:
         cache.build(key, lambda folder: _fill(folder, key, program, reference), anew=True)

@@ -257,7 +257,7 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugRepl
         job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
         said = reply.reason
         try:
-            code = debug(config, DebugRequest(job=job, virtual=True), say=lambda _text: None).exit_code
+            code = debug(config, DebugRequest(job=job, virtual=True)).exit_code
         except UsageError as error:
             code, said = error.exit_code, str(error)
         assert reply.reason in said
@@ -292,10 +292,10 @@ def test_the_compiler_has_no_more_time_than_is_left_in_all(suite: Path, monkeypa
     config = load_config()
     job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
     for until_s in (math.inf, time.monotonic()):
-        debug(config, DebugRequest(job=job, virtual=True, until_s=until_s), say=lambda _text: None)
+        debug(config, DebugRequest(job=job, virtual=True, until_s=until_s))
     assert limits_s == [config.build_timeout_s, 1.0]
 
 
 def debug_broken(suite: Path) -> Any:
     job = job_to_debug(load_config(), f"{suite}/broken[SM8650-htp-8a8w]")
-    return debug(load_config(), DebugRequest(job=job, virtual=False), say=lambda _text: None)
+    return debug(load_config(), DebugRequest(job=job, virtual=False))

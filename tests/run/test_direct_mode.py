@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from attached import attach
 from farm_home import FarmHome
+from log_lines import LogLines
 
 from farm.base.config.settings import load_config
 from farm.base.errors import IllegalTargetError, InfraError, UsageError
@@ -265,15 +266,13 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
         load_config(folder=tmp_path), RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
     )
     side, run = Side(job, Bundle(tmp_path, many)), RunStub()
-    said: list[str] = []
+    said = LogLines()
     nothing: Any = None
     runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
 
     def bench_of(least: int) -> InterleavedBench:
         config = load_config(folder=tmp_path)
-        bench = InterleavedBench(
-            config, nothing, job.target, said.append, virtual=True, purpose="", least_inferences=least
-        )
+        bench = InterleavedBench(config, nothing, job.target, virtual=True, purpose="", least_inferences=least)
         bench.runtime = runtime
         monkeypatch.setattr(bench, "_device_run", lambda *_: run)
         monkeypatch.setattr(bench, "_acquirer", SimpleNamespace(folder=tmp_path))

@@ -6,9 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
+from log_lines import LogLines
 from pair_bench_stub import World
 
 from farm.base.errors import DeviceGoneError, UsageError
+from farm.base.log_setup import RecordHandler, begin_logging
 from farm.dispatch.look_back import changed_programs, compared_series, look_back, record_look_back
 from farm.numbers.regressions import baseline
 from farm.results.analysis.candidates import Finding, judge
@@ -141,8 +143,8 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
             raise DeviceGoneError("phone", "no device")
 
     world.before_pairs = gone
-    said: list[str] = []
-    found = world.confirm(slow, said.append)
+    said = LogLines()
+    found = world.confirm(slow)
     states = {one.job_id: one.state for one in found.alerts}
     assert sorted(states.values()) == ["candidate", "confirmed"]
     assert found.not_measured == len(found.problems) == 1
@@ -167,8 +169,9 @@ def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
         if len(said) == 3:
             raise KeyboardInterrupt
 
+    begin_logging(RecordHandler(interrupt))
     with pytest.raises(KeyboardInterrupt):
-        world.confirm(slow, interrupt)
+        world.confirm(slow)
     [known_by_then] = store.alerts.open()
     assert known_by_then.job_id in said[1]
     assert sorted(one.state for one in store.alerts.of_run(slow)) == ["candidate", "confirmed"]
@@ -185,8 +188,8 @@ def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> N
             world.confirm(slow)
 
     world.before_pairs = somebody
-    said: list[str] = []
-    world.confirm(slow, said.append)
+    said = LogLines()
+    world.confirm(slow)
     [one] = store.alerts.of_run(slow)
     assert one.state == "confirmed"
     assert [line for line in said if "theirs stays" in line]
@@ -515,8 +518,8 @@ def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(stor
         raise UsageError("its suite is not here")
 
     world.require_job = require
-    said: list[str] = []
-    found = world.confirm(slow, said.append)
+    said = LogLines()
+    found = world.confirm(slow)
     assert (found.changed, found.changed_not_measured) == (0, 0)
     assert said[-1] == "programs that changed and cannot be measured: 1: its suite is not here"
 

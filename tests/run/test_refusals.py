@@ -327,7 +327,7 @@ class OneOff:
         self.tries = OneOffTries(
             store, OneOffRequest(job=job.job, virtual=False, profile=Profile.OFF, timeout_s=30.0, **request),
             load_bundle(cache.folder(job.key)), f"exec-{folder.name[-9:]}", folder / "raw",
-            artifacts=folder / "artifacts", health=HealthConfig(), say=lambda _: None, look=lambda _, attempt: attempt,
+            artifacts=folder / "artifacts", health=HealthConfig(), look=lambda _, attempt: attempt,
             another=lambda used: next((one for one in self.acquired if one.device.id not in used), None),
             canary=lambda: (self._canary.job, load_bundle(cache.folder(self._canary.key))),
         )  # fmt: skip

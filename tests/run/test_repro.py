@@ -154,7 +154,6 @@ class TestWithoutItsBundle:
                 find_job(config, past),
                 Toolchain(versions, Compiler("", {}), ""),
                 supervisor,
-                lambda _: None,
             )
         return str(caught.value)
 
@@ -187,7 +186,7 @@ class TestWithoutItsBundle:
         with Supervisor() as supervisor, pytest.raises(UsageError, match=r"the code of .*layers has changed"):
             find_bundle(
                 msgspec.structs.replace(config, cache_dir=tmp_path / "cache"), past, moved,
-                Toolchain(versions, Compiler("", {}), ""), supervisor, lambda _: None,
+                Toolchain(versions, Compiler("", {}), ""), supervisor,
             )  # fmt: skip
 
     def test_a_program_whose_files_are_lost_as_well_is_another(
@@ -376,7 +375,7 @@ class TestScript:
         monkeypatch.setattr("farm.replay.repro_script.cached_bundle", lambda *_: other)
         folder = tmp_path / "out"
         write_script(
-            load_config(), past, folder, lambda _: None, virtual=True, iterations=1, warm_up=0, timeout_s=1
+            load_config(), past, folder, virtual=True, iterations=1, warm_up=0, timeout_s=1
         )  # fmt: skip
         words = shlex.split((folder / "device" / "run.sh").read_text())
         assert {"--method_index=1", "--input_shape_path=input_shapes.txt"} <= set(words)
@@ -412,8 +411,7 @@ class TestScript:
         past = msgspec.structs.replace(find_stored_result(store, JOB, None), kind="hardware")
         with pytest.raises(MissingToolError, match=r"SM8650 htp needs .*farm_runner.*libQnnHtp"):
             write_script(
-                load_config(), past, tmp_path / "out", lambda _: None,
-                virtual=False, iterations=1, warm_up=0, timeout_s=1,
+                load_config(), past, tmp_path / "out", virtual=False, iterations=1, warm_up=0, timeout_s=1,
             )  # fmt: skip
         assert not (tmp_path / "out").exists()
 

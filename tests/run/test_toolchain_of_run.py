@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from log_lines import LogLines
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
@@ -73,7 +74,7 @@ def asked(toolchain: str) -> RunRequest:
 
 
 def selected(config: Config, run: RunView, given: str = "") -> str:
-    return config_of_run(config, run, given, lambda _: None).toolchain.name
+    return config_of_run(config, run, given).toolchain.name
 
 
 def test_a_past_run_is_run_again_with_its_toolchain(config: Config, begin: Callable[..., RunView]) -> None:
@@ -96,24 +97,24 @@ def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
     for run in (begin(RunToolchain("gone", "gone")), begin(RunToolchain(str(theirs), private=True))):
         with pytest.raises(UsageError):
             selected(config, run)
-        said: list[str] = []
-        assert config_to_run_again(config, run, "", said.append) is config
+        said = LogLines()
+        assert config_to_run_again(config, run, "") is config
         assert len(said) == 1
         assert f"the toolchain of run {run.id} cannot be used" in said[0]
         with pytest.raises(FarmError):
-            config_to_run_again(config, run, "nope", said.append)
+            config_to_run_again(config, run, "nope")
     assert not (tmp_path / "started").exists()
 
 
 def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
     config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
 ) -> None:
-    said: list[str] = []
-    confirm_candidates(config, begin(request=asked("main")).id, said.append, 60.0)
-    confirm_candidates(config, begin(RunToolchain(), request=asked("")).id, said.append, None)
+    said = LogLines()
+    confirm_candidates(config, begin(request=asked("main")).id, 60.0)
+    confirm_candidates(config, begin(RunToolchain(), request=asked("")).id, None)
     assert (measured, said) == ([("main", 60.0), ("", None)], [])
     run = begin(RunToolchain("gone", "gone"))
-    confirm_candidates(config, run.id, said.append, 60.0)
+    confirm_candidates(config, run.id, 60.0)
     assert measured[2:] == [("", 0.0)]
     assert len(said) == 1
     assert f"candidates of run {run.id} are not measured" in said[0]

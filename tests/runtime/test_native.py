@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from log_lines import LogLines
 from programs import run_program
 
 from farm.base.errors import InfraError, MissingToolError
@@ -18,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def test_it_is_built_once(farm_cache: Path) -> None:
     first = build_native(farm_cache)
-    lines: list[str] = []
-    assert build_native(farm_cache, log=lines.append) == first
+    lines = LogLines()
+    assert build_native(farm_cache) == first
     assert lines == []
     assert sorted(path.name for path in first.folder.iterdir()) == [
         "build.log", "executorch.json", "farm_runner", "libQnnHtp.so",
@@ -77,16 +78,18 @@ def test_a_package_that_is_not_there_is_named(
         build_native(tmp_path / "cache")
 
 
-def test_sources_that_do_not_build_say_why_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_do_not_build_say_why_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     sources = tmp_path / "native_runner"
     shutil.copytree(ROOT / "native_runner", sources)
     (sources / "bridge" / "qnn_bridge.cpp").write_text("#error this does not compile\n")
     (sources / "src" / "main.cpp").write_text("#error nor does this\n")
     monkeypatch.setattr(native, "data_folder", lambda _name: sources)
-    lines: list[str] = []
-    with pytest.raises(InfraError, match=r"this does not compile|nor does this"):
-        build_native(tmp_path / "cache", log=lines.append)
-    assert any("error" in line for line in lines)
+    with caplog.at_level("DEBUG", "farm"), pytest.raises(InfraError, match=r"this does not compile|nor does this"):
+        build_native(tmp_path / "cache")
+    assert caplog.messages[0].startswith("building the native runner for linux-x86_64, once")
+    assert any("error" in line for line in caplog.messages)
     assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir()] == [".lock"]
 
 

@@ -45,7 +45,7 @@ def plant(store: Store, spec: dict[str, Any]) -> str:
     phone = Device(serial="phone-1", soc="SM8650", kind=kind, build="b", address=AdbAddress(5037), product="phone")
     facts = {"device_kind": kind, "executorch": "1.5.1"}
     if key == "right":
-        tools = prepare(load_config(), lambda _: None, virtual=True)
+        tools = prepare(load_config(), virtual=True)
         key, facts = bundle_key(job, tools.versions), tools.fingerprint("virtual")
     if "intent" in spec:
         leave_intent(Path(spec["intent"]), None, [job])

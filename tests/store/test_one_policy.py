@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from click.testing import CliRunner
+from log_lines import LogLines
 from shared_rows import SOC, agent, shards, submit
 from sqlalchemy import event
 from waiting import until
@@ -78,11 +79,11 @@ def test_a_quota_of_a_label_binds_every_process_of_a_user(store: Store) -> None:
 
 def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
     """`farm run`, `farm exec` and the other commands wait in a pool."""
-    notes, devices = list[str](), [phone(1)]
+    notes, devices = LogLines(), [phone(1)]
     store.devices.see([Seen(device, "device", None) for device in devices])
     store.quotas.set(f"user:{store.user}", 0, "root")
     terms = LeaseTerms(times=LeaseConfig(), priority=Priority.PERSON, purpose="farm run", most=None)
-    pool = DevicePool(devices, store, terms, notes.append)
+    pool = DevicePool(devices, store, terms)
     try:
         pool.look()
         assert pool.held() == []

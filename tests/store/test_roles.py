@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pytest
+from log_lines import LogLines
 from msgspec.structs import replace
 from postgresql_server import running_cluster
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
@@ -639,9 +640,9 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
 
     ada = stores["ada"]
-    notes: list[str] = []
+    notes = LogLines()
     run_id = submit(ada, shards(1), "ada")
-    delivery = MessageDelivery(stores["host1"], mend=lambda: False, note=notes.append, ttl_s=30)
+    delivery = MessageDelivery(stores["host1"], mend=lambda: False, ttl_s=30)
     delivery.start()
     try:
         assert ada.cluster.cancel(run_id, "ada")

@@ -451,7 +451,7 @@ def test_an_edit_of_a_real_checkout_is_another_bundle(
     states: dict[str, Toolchain] = {}
 
     def look(name: str) -> None:
-        states[name] = tools = prepare(config, lambda _: None, virtual=True)
+        states[name] = tools = prepare(config, virtual=True)
         keys[name] = tuple(bundle_key(Job(case, Target("SM8650", *to)), tools.versions) for to in targets)
 
     look("clean")
@@ -598,7 +598,7 @@ def test_a_checkout_that_git_does_not_trust_is_told_of_and_no_commit(environment
 
 
 def test_facts_are_short_and_of_words(tmp_path: Path) -> None:
-    tools = prepare(load_config(folder=tmp_path), lambda _: None, virtual=True)
+    tools = prepare(load_config(folder=tmp_path), virtual=True)
     facts = tools.fingerprint("virtual")
     assert {len(facts[name]) for name in facts if name.endswith("_content")} == {16}
     assert not tools.source.dirty

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from elf_maker import make_elf
 from farm_home import FarmHome
+from log_lines import LogLines
 from made_environments import make_source_tree
 from miniature_sdk import HOST, VERSION, Server, give_downloader, make_library, make_wheel, sdk_files, served, zipped
 
@@ -47,7 +48,7 @@ def config(tmp_path: Path, server: Server) -> Config:
 
 
 def _fetch(config: Config, sha256: str = "") -> Path:
-    return fetch_sdk(config, offered_sdk(config), lambda _line: None, sha256)
+    return fetch_sdk(config, offered_sdk(config), sha256)
 
 
 class TestDownloader:
@@ -77,7 +78,7 @@ class TestDownloader:
         with pytest.raises(
             InfraError, match=r"^QNN SDK 2\.37\.0\.250724 cannot be fetched from http://127.*corrupt"
         ) as raised:
-            fetch_sdk(config, offer, lambda _line: None)
+            fetch_sdk(config, offer)
         assert "\n" not in str(raised.value)
 
     @pytest.mark.parametrize(
@@ -238,13 +239,13 @@ class TestWheels:
         self, config: Config, index: Path, library: Path
     ) -> None:
         make_wheel(index, "2.5.0", library, "2.49.40")
-        lines: list[str] = []
-        root = fetch_wheel_sdk(config.cache_dir, "2.49", lines.append)
+        lines = LogLines()
+        root = fetch_wheel_sdk(config.cache_dir, "2.49")
         assert lines == ["fetching onnxruntime-qnn 2.5.0, about 100 MB"]
         assert root.name == "2.49.40.260810104044"
         names = ["libQnnHtp.so", "libQnnSystem.so", "libc++-1234.so.1.0"]
         assert sorted(path.name for path in (root / HOST).iterdir()) == names
-        assert fetch_wheel_sdk(config.cache_dir, "2.49.40", lines.append) == root == resolve_qnn(config, "2.49")
+        assert fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == resolve_qnn(config, "2.49")
         assert len(lines) == 1
         # Arm Linux devices get the same release, not that of farm's environment.
         assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
@@ -255,13 +256,13 @@ class TestWheels:
     ) -> None:
         make_wheel(index, "2.4.0", library, "2.48.40")
         with pytest.raises(InfraError, match=r"onnxruntime_qnn-2\.4\.0.* has QNN 2\.49\.40\S+, expected 2\.48\.40"):
-            fetch_wheel_sdk(config.cache_dir, "2.48", lambda _line: None)
+            fetch_wheel_sdk(config.cache_dir, "2.48")
         assert installed_sdks(config)[1:] == []
 
     def test_a_version_that_no_wheel_has_lists_those_there_are(self, config: Config, index: Path) -> None:
         del index
         with pytest.raises(MissingToolError) as raised:
-            fetch_wheel_sdk(config.cache_dir, "2.33", lambda _line: None)
+            fetch_wheel_sdk(config.cache_dir, "2.33")
         assert all(qnn in str(raised.value) for qnn in KNOWN_WHEELS.values())
         assert candidates("2.47.0.1") == ["2.3.0"]
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from executorch_checkout import commit, make_repository, run_git
+from log_lines import LogLines
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -140,9 +141,9 @@ def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config
     )
     table = ToolchainConfig(name="mine", named=True, checkout=checkout, build=(sys.executable, "-c", script))
     config = msgspec.structs.replace(config, toolchains={"mine": table})
-    notes: list[str] = []
+    notes = LogLines()
     for ref in ("main~1", "main~2"):
-        one = worktree(config, checkout, ref, notes.append)
+        one = worktree(config, checkout, ref)
         assert not one.warnings
         assert one.toolchain.name == f"mine@{one.commit.short}"
         assert not one.toolchain.named
@@ -151,7 +152,7 @@ def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config
     assert count.read_text() == "built "
     assert len(notes) == 1
     with pytest.raises(NativeBuildError, match="does not build: .* see (.*)") as failure:
-        worktree(config, checkout, "main", notes.append)
+        worktree(config, checkout, "main")
     log = Path(str(failure.value).rpartition("see ")[2])
     assert "compiling" in log.read_text()
     assert "level 3 does not build" in log.read_text()

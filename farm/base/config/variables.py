@@ -34,6 +34,7 @@ VARIABLES = {
     "FARM_SERVE_TOKEN": "token that `farm serve` requires beyond this machine",
     "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
     "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
+    "FARM_LOG": "levels of log lines: `LEVEL` and `farm.MODULE=LEVEL`, separated by commas",
 }
 """Variables of farm that are not in `QNN_PATHS`, and their meaning."""
 

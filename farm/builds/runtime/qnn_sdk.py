@@ -15,7 +15,6 @@ from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.builds.runtime.packages import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 ANDROID_FOLDER = "aarch64-android"
@@ -100,7 +99,7 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
     return QnnFiles(get, None, libraries, version, wheel=True)
 
 
-def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> Path:
+def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None) -> Path:
     """Return the folder with QNN's libraries for Arm Linux: the SDK's, else those of the wheel, which is fetched.
 
     Raises MissingToolError, also for an SDK that has none.
@@ -110,7 +109,7 @@ def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None, log: Callab
         if (folder := newest_linux_folder(sdk_root)) is not None:
             return folder
         raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name one that has, or none")
-    fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release, log=log)
+    fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release)
     return fetched / "onnxruntime_qnn"
 
 

@@ -43,7 +43,7 @@ from farm.builds.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_versi
 from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from farm.base.config.settings import Config
     from farm.builds.runtime.native.executorch import NativeExecutorch
@@ -105,7 +105,6 @@ def virtual_runtime(
     backend: str = DEFAULT_BACKEND,
     *,
     mode: Mode = "traditional",
-    log: Callable[[str], None] | None = None,
     runner: tuple[Path, NativeExecutorch] | None = None,
     sdk: HostSdk | None = None,
 ) -> Runtime:
@@ -121,7 +120,6 @@ def virtual_runtime(
         backend,
         sdk_root=config.sdk_root,
         executorch=executorch,
-        log=log,
         runner=program,
         sdk=sdk,
     )
@@ -163,7 +161,6 @@ def simulator_runtime(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
-    log: Callable[[str], None] | None = None,
     runner: Path | None = None,
     sdk: HostSdk | None = None,
 ) -> Runtime:
@@ -171,19 +168,18 @@ def simulator_runtime(
 
     Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
     SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
-    runner, against `executorch` or that of farm's environment; `log` gets the lines of that. `runner` and `sdk` are
-    older ones to take instead. Raises IllegalTargetError, MissingToolError, InfraError, and ConfigError for a skel that
-    is not signed as it must be.
+    runner, against `executorch` or that of farm's environment. `runner` and `sdk` are older builds for the same use.
+    Raises IllegalTargetError, MissingToolError, InfraError, ConfigError for a skel that is not signed as it must be.
     """
     known = find_backend(backend)
     if known.on_host == "absent":
         raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
     executorch = executorch or default_executorch()
-    runner = runner or build_native(cache_dir, executorch=executorch, log=log).runner
+    runner = runner or build_native(cache_dir, executorch=executorch).runner
     files = {RUNNER: runner, **(_executorch_files(executorch.libraries) if executorch.shared else {})}
     versions = {"executorch": executorch.version}
     if known.simulated:
-        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
+        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
         files[LIBRARY] = sdk.lib_dir / LIBRARY
         for pattern in _SIMULATOR_LIBRARIES:
             files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
@@ -262,14 +258,14 @@ def device_runtime(
     return _one_shot(runtime, backend, mode, runtime.versions)
 
 
-def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
+def linux_runtime(cache_dir: Path) -> Runtime:
     """Return what an aarch64 Linux device needs to run bundles of the processor alone (XNNPACK, portable kernels).
 
-    The first call fetches the aarch64 executorch wheel and builds the runner; `log` gets the lines of that. Raises
-    MissingToolError, InfraError.
+    The first call fetches the aarch64 executorch wheel and builds the runner. Raises MissingToolError,
+    InfraError.
     """
-    native = build_native(cache_dir, LINUX_AARCH64, log=log)
-    files = {RUNNER: native.runner, **_executorch_files(aarch64_executorch(cache_dir, log=log) / "lib")}
+    native = build_native(cache_dir, LINUX_AARCH64)
+    files = {RUNNER: native.runner, **_executorch_files(aarch64_executorch(cache_dir) / "lib")}
     return _runtime(cache_dir, files, RUNNER, {"executorch": package_version("executorch")}, "linux")
 
 

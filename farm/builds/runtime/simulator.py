@@ -30,7 +30,7 @@ from farm.builds.runtime.native.targets import BRIDGE, RUNNER
 from farm.builds.runtime.packages import install_hint, package_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from farm.builds.runtime.native.executorch import NativeExecutorch
 
@@ -86,13 +86,12 @@ def host_sdk(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
-    log: Callable[[str], None] | None = None,
 ) -> HostSdk:
     """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
 
     Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge in front; this builds it on
-    the first call, with the runner, for `executorch`, and `log` gets the lines of that build. Raises MissingToolError,
-    also for an `sdk_root` that is not there or has no libraries for this machine.
+    the first call, with the runner, for `executorch`. Raises MissingToolError, also for an `sdk_root` that is not there
+    or has no libraries for this machine.
     """
     source = _source(sdk_root)
     if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
@@ -105,7 +104,7 @@ def host_sdk(
     probed = _probe(cache_dir, source, key)
     if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
         return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
-    native = build_native(cache_dir, executorch=executorch, log=log)
+    native = build_native(cache_dir, executorch=executorch)
     # The bridge is the same whatever the runner beside it was built against.
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
     folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
@@ -140,15 +139,14 @@ def outside_environment(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
-    log: Callable[[str], None] | None = None,
 ) -> dict[str, str]:
     """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; what is not built yet is built.
 
     A process must start with them. What LD_LIBRARY_PATH has now stays, behind. Raises MissingToolError, InfraError.
     """
     executorch = executorch or default_executorch()
-    native = build_native(cache_dir, executorch=executorch, log=log)
-    sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
+    native = build_native(cache_dir, executorch=executorch)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
     libraries = executorch.libraries
     ours = [str(sdk.lib_dir), str(libraries)]
     # A second evaluation gives the same.

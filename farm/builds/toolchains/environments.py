@@ -10,6 +10,7 @@ import contextlib
 import csv
 import errno
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -28,7 +29,9 @@ from farm.builds.toolchains.generations import generation_of, is_supported
 from farm.builds.toolchains.pip import pip_install
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
+
+logger = logging.getLogger(__name__)
 
 _LAYOUT = "1"
 _ABOUT = "environment.json"
@@ -65,7 +68,7 @@ def environments_folder(cache_dir: Path) -> Path:
     return cache_dir / "toolchains" / "envs"
 
 
-def made_environment(cache_dir: Path, version: str, note: Callable[[str], None] = lambda _: None) -> Path:
+def made_environment(cache_dir: Path, version: str) -> Path:
     """Return the folder of an environment with that release of ExecuTorch, made unless it is there.
 
     Raises UsageError for a release that is not there or too old, MissingToolError where the package index cannot be
@@ -74,7 +77,7 @@ def made_environment(cache_dir: Path, version: str, note: Callable[[str], None] 
     generation = generation_of(version)
 
     def make(partial: Path) -> None:
-        note(f"making an environment with ExecuTorch {version}, once")
+        logger.info("making an environment with ExecuTorch %s, once", version)
         _Making(partial, version, generation.torch, _shared()).make()
 
     folder = environment_folder(cache_dir, version)

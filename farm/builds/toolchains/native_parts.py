@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from farm.base.processes import Supervisor, ending
 from farm.builds.toolchains.commits import Checkout, Commit, export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from farm.base.config.toolchains import ToolchainConfig
+
+logger = logging.getLogger(__name__)
 
 BUILD_SECONDS = 2 * 3600.0
 """Longest that a build may take."""
@@ -29,14 +31,13 @@ def build_native_parts(
     commit: Commit,
     toolchain: ToolchainConfig,
     log: Path,
-    note: Callable[[str], None],
 ) -> None:
     """Run the toolchain's build command in `tree`, with the commit's submodules in it; what it prints is in `log`.
 
     Raises NativeBuildError, which names the log.
     """
     fill_submodules(tree, repository, commit)
-    note(f"building the native parts of {commit.short}: {' '.join(toolchain.build)} (log: {log})")
+    logger.info("building the native parts of %s: %s (log: %s)", commit.short, " ".join(toolchain.build), log)
     environment = {**os.environ, "EXECUTORCH_ROOT": str(tree)}
     if toolchain.python is not None:
         environment["PATH"] = os.pathsep.join([str(toolchain.python.parent), os.environ.get("PATH", os.defpath)])

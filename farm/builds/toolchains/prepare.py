@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -29,29 +30,21 @@ from farm.builds.toolchains.select import import_environment, look_into
 from farm.builds.toolchains.toolchain import STUB_LINE, Compiler, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
     from farm.base.config.toolchains import ToolchainConfig
     from farm.builds.toolchains.interpreters import InterpreterFacts
 
+logger = logging.getLogger(__name__)
 
-def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
+
+def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     """Build what is missing and return the toolchain that `config` has selected, `virtual` as in `toolchain_versions`.
 
     Raises MissingToolError, UsageError for a file of it that cannot be read.
     """
     forget_sources()
-    lines: list[str] = []
-
-    def building(line: str) -> None:
-        # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
-        if not lines:
-            note("building the native runner, once for this compiler and ExecuTorch (half a minute)")
-        lines.append(line)
-
     executorch = runner_executorch(config)
-    native = build_native(config.cache_dir, executorch=executorch, log=building)
+    native = build_native(config.cache_dir, executorch=executorch)
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
     selected = config.toolchain
     if selected.python is None:
@@ -74,11 +67,11 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     developed = developed_roots(config.cache_dir, found, config.trace)
     compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
     if newer_than_known(versions["executorch"]):
-        note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
+        logger.info("ExecuTorch %s is newer than %s, the newest that farm was run with", versions["executorch"], NEWEST)
     product = sdk_product(config.sdk_root)
     if stub_of({QNN_PRODUCT: product}):
         # Commands with few numbers have no other place for it.
-        note(f"STUB: QNN's libraries are a stub ({product}); no number is a measurement of Qualcomm's products")
+        logger.info("STUB: QNN's libraries are a stub (%s); no number is a measurement of Qualcomm's products", product)
     return Toolchain(
         versions | found.content,
         compiler,

@@ -18,8 +18,6 @@ from farm.builds.toolchains.interpreters import InterpreterFacts, inspect
 from farm.builds.toolchains.sdks import native_fields, resolve_qnn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
 
 # What is in every source tree and in every wheel.
@@ -28,15 +26,15 @@ _VIRTUAL_ENVIRONMENTS = (".venv", "venv")
 _QNN_VARIABLE = "QNN_SDK_ROOT"
 
 
-def use_toolchain(config: Config, ref: str, note: Callable[[str], None] = lambda _: None) -> Config:
+def use_toolchain(config: Config, ref: str) -> Config:
     """Return `config` with the toolchain `ref` selected: its name in farm.toml, a path, or a version of ExecuTorch.
 
-    Empty, and DEFAULT, is the environment that farm runs in. An environment of a version is made where it is missing;
-    `note` then hears of it. Raises UnknownNameError, UsageError, MissingToolError.
+    Empty, and DEFAULT, is the environment that farm runs in. An environment of a version is made where it is missing.
+    Raises UnknownNameError, UsageError, MissingToolError.
     """
     if not ref or ref == DEFAULT:
         return config
-    return select(config, toolchain_of(config, ref), note)
+    return select(config, toolchain_of(config, ref))
 
 
 def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
@@ -59,7 +57,7 @@ def absolute_ref(ref: str) -> str:
     return str(_path(ref)) if _is_path(ref) else ref
 
 
-def select(config: Config, toolchain: ToolchainConfig, note: Callable[[str], None] = lambda _: None) -> Config:
+def select(config: Config, toolchain: ToolchainConfig) -> Config:
     """Return `config` with `toolchain` selected: its interpreter, its code and its QNN are known from then on.
 
     Raises UsageError for what cannot be, MissingToolError for what is not there, UntrustedError.
@@ -68,7 +66,7 @@ def select(config: Config, toolchain: ToolchainConfig, note: Callable[[str], Non
     if toolchain.version:
         from farm.builds.toolchains.environments import made_environment
 
-        environment = made_environment(config.cache_dir, toolchain.version, note)
+        environment = made_environment(config.cache_dir, toolchain.version)
         toolchain = msgspec.structs.replace(toolchain, python=environment / "bin" / "python")
     elif toolchain.checkout is not None:
         toolchain = _with_checkout(toolchain)

@@ -27,7 +27,7 @@ from farm.builds.toolchains.native_parts import build_native_parts
 from farm.builds.toolchains.select import package_in, require_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from farm.base.config.settings import Config
 
@@ -67,9 +67,7 @@ class _Stamp(msgspec.Struct):
     linked: tuple[str, ...]
 
 
-def worktree(
-    config: Config, checkout: Path | Checkout, ref: str | Commit, note: Callable[[str], None] = lambda _: None
-) -> Worktree:
+def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Worktree:
     """Return the source tree of a commit of `checkout`, made where it is missing; it stays until this process ends.
 
     Its toolchain is that of farm.toml (or of `config.toolchain`) whose checkout this is, else one with nothing more.
@@ -84,7 +82,7 @@ def worktree(
     built: Path | None = None
     if repository.native_key(commit) != repository.built_key:
         if base.build:
-            built = source = _build(config, repository, commit, base, note)
+            built = source = _build(config, repository, commit, base)
         else:
             warnings.append(
                 f"{commit.short} has other native sources than {repository.folder}, whose libraries are used: "
@@ -247,9 +245,7 @@ def _pattern(path: str) -> str:
     return "".join(f"\\{char}" if char in "\\*?[]!# " else char for char in path)
 
 
-def _build(
-    config: Config, repository: Checkout, commit: Commit, toolchain: ToolchainConfig, note: Callable[[str], None]
-) -> Path:
+def _build(config: Config, repository: Checkout, commit: Commit, toolchain: ToolchainConfig) -> Path:
     """Return a source tree in which the native parts of a commit are built; commits with the same sources share it."""
     key = hashlib.sha256()
     for part in (repository.native_key(commit), *toolchain.build, str(toolchain.python), toolchain.qnn):
@@ -261,7 +257,7 @@ def _build(
         shutil.rmtree(folder, ignore_errors=True)
         make_folders(folder)
         export(folder / PACKAGE, repository, commit)
-        build_native_parts(folder / PACKAGE, repository, commit, toolchain, folder.with_suffix(".log"), note)
+        build_native_parts(folder / PACKAGE, repository, commit, toolchain, folder.with_suffix(".log"))
         stamp = msgspec.json.encode(_Stamp(str(repository.folder), commit, ()))
         (folder / _STAMP).write_bytes(stamp)
         (partial / _STAMP).write_bytes(stamp)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,16 @@ import click
 from farm.base.config.settings import load_config
 from farm.base.errors import UnknownNameError, UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, opened, show, width
+from farm.cli.output import echo, is_verbose, opened, show, width
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
-
-_log = logging.getLogger(__name__)
 
 _INDENT = "    "
 _STDERR = 2
@@ -39,7 +37,7 @@ _NIGHTS = 5
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of log lines on standard error.",
+    help="Form of log lines on standard error. FARM_LOG has the levels.",
 )
 @config_option
 @click.pass_context
@@ -69,7 +67,7 @@ def command(
         raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
     from farm.dispatch.cluster.agent.host_agent import HostAgent, stop_by_signal
 
-    agent = HostAgent(config, name, note=_log.info, builds=builds, has_devices=not no_devices)
+    agent = HostAgent(config, name, builds=builds, has_devices=not no_devices)
     _begin_log(agent.name, log_form)
     stop_by_signal(agent)
     agent.run()
@@ -91,7 +89,7 @@ def _begin_log(name: str, form: str) -> None:
         formatter = JsonFormatter(agent=name)
     else:
         formatter = JournalFormatter() if is_journal(_STDERR) else LineFormatter("%H:%M:%S")
-    begin_logging(RecordHandler(partial(echo, err=True), formatter))
+    begin_logging(RecordHandler(partial(echo, err=True), formatter), verbose=is_verbose())
 
 
 @command.command("list")

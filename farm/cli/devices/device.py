@@ -97,8 +97,8 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool
     from farm.dispatch.pool.announce import announcing
     from farm.replay.check import CheckOutcome, check_devices
 
-    with opened(config_file) as (config, store), announcing(config, store, notice):
-        found = check_devices(config, store, names, wait_s or 0.0, notice)
+    with opened(config_file) as (config, store), announcing(config, store):
+        found = check_devices(config, store, names, wait_s or 0.0)
     rows = [
         (one_line(one.name), one.soc, str(one.outcome), f"{one.latency_ms:.3f} ms" if one.latency_ms else "",
          one_line(one.reason))

@@ -9,7 +9,7 @@ import click
 
 from farm.base.errors import FarmError, UsageError
 from farm.cli.options import FOLDER, json_option, named, toolchain_option
-from farm.cli.output import notice, opened, show
+from farm.cli.output import opened, show
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +85,7 @@ def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, too
     require_new(folder)
     with opened(config_file, readonly=True, existing=True) as (config, store):
         results, missing = find_stored_results(store, job, ref)
-    kept, left_out = keep_programs(config, results, folder, toolchain, notice)
+    kept, left_out = keep_programs(config, results, folder, toolchain)
     write_kept_suite(folder, kept)
     left_out = [*missing, *left_out]
     first = kept[0].stored
@@ -136,8 +136,8 @@ def _of_result(
         if ref is not None or error.exit_code != UsageError.exit_code:
             raise
         raise UsageError(f"{error}; --compiled takes the bundle that 'farm run --compile-only' left") from None
-    selected = config_to_run_again(config, stored.run, toolchain, notice)
-    bundle = stored_bundle(selected, stored, notice, virtual=stored.kind == "virtual")
+    selected = config_to_run_again(config, stored.run, toolchain)
+    bundle = stored_bundle(selected, stored, virtual=stored.kind == "virtual")
     attempt = stored.attempt
     about = [
         f"The bundle of {stored.description}.",
@@ -154,10 +154,10 @@ def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundl
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.request.named_job import named_job
 
-    config = use_toolchain(load_config(config_file), toolchain, notice)
+    config = use_toolchain(load_config(config_file), toolchain)
     chosen = named_job(config, job, "farm jobs bundle --compiled")
     cache = BundleCache(config.cache_dir)
-    found = find_bundle_for(chosen, prepare(config, notice), cache)
+    found = find_bundle_for(chosen, prepare(config), cache)
     bundle = cache.lookup(found.key) if found.cached else None
     if bundle is None:
         suite = job.partition("[")[0].rpartition("/")[0]

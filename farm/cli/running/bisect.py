@@ -18,7 +18,7 @@ from farm.cli.options import (
     refuse_together,
     soc_option,
 )
-from farm.cli.output import echo, notice, opened, show
+from farm.cli.output import echo, opened, show
 from farm.cli.running.confirm import (
     REGRESSION,
     change_interval,
@@ -118,8 +118,8 @@ def _bisect_runs(job: str, config_file: Path | None, options: dict[str, Any], *,
 
     with opened(config_file, existing=True) as (config, store):
         old, new = find_ends(store, job, options["good"], options["bad"])
-        selected = config_to_run_again(config, new.run, "", notice)
-        outcome = bisect(selected, store, old, new, request, notice, options["metric"], show_probe)
+        selected = config_to_run_again(config, new.run, "")
+        outcome = bisect(selected, store, old, new, request, options["metric"], show_probe)
     show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.found else 0
 

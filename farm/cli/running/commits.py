@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.output import as_called, notice, opened, show, width, write_file
+from farm.cli.output import as_called, opened, show, width, write_file
 from farm.cli.running.confirm import REGRESSION
 from farm.report.terminal.layout import wrapped
 
@@ -52,8 +52,8 @@ def bisect_over_commits(config_file: Path | None, name: str, options: dict[str, 
             command=as_called(),
         )
         folder = search_folder(config, commits, request, options["metric"])
-        compare = comparing(config, store, request, checkout, notice)
-        outcome = bisect_commits(checkout, commits, folder, compare, notice, options["metric"])
+        compare = comparing(config, store, request, checkout)
+        outcome = bisect_commits(checkout, commits, folder, compare, options["metric"])
     if options["markdown"] is not None:
         write_file(options["markdown"], _markdown(outcome))
     show(_data(outcome), _lines(outcome), as_json=as_json)

@@ -17,7 +17,7 @@ from farm.cli.options import (
     named,
     refuse_together,
 )
-from farm.cli.output import as_called, echo, notice, opened, print_json, width, write_file
+from farm.cli.output import as_called, echo, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +103,7 @@ def command(
         command=as_called(),
     )
     with opened(config_file) as (config, store):
-        outcome = compare_sides(config, store, request, notice)
+        outcome = compare_sides(config, store, request)
     _deliver(outcome, html=html, limit=limit, as_json=as_json)
     return outcome.exit_code
 

@@ -18,7 +18,7 @@ from farm.cli.options import (
     refuse_together,
     toolchain_option,
 )
-from farm.cli.output import as_called, notice, opened, show
+from farm.cli.output import as_called, opened, show
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
 
@@ -97,8 +97,8 @@ def confirm_command(
 
     with opened(config_file, existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
-        selected = config_to_run_again(config, new.run, toolchain, notice)
-        outcome = confirm_job(selected, store, old, new, request, notice, metrics)
+        selected = config_to_run_again(config, new.run, toolchain)
+        outcome = confirm_job(selected, store, old, new, request, metrics)
     show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.confirmed else 0
 
@@ -136,7 +136,7 @@ def _confirm_run(
             where = f"line {line}" if line else "the store"
             raise UsageError(f"{where} has no run yet: '{FIRST_RUN}' makes one")
         try:
-            selected = config_of_run(config, store.runs.view(run_id), toolchain, notice)
+            selected = config_of_run(config, store.runs.view(run_id), toolchain)
         except (UsageError, MissingToolError) as error:
             if toolchain:
                 raise
@@ -144,7 +144,7 @@ def _confirm_run(
             problem = f"the toolchain of run {run_id} cannot be used: {error}"
             raise UsageError(f"{problem}; --toolchain measures with another one") from None
         with InterruptHandler():
-            findings = confirm_run(selected, store, run_id, request, notice, budget_s=budget_s)
+            findings = confirm_run(selected, store, run_id, request, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
     return REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
 from farm.dispatch.nightly.record import Findings, JobNote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
 
 
-def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None], budget_s: float | None) -> Findings:
+logger = logging.getLogger(__name__)
+
+
+def confirm_candidates(config: Config, run_id: str, budget_s: float | None) -> Findings:
     """Return the regressions of a run after measuring its candidates, in `budget_s` seconds at most; None: no limit."""
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_job import PairsRequest
@@ -24,14 +26,14 @@ def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None],
 
     with open_store(config.store_url) as store:
         try:
-            config = config_of_run(config, store.runs.view(run_id), "", note)
+            config = config_of_run(config, store.runs.view(run_id), "")
         except FarmError as error:
             # Results of another toolchain must not be recorded for this run, so it is judged without a measurement.
-            note(f"candidates of run {run_id} are not measured, its toolchain cannot be used: {error}")
+            logger.warning("candidates of run %s are not measured, its toolchain cannot be used: %s", run_id, error)
             budget_s = 0.0
-        found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), note, budget_s=budget_s)
+        found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), budget_s=budget_s)
     for line in found.left_out:
-        note(line)
+        logger.info(line)
     states = [one.state for one in found.alerts]
     return Findings(
         tuple(JobNote(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),

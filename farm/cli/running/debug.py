@@ -13,7 +13,7 @@ import click
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option, virtual_option
-from farm.cli.output import as_called, echo, notice, show, write_file
+from farm.cli.output import as_called, echo, show, write_file
 from farm.report.terminal.layout import WIDTH, wrapped
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def command(
     files = {kind: file for kind, file in (("csv", csv_file), ("svg", svg_file)) if file is not None}
     for file in files.values():
         check_writable(file)
-    outcome = debug(use_toolchain(config, toolchain, notice), request, notice)
+    outcome = debug(use_toolchain(config, toolchain), request)
     show(_data(outcome, sample), _text(outcome, sample, operators=operators), as_json=as_json)
     for kind, file in files.items():
         write_file(file, _file(outcome, kind))

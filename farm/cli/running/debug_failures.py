@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 import time
@@ -12,6 +13,7 @@ import msgspec
 
 from farm.base.errors import FarmError, NoDeviceError
 from farm.base.interrupts import INTERRUPTED
+from farm.base.log_setup import only_warnings
 from farm.base.text import one_line
 from farm.dispatch.nightly.collect_results import write_page
 from farm.dispatch.nightly.record import DebuggedJob
@@ -20,7 +22,6 @@ from farm.report.model.status import Standing, standing
 from farm.results.attempt import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from farm.base.config.settings import Config
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from farm.replay.debug import DebugOutcome
     from farm.store.view import RunView
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "debug"
 """Folder of pages and pictures, in the folder of a nightly run."""
@@ -43,7 +46,6 @@ def debug_failures(
     most: int,
     folder: Path,
     cell: CellResult,
-    note: Callable[[str], None],
     end_s: float | None,
 ) -> tuple[DebuggedJob, ...]:
     """Return a line for each job of a cell's run that newly fails by numerics; the first `most` are debugged.
@@ -65,9 +67,9 @@ def debug_failures(
             why = "the budget left no time" if number < most else f"at most {most} of a run ([nightly] debug)"
             found.append(_left_out(jobs[number:], why))
             break
-        note(f"{cell.name}: debugging {job_id}")
+        logger.info("%s: debugging %s", cell.name, job_id)
         found.append(_debugged(config, request, view, job_id, folder, f"{cell.name}-{len(found) + 1}", left_s))
-        note(f"{job_id}: {found[-1].reason}")
+        logger.info("%s: %s", job_id, found[-1].reason)
     return tuple(found)
 
 
@@ -127,7 +129,8 @@ def _job(config: Config, request: RunRequest, view: RunView, job_id: str) -> tup
     from farm.dispatch.request.resume import config_of_run
     from farm.replay.debug_job import with_layers
 
-    of_run = config_of_run(config, view, "", lambda _: None)
+    with only_warnings():
+        of_run = config_of_run(config, view, "")
     return with_layers(next(job for job in jobs_of(of_run, request) if job.id == job_id)), of_run
 
 
@@ -143,7 +146,9 @@ def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: f
         until_s=until_s,
         wait_until_s=min(until_s, time.monotonic() + wait_s),
     )
-    return debug(config, request, lambda _: None)
+    # The night shows its own line of the job.
+    with only_warnings():
+        return debug(config, request)
 
 
 def _outcome(config: Config, outcome: DebugOutcome, job: Job, folder: Path, name: str) -> tuple[DebuggedJob, str]:

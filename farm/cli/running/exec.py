@@ -167,7 +167,7 @@ def exec_command(
             text.job = job_of(text.job)
         request = OneOffRequest(job=text.job, seconds=seconds, program=other, **{**asked_for, **_ONCE})
         with opened(config_file) as (config, store):
-            told = run_generation(use_toolchain(config, toolchain, notice), store, text, request, output, notice)
+            told = run_generation(use_toolchain(config, toolchain), store, text, request, output)
         show(exec_text.data(text, told), exec_text.lines(text, told, seconds), as_json=as_json)
         return _saved(output, told.one.exit_code, there=bool(told.generated))
     refuse_together(
@@ -181,10 +181,10 @@ def exec_command(
         notice(f"NO INPUTS WERE NAMED: they are random (seed {asked.seed}), and so the outputs mean little")
     request = OneOffRequest(job=ready.job, **asked_for)
     with opened(config_file) as (config, store):
-        selected = use_toolchain(config, toolchain, notice)
+        selected = use_toolchain(config, toolchain)
         if heap and asked.virtual:
             require_dsp(selected)
-        outcome = run_ready(selected, store, ready, request, output, notice)
+        outcome = run_ready(selected, store, ready, request, output)
     show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
     return _saved(output, outcome.one.exit_code, there=bool(outcome.outputs))
 
@@ -329,15 +329,15 @@ def rerun_command(
     with opened(config_file, readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
-        selected = config_to_run_again(config, past.run, toolchain, notice)
+        selected = config_to_run_again(config, past.run, toolchain)
         if script is not None:
             from farm.replay.repro_script import write_script
 
             del asked["reducible"]
             asked["named"] = typed(iterations="--iterations", warm_up="--warm-up", timeout_s="--timeout")
-            echo("\n".join(write_script(selected, past, script, notice, **asked)))
+            echo("\n".join(write_script(selected, past, script, **asked)))
             return 0
-        outcome = repro(selected, store, past, notice, device=device, command=as_called(), program=other, **asked)
+        outcome = repro(selected, store, past, device=device, command=as_called(), program=other, **asked)
     show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
     return outcome.now.exit_code
 

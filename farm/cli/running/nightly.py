@@ -61,8 +61,8 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     from farm.cli.running.debug_failures import debug_failures
     from farm.dispatch.nightly.night import CellWork, run_night
 
-    work = CellWork(config, plan, notice, confirm_candidates, debug_failures)
-    night = run_night(config, plan, credentials, _front, notice, work, resume=resume)
+    work = CellWork(config, plan, confirm_candidates, debug_failures)
+    night = run_night(config, plan, credentials, _front, work, resume=resume)
     _tell(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code

@@ -19,7 +19,7 @@ from farm.cli.options import (
     require_separator,
     toolchain_option,
 )
-from farm.cli.output import as_called, deliver, notice
+from farm.cli.output import as_called, deliver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +84,6 @@ def command(
     asked["purpose"] = Purpose(asked["purpose"] or Purpose.TRIAL)
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
-    outcome = run(use_toolchain(load_config(config_file), toolchain, notice), request, notice)
+    outcome = run(use_toolchain(load_config(config_file), toolchain), request)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
     return outcome.exit_code

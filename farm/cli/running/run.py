@@ -162,7 +162,7 @@ def command(
     if asked.collect_only:
         from farm.dispatch.cluster.client.devices import kind_of
 
-        for job_id in collect(config, requests[0], notice, kind_of=kind_of):
+        for job_id in collect(config, requests[0], kind_of=kind_of):
             echo(job_id)
         return 0
 
@@ -174,7 +174,7 @@ def command(
     if len(requests) > 1:
         # A missing toolchain is reported before the first run spends an hour.
         for request in requests:
-            use_toolchain(config, request.toolchain, notice)
+            use_toolchain(config, request.toolchain)
     codes = []
     for request in requests:
         if len(requests) > 1:
@@ -220,7 +220,7 @@ def _watched(
             raise KeyboardInterrupt
 
     try:
-        Watch(config, request, notice, run_round).rounds(make_front, after)
+        Watch(config, request, run_round).rounds(make_front, after)
     except KeyboardInterrupt:
         return code
     return code
@@ -321,7 +321,7 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     run_id = outcome.view.id
     config = use_toolchain(config, outcome.toolchain)
     with open_store(config.store_url) as store, InterruptHandler():
-        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), notice)
+        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()))
     for line in findings.left_out:
         notice(line)
     for one in findings.regressions:

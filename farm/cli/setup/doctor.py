@@ -16,7 +16,7 @@ from farm.base.config.settings import load_config
 from farm.base.errors import FarmError, UsageError
 from farm.base.socs import check_backend, find_soc, load_socs
 from farm.cli.options import json_option, soc_option, toolchain_option
-from farm.cli.output import notice, show
+from farm.cli.output import show
 from farm.report.terminal.layout import WIDTH, columns, wrapped
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(
     chosen = find_soc(soc) if soc else None
     if chosen is not None and backend is not None:
         check_backend(chosen, backend)
-    config = use_toolchain(load_config(config_file), toolchain, notice)
+    config = use_toolchain(load_config(config_file), toolchain)
     if bundle is not None:
         _write_bundle(bundle, config, as_json=as_json)
         return 0

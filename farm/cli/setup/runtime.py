@@ -11,12 +11,12 @@ from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import load_config
 from farm.base.socs import find_soc
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option, soc_option
-from farm.cli.output import echo, notice, print_json, show
+from farm.cli.output import echo, print_json, show
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from farm.builds.runtime.inventory import FileState
     from farm.builds.runtime.native.targets import Mode
@@ -80,15 +80,11 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     if target == OE_LINUX:
         # This target uses ExecuTorch's runner, so farm builds none and only fetches QNN's libraries.
         config.require_there("sdk_root", "executorch_linux_build")
-        libraries = fetch_linux_files(
-            config.cache_dir, config.sdk_root, log=_told_once(target, "fetching QNN's libraries")
-        )
+        libraries = fetch_linux_files(config.cache_dir, config.sdk_root)
         show({"target": target, "libraries": str(libraries)}, [str(libraries)], as_json=as_json)
         return
     executorch = runner_executorch(config) if target == HOST else None
-    native = build_native(
-        config.cache_dir, target, android=android_kit(config), executorch=executorch, log=_told_once(target)
-    )
+    native = build_native(config.cache_dir, target, android=android_kit(config), executorch=executorch)
     if target == HOST:
         host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
     answer = {"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")}
@@ -183,7 +179,6 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
         config.cache_dir,
         sdk_root=config.sdk_root,
         executorch=runner_executorch(config),
-        log=_told_once("linux-x86_64"),
     )
     if as_json:
         print_json({"env": variables})
@@ -192,18 +187,6 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
         # Values are always quoted, which is easier for a person to read.
         quoted = "'" + value.replace("'", "'\"'\"'") + "'"
         echo(f"export {name}={quoted}")
-
-
-def _told_once(target: str, what: str = "building the native runner") -> Callable[[str], None]:
-    """Return the receiver of a build's log lines: a notice for the first line; the log file has all of them."""
-    lines: list[str] = []
-
-    def log(line: str) -> None:
-        if not lines:
-            notice(f"{what} for {target}, once (half a minute)")
-        lines.append(line)
-
-    return log
 
 
 def _state_lines(states: Iterable[FileState]) -> Iterator[str]:

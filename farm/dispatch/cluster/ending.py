@@ -5,6 +5,7 @@ Several agents may call `finish` at once and again: the first complete call coun
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,14 +18,14 @@ from farm.dispatch.request.ending import exit_code_of
 from farm.store.cluster.unreadable import REFUSED_BY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.store.cluster.records import Order
     from farm.store.store import Store
     from farm.store.view import RunView
 
+logger = logging.getLogger(__name__)
 
-def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: None) -> int | None:
+
+def finish(store: Store, run_id: str) -> int | None:
     """Record how a run ended and compare its numbers with those before; return its exit code.
 
     None while there is work of it, and for a run that nobody submitted. Raises StoreError.
@@ -48,7 +49,8 @@ def finish(store: Store, run_id: str, note: Callable[[str], None] = lambda _: No
         record_look_back(store, run_id)
     except FarmError as error:
         # Verdicts are in the store, and stay.
-        note(f"the numbers of run {run_id} were not compared with those before: {error}")
+        run = {"run": run_id}
+        logger.warning("the numbers of run %s were not compared with those before: %s", run_id, error, extra=run)
     # Last: who dies before leaves a run that others find to be without an end.
     store.finish_run(run_id, code, once=True)
     return code

@@ -9,6 +9,7 @@ submitted as anybody's runs are.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.delivery.app import Periodic
     from farm.store.cluster.records import AgentId, NightStart
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # As farm.dispatch.nightly.plan has it.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
@@ -93,11 +96,9 @@ def night_lines(starts: Iterable[NightStart]) -> list[str]:
 class NightStarter:
     """The nights of one agent. Any thread may call."""
 
-    def __init__(
-        self, config: Config, store: Store, note: Callable[[str], None], command: Sequence[str] = NIGHTLY
-    ) -> None:
+    def __init__(self, config: Config, store: Store, command: Sequence[str] = NIGHTLY) -> None:
         """Read what the nights are called. Raises UsageError for a file that has no name, or for a name twice."""
-        self._config, self._store, self._note, self._command = config, store, note, tuple(command)
+        self._config, self._store, self._command = config, store, tuple(command)
         self._nights: dict[str, NightConfig] = {}
         for night in config.agent.nights:
             name = name_of(night.file)
@@ -130,7 +131,7 @@ class NightStarter:
             # Last night's is not gone on with tonight.
             left = self._store.cluster.nights.take_up(agent, name, since_ms=due_ms - 1)
             if left is not None:
-                self._note(f"night {name} goes on: its agent was ended")
+                logger.info("night %s goes on: its agent was ended", name)
                 self._start(agent, name, left.due_ms, resume=True)
 
     def check(self, name: str) -> None:
@@ -148,7 +149,7 @@ class NightStarter:
                 self._start(agent, name, due_ms, resume=False)
         if state in ("missed", "skipped"):
             nights.lose()
-            self._note(f"night {name} of {clock(due_ms)} was {state}")
+            logger.info("night %s of %s was %s", name, clock(due_ms), state)
 
     def stop(self, patience_s: float = _STOP_PATIENCE_S) -> None:
         """End the nights that run here: they report what they have, and this agent's next life goes on with them."""
@@ -178,10 +179,10 @@ class NightStarter:
                 child = self._supervisor.spawn(words, name=f"night-{name}", env=env, cwd=night.file.parent, stderr=log)
                 self._running[name] = child
         except (FarmError, OSError) as error:
-            self._note(f"night {name} could not be started: {error}")
+            logger.warning("night %s could not be started: %s", name, error)
             self._tell(agent, name, due_ms, exit_code=4, why=str(error), stopped=False)
             return
-        self._note(f"night {name} has begun (process {child.pid}, log {log})")
+        logger.info("night %s has begun (process %s, log %s)", name, child.pid, log)
         thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"night-{name}")
         self._threads.append(thread)
         thread.start()
@@ -196,7 +197,9 @@ class NightStarter:
         with self._lock:
             del self._running[name]
         why = "" if code in _WAS_RUN else last
-        self._note(f"night {name} {'was stopped' if stopped else 'ended'}, exit code {code}{f': {why}' if why else ''}")
+        logger.info(
+            "night %s %s, exit code %s%s", name, "was stopped" if stopped else "ended", code, f": {why}" if why else ""
+        )
         self._tell(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
 
     def _tell(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int, why: str, stopped: bool) -> None:
@@ -206,7 +209,7 @@ class NightStarter:
                 self._store.cluster.nights.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)
             except StoreError as error:
                 if self._stopping.wait(_AGAIN_S):
-                    self._note(f"how night {name} ended could not be recorded: {error}")
+                    logger.warning("how night %s ended could not be recorded: %s", name, error)
                     return
             else:
                 return

@@ -12,6 +12,7 @@ record           record                   in the store, under the fence of the l
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
 
+logger = logging.getLogger(__name__)
+
 # Enough for a median; together they take less than one job.
 _CANARY_INFERENCES = 10
 _CANARY_SECONDS = 60.0
@@ -76,15 +79,9 @@ _T = TypeVar("_T")
 class HeatGate:
     """Waits until a device is cool and charged enough to be measured on. Every device has one of its own."""
 
-    def __init__(
-        self,
-        limits: HealthConfig,
-        *,
-        stop: Callable[[], bool] = lambda: False,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """`stop` returns True to end a wait; `say` gets each note that is not empty."""
-        self._limits, self._stop, self._say = limits, stop, say
+    def __init__(self, limits: HealthConfig, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """`stop` returns True to end a wait."""
+        self._limits, self._stop = limits, stop
         self._looked_at = float("-inf")
         self._too_hot = ""
 
@@ -110,7 +107,7 @@ class HeatGate:
         finally:
             self._looked_at = time.monotonic()
         if note:
-            self._say(f"{device.serial}: {note}")
+            logger.info("%s: %s", device.serial, note)
         return note
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from farm.base.config.toolchains import DEFAULT
 from farm.base.errors import MissingToolError, NothingSelectedError, StoreError
+from farm.base.log_setup import only_warnings
 from farm.base.socs import find_soc
 from farm.base.text import one_line
 from farm.devices.device import common_kind
@@ -84,7 +85,8 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
     line = line_of(config, toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
         try:
-            jobs = narrow(request, jobs, store, None, lambda _: None, line, kind=_kind_of(cell, store))
+            with only_warnings():
+                jobs = narrow(request, jobs, store, None, line, kind=_kind_of(cell, store))
         except NothingSelectedError:
             jobs = ()
     expected = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 import traceback
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
+logger = logging.getLogger(__name__)
+
 CANDIDATES_SHARE = 0.2
 """Part of a cell's time that is kept for confirming candidates: docs/explanation/statistics.md has what they cost."""
 
@@ -47,11 +50,10 @@ class CellWork:
         self,
         config: Config,
         plan: Plan,
-        note: Callable[[str], None],
         confirm: Callable[..., Findings],
         debug: Callable[..., tuple[DebuggedJob, ...]],
     ) -> None:
-        self._config, self._plan, self._note = config, plan, note
+        self._config, self._plan = config, plan
         self._confirm, self._debug = confirm, debug
 
     def run(
@@ -72,13 +74,13 @@ class CellWork:
 
     def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
         """Measure the candidates of a run."""
-        return self._confirm(self._config, run_id, self._note, budget_s)
+        return self._confirm(self._config, run_id, budget_s)
 
     def debug_failures(self, cell: CellResult, folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
         """Debug the jobs of a cell that newly fail by numerics, within a time; pages and pictures go into `folder`."""
         request = next(one.request for one in self._plan.cells if one.name == cell.name)
         end_s = None if budget_s is None else time.monotonic() + budget_s
-        return self._debug(self._config, request, self._plan.debug, folder, cell, self._note, end_s)
+        return self._debug(self._config, request, self._plan.debug, folder, cell, end_s)
 
     def collect_results(self, cell: CellResult, folder: Path) -> CellResult:
         """Return `cell` with the results of its run; pages go into `folder`."""
@@ -90,7 +92,6 @@ def run_night(
     plan: Plan,
     credentials: Credentials,
     fronts: Callable[[], AbstractContextManager[ProgressListener]],
-    note: Callable[[str], None],
     work: CellWork,
     *,
     resume: bool = False,
@@ -111,13 +112,13 @@ def run_night(
             for cell in plan.cells:
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)
-        night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, note, work).run()
+        night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, work).run()
         before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
         write_pages(night, known, reports)
         # The exit code is known, and does not wait for a network.
         night = msgspec.structs.replace(night, deliveries=notify(plan, credentials, night, before))
         for delivery in night.undelivered:
-            note(f"NOT NOTIFIED: {delivery.to}: {delivery.problem}")
+            logger.warning("NOT NOTIFIED: %s: %s", delivery.to, delivery.problem)
         nights.save(night)
         write_pages(night, known, reports)
         nights.forget(plan.keep, reports)
@@ -157,11 +158,10 @@ class _Cells:
         folder: Path,
         interrupts: InterruptHandler,
         fronts: Callable[[], AbstractContextManager[ProgressListener]],
-        note: Callable[[str], None],
         work: CellWork,
     ) -> None:
         self._plan, self._nights, self._folder, self._work = plan, nights, folder, work
-        self._interrupts, self._fronts, self._note = interrupts, fronts, note
+        self._interrupts, self._fronts = interrupts, fronts
         self._results = {cell.name: cell for cell in night.cells}
         self._night = night
         self._end_s = None if plan.budget_s is None else work.clock() + plan.budget_s
@@ -172,7 +172,7 @@ class _Cells:
         self._save()
         left = [cell for cell in self._plan.cells if not self._results[cell.name].is_done]
         for number, cell in enumerate(left):
-            self._note(f"{cell.name}: {cell.request.command}")
+            logger.info("%s: %s", cell.name, cell.request.command)
             try:
                 self._cell(cell, self._seconds(cell, left[number:]))
             except KeyboardInterrupt:
@@ -211,7 +211,7 @@ class _Cells:
             traceback.print_exc()
             code, problem = 4, f"this is a bug in farm: {type(error).__name__}: {error}"
         if problem:
-            self._note(f"{cell.name}: {problem}")
+            logger.warning("%s: %s", cell.name, problem)
         self._collect(cell, code, problem, end_s)
 
     def _run(self, cell: PlannedCell, seconds: float | None) -> RunOutcome:
@@ -226,7 +226,7 @@ class _Cells:
                 try:
                     return self._work.resume(run_id, front, self._interrupts, seconds)
                 except UsageError as error:
-                    self._note(f"{cell.name}: begins anew: {error}")
+                    logger.warning("%s: begins anew: %s", cell.name, error)
             request: RunRequest = msgspec.structs.replace(
                 cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", night=self._night.id
             )
@@ -244,13 +244,13 @@ class _Cells:
                     result = self._keep(cell, findings=self._confirmed(result.run_id, end_s))
                 result = self._results[cell.name] = self._work.collect_results(result, self._folder)
         except FarmError as error:
-            self._note(f"{cell.name}: {error}")
+            logger.warning("%s: %s", cell.name, error)
             result = self._keep(cell, problem=problem or str(error))
             # What cannot be read, or written, was not judged; a failure stays one.
             code = 4 if code in (0, NOTHING) else code
         result = self._keep(cell, code=cell_code(code, result.findings))
         took = f" in {duration(result.seconds)}" if result.seconds else ""
-        self._note(f"{cell.name}: {result.word}{took}")
+        logger.info("%s: %s%s", cell.name, result.word, took)
 
     def _debugged(self, result: CellResult, end_s: float | None) -> tuple[DebuggedJob, ...]:
         try:

@@ -14,7 +14,7 @@ from farm.dispatch.pool.fleet import Choice
 from farm.policy.situation import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
     from pathlib import Path
     from typing import Self
 
@@ -46,7 +46,6 @@ class DeviceAcquirer:
         config: Config,
         store: Store,
         target: Target,
-        say: Callable[[str], None],
         *,
         name: str,
         purpose: str,
@@ -59,7 +58,7 @@ class DeviceAcquirer:
 
         A device that somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
         """
-        self._config, self._store, self._target, self._say = config, store, target, say
+        self._config, self._store, self._target = config, store, target
         self._name, self._purpose, self._otherwise, self._until_s = name, purpose, otherwise, until_s
         self._priority = priority
         self._stack = ExitStack()
@@ -123,7 +122,7 @@ class DeviceAcquirer:
         devices = [device for device in fleet.devices if device.id not in used]
         if not devices:
             raise NoDeviceError(f"no other {target.soc} is attached")
-        pool = DevicePool(devices, store, terms, self._say)
+        pool = DevicePool(devices, store, terms)
         pool.revive_with(fleet.revive)
         self._stack.callback(pool.close)
         pool.acquire(until_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ from farm.base.errors import FarmError
 from farm.dispatch.notify.credentials import Credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from farm.base.config.settings import Config
     from farm.store.leases.quarantines import Quarantine
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
 _LAST_SECONDS = 15.0
@@ -30,10 +33,10 @@ def hide_secrets(config: Config) -> None:
 
 
 class Announcer:
-    """Sends a notice of every quarantine in `store` of which there was none; `note` hears of those that failed."""
+    """Sender of a notice for each quarantine in `store` without one; a notice that cannot be sent is logged."""
 
-    def __init__(self, config: Config, store: Store, note: Callable[[str], None]) -> None:
-        self._config, self._store, self._note = config.notify, store, note
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config, self._store = config.notify, store
         self._credentials = Credentials(self._config.webhook, self._config.mail)
         self._looked_s = float("-inf")
         self._sending: dict[threading.Thread, Quarantine] = {}
@@ -69,17 +72,17 @@ class Announcer:
 
     def _finish(self, one: Quarantine, sent: Sequence[str], failed: Sequence[str]) -> None:
         for line in failed:
-            self._note(f"NOT NOTIFIED that {one.name or one.device} is quarantined: {line}")
+            logger.warning("NOT NOTIFIED that %s is quarantined: %s", one.name or one.device, line)
         outcome = [*(f"sent: {to}" for to in sent), *(f"NOT SENT: {line}" for line in failed)]
         with contextlib.suppress(FarmError):
             self._store.quarantines.finish(one.claim, "; ".join(outcome))
 
 
 @contextlib.contextmanager
-def announcing(config: Config, store: Store, note: Callable[[str], None]) -> Iterator[None]:
+def announcing(config: Config, store: Store) -> Iterator[None]:
     """Send, at the end of the body, a notice of every device that was quarantined."""
     hide_secrets(config)
     try:
         yield
     finally:
-        Announcer(config, store, note).close()
+        Announcer(config, store).close()

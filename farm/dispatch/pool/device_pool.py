@@ -5,6 +5,7 @@ A thread looks four times a second: it renews leases, asks for devices that beca
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.store import Store
 
+logger = logging.getLogger(__name__)
+
 LOOK_SECONDS = 0.25
 """Interval between two looks at leases and requests of a command; `[leases]` has the interval of heartbeats."""
 _SHORT_SECONDS = 1.0
@@ -30,13 +33,11 @@ _SHORT_SECONDS = 1.0
 class DevicePool:
     """Devices of one command, by their numbers. Several threads may call it."""
 
-    def __init__(
-        self, devices: Sequence[Device], store: Store, terms: LeaseTerms | None, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, devices: Sequence[Device], store: Store, terms: LeaseTerms | None) -> None:
         """Without `terms` the devices are this command's own."""
-        self._devices, self._note = tuple(devices), note
+        self._devices = tuple(devices)
         self._lock = threading.RLock()
-        self.leases = LeaseKeeper(devices, store, terms, note, self._lock)
+        self.leases = LeaseKeeper(devices, store, terms, self._lock)
         self._retired: dict[int, str] = {}
         """Reason for the end of a device's use."""
         self._waiting_since: dict[str, float] = {}
@@ -101,7 +102,7 @@ class DevicePool:
         """Call `changed` in the pool's thread after each look from now on."""
         self._changed = changed
         if missed := self.leases.missed():
-            self._note(f"once they are free, these take part as well: {'; '.join(missed.values())}")
+            logger.info("once they are free, these take part as well: %s", "; ".join(missed.values()))
         self._start()
 
     def is_ours(self, number: int) -> bool:
@@ -134,7 +135,8 @@ class DevicePool:
                 return
             self._retired[number] = reason
         if reason:
-            self._note(f"{self._devices[number].called} {self.leases.why_unused(number, reason)}")
+            name = self._devices[number].called
+            logger.warning("%s %s", name, self.leases.why_unused(number, reason), extra={"device": name})
 
     def close(self) -> None:
         """Give every device back."""
@@ -176,7 +178,7 @@ class DevicePool:
     def _complain(self, name: str, error: Exception) -> None:
         if str(error) != self._problems.get(name):
             self._problems[name] = str(error)
-            self._note(f"devices cannot be minded: {error}")
+            logger.warning("devices cannot be minded: %s", error)
 
     def _announce(self) -> None:
         if self._announcer is not None:
@@ -184,7 +186,7 @@ class DevicePool:
 
     def _keep_servers(self) -> None:
         for line in self._revive():
-            self._note(line)
+            logger.info(line)
 
     def _look_after_leases(self) -> None:
         """Renew leases, and take granted ones."""
@@ -205,7 +207,7 @@ class DevicePool:
         self._waiting_since = {soc: self._waiting_since.get(soc, now) for soc in lacking}
         if long := [soc for soc, since in self._waiting_since.items() if now > since + _SHORT_SECONDS]:
             self._waiting_since |= dict.fromkeys(long, float("inf"))
-            self._note(f"waiting for a {' and a '.join(long)}: {self.leases.holders(long)}")
+            logger.info("waiting for a %s: %s", " and a ".join(long), self.leases.holders(long))
 
     def _socs(self) -> list[str]:
         return list(dict.fromkeys(device.soc for device in self._devices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.policy.situation import Lease, Priority
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # People put devices out of service, and runs quarantine them.
 _REGISTRY_SECONDS = 2.0
@@ -45,11 +48,10 @@ class LeaseKeeper:
         devices: Sequence[Device],
         store: Store,
         terms: LeaseTerms | None,
-        note: Callable[[str], None],
         lock: threading.RLock,
     ) -> None:
         """Without `terms` the devices are this run's own. `lock` guards what is held, and what depends on it."""
-        self._devices, self._store, self._terms, self._note, self._lock = tuple(devices), store, terms, note, lock
+        self._devices, self._store, self._terms, self._lock = tuple(devices), store, terms, lock
         self._number = {device.id: number for number, device in enumerate(self._devices)}
         self._leases: dict[int, Lease] = {}
         self._until_s: dict[int, float] = {}
@@ -106,7 +108,8 @@ class LeaseKeeper:
                 if number in self._leases and self._leases[number].fence == lease.fence:
                     self.forget(number)
                     lost.append(number)
-                    self._note(f"{self._devices[number].called} is not ours any more: its lease was lost")
+                    name = self._devices[number].called
+                    logger.warning("%s is not ours any more: its lease was lost", name, extra={"device": name})
             self.leaving |= {self._number[device] for device in renewal.wanted} & self._leases.keys()
         return lost
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
 
+logger = logging.getLogger(__name__)
+
 # Asking every device who it is disturbs those that others measure on.
 _RESCAN_SECONDS = 15.0
 # A free device is given within a moment, also to who does not want to wait.
@@ -23,9 +26,9 @@ _GRACE_SECONDS = 5.0
 class Wait:
     """How long a run waits for devices; begins when it is made."""
 
-    def __init__(self, seconds: float | None, note: Callable[[str], None]) -> None:
+    def __init__(self, seconds: float | None) -> None:
         """`seconds` is None for a run that waits for busy devices as long as it may, and for absent ones not at all."""
-        self._seconds, self._note = seconds, note
+        self._seconds = seconds
         self._end_s = float("inf") if seconds is None else time.monotonic() + seconds
 
     def fleet(self, first: Callable[[], Fleet], again: Callable[[bool], Fleet]) -> Fleet:
@@ -39,7 +42,7 @@ class Wait:
         except NoDeviceError as error:
             if self._seconds is None:
                 raise
-            self._note(f"waiting up to {duration(self._seconds)}: {error}")
+            logger.info("waiting up to %s: %s", duration(self._seconds), error)
         while (left := self._end_s - time.monotonic()) > 0:
             time.sleep(min(_RESCAN_SECONDS, left))
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -30,7 +31,7 @@ from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.store.view import Purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from farm.base.config.settings import Config
     from farm.base.processes import Child, Supervisor
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.fleet import Fleet
     from farm.store.store import Store
     from farm.store.view import RunView
+
+logger = logging.getLogger(__name__)
 
 # By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
 _PLUGINS = ("-p", "xdist", "-p", "farm.dispatch.pytest_plugin.plugin")
@@ -110,7 +113,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     rooted_arguments(arguments, Path.cwd())
 
 
-def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> SuiteOutcome:
+def run(config: Config, request: SuiteRequest) -> SuiteOutcome:
     """Run the user's pytest on devices and return how it ended; everything started is ended again.
 
     Raises UsageError, NoDeviceError or MissingToolError before anything is changed, NothingSelectedError where there
@@ -125,7 +128,7 @@ def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> S
     with InterruptHandler(), open_store(config.store_url) as store, Supervisor() as supervisor:
         soc = soc or _attached_soc(config, request.choice, supervisor, store)
         require_backend(soc, request.backend, config.sdk_root)
-        return _Launch(config, request, soc, store, note).execute(supervisor)
+        return _Launch(config, request, soc, store).execute(supervisor)
 
 
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
@@ -150,10 +153,8 @@ def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store:
 class _Launch:
     """The part that leaves traces: store, folder, processes."""
 
-    def __init__(
-        self, config: Config, request: SuiteRequest, soc: Soc, store: Store, note: Callable[[str], None]
-    ) -> None:
-        self._config, self._request, self._soc, self._store, self._note = config, request, soc, store, note
+    def __init__(self, config: Config, request: SuiteRequest, soc: Soc, store: Store) -> None:
+        self._config, self._request, self._soc, self._store = config, request, soc, store
         self._interrupted = False
         self._rooted = rooted_arguments(request.arguments, Path.cwd())
 
@@ -161,7 +162,7 @@ class _Launch:
         from farm.base.publish import own_folder
         from farm.builds.toolchains.prepare import prepare
 
-        tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
+        tools = prepare(self._config, virtual=self._request.virtual > 0)
         _require_plugin(tools.compiler)
         require_tree(self._request.arguments, Path.cwd(), tools.compiler)
         token = secrets.token_hex(6)
@@ -194,7 +195,7 @@ class _Launch:
         """Keep up the way to the devices, which workers lease, and print the notes of workers."""
         from farm.dispatch.pool.device_pool import DevicePool
 
-        pool = DevicePool(fleet.devices, self._store, None, self._note)
+        pool = DevicePool(fleet.devices, self._store, None)
         printed = 0
 
         def look() -> list[str]:
@@ -212,7 +213,7 @@ class _Launch:
         finally:
             pool.close()
             for line in plan.notes()[printed:]:
-                self._note(line)
+                logger.info(line)
 
     def _free(self, fleet: Fleet) -> list[Device]:
         """Return the devices that workers can lease now."""
@@ -239,7 +240,10 @@ class _Launch:
         kind = common_kind(device.kind for device in fleet.devices)
         free = self._free(fleet)[: self._request.most_devices]
         count = "1 device" if len(free) == 1 else f"{len(free)} devices"
-        self._note(f"pytest with {count}: {', '.join(device.serial for device in free)}" if free else _NONE_FREE)
+        if free:
+            logger.info("pytest with %s: %s", count, ", ".join(device.serial for device in free))
+        else:
+            logger.info(_NONE_FREE)
         return SuitePlan(
             token=token,
             folder=folder,
@@ -261,7 +265,6 @@ class _Launch:
                 facts=tools.fingerprint(kind),
                 purpose=self._request.purpose,
                 name=self._request.name,
-                say=self._note,
             ),
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,
@@ -322,7 +325,7 @@ class _Launch:
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status == _PYTEST_INTERNAL or status < 0:
-            self._note(f"pytest broke down ({ending(status)}): what it says above tells why")
+            logger.warning("pytest broke down (%s): what it says above tells why", ending(status))
             return InfraError.exit_code
         found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins have demands of their own, as for coverage.

@@ -77,7 +77,7 @@ class DeviceLease:
         plan = self._plan
         devices = [plan.devices[number] for number in numbers]
         terms = LeaseTerms(times=plan.lease_times, priority=Priority.PERSON, purpose=plan.purpose, most=1)
-        pool = self._pool = DevicePool(devices, self._opened(), terms, plan.leave_note)
+        pool = self._pool = DevicePool(devices, self._opened(), terms)
         try:
             pool.acquire(time.monotonic() + wait_s)
         except BaseException:

@@ -6,11 +6,13 @@ controller, or the only process) records.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from farm.base.log_setup import RecordHandler
 from farm.dispatch.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL
 from farm.dispatch.pytest_plugin.rework import is_framework, stand_in_for_subtests
@@ -66,6 +68,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from farm.dispatch.pytest_plugin.lease import DeviceLease
         from farm.dispatch.pytest_plugin.worker import SuiteWorker
 
+        # Lines about leases, which the command prints. Tests with `caplog` see none of them.
+        pool = logging.getLogger("farm.dispatch.pool")
+        pool.propagate = False
+        pool.setLevel(logging.INFO)
+        pool.addHandler(RecordHandler(plan.leave_note))
         lease = DeviceLease(plan, exchanges=not (worker_input or {}).get(_EACH, False))
         config.stash[_WORKER] = SuiteWorker(plan, lease, config)
 

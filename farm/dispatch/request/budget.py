@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from farm.dispatch.request.plan import PlannedJob
     from farm.store.records import ExpectedJob
+
+logger = logging.getLogger(__name__)
 
 
 class Budget:
@@ -77,13 +80,13 @@ class Budget:
         return {job_id: _stale(f"had not begun when {self._words} was over", past.get(job_id)) for job_id in job_ids}
 
     @contextmanager
-    def watched(self, stop: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
+    def watched(self, stop: Callable[[], None]) -> Iterator[None]:
         """Call `stop` at the end, from another thread, unless the body has ended by then."""
 
         def end() -> None:
             self.is_over = True
             stop()
-            note(f"{self._words} is over: the running jobs are finished, and nothing begins any more")
+            logger.info("%s is over: the running jobs are finished, and nothing begins any more", self._words)
 
         if not self.is_limited:
             yield

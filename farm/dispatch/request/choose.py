@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from functools import cache, partial
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from farm.devices.execution.optrace import OptraceTools
     from farm.dispatch.request.request import RunRequest
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # A run that is another one for each of several that begin one after the other.
 _RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
@@ -166,7 +169,6 @@ def narrow(
     jobs: tuple[Job, ...],
     store: Store,
     tools: Callable[[], Toolchain] | None,
-    note: Callable[[str], None],
     line: str = "",
     *,
     kind: str,
@@ -197,7 +199,7 @@ def narrow(
         if request.shard is not None:
             # All of them, as without shards, would be too many: another shard may have failures.
             raise NothingSelectedError(f"--lf: none of the {len(jobs)} jobs of shard {request.shard} failed last time")
-        note(f"nothing failed last time: all {len(jobs)} jobs are run")
+        logger.info("nothing failed last time: all %s jobs are run", len(jobs))
     return jobs
 
 
@@ -277,7 +279,6 @@ def _told(targets: Collection[tuple[str, str, str]]) -> str:
 def collect(
     config: Config,
     request: RunRequest,
-    note: Callable[[str], None],
     *,
     judged: bool = True,
     kind_of: Callable[[Config, RunRequest, Store], str] | None = None,
@@ -298,12 +299,12 @@ def collect(
         from farm.builds.toolchains.select import use_toolchain
         from farm.store.store import open_store
 
-        config = use_toolchain(config, request.toolchain, note)
+        config = use_toolchain(config, request.toolchain)
         with open_store(config.store_url) as store:
-            tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
+            tools = cache(partial(prepare, config, virtual=request.virtual > 0))
             line = line_of(config)
             kind = (kind_of or device_kind_of)(config, request, store)
-            jobs = narrow(request, jobs, store, tools, note, line, kind=kind, cache_dir=config.cache_dir)
+            jobs = narrow(request, jobs, store, tools, line, kind=kind, cache_dir=config.cache_dir)
     return [job.id for job in jobs]
 
 

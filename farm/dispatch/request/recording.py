@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import Purpose, RunCommit, RunToolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # Longer, and the run begins without: it is only for people.
 _GIT_SECONDS = 5.0
@@ -39,15 +42,14 @@ def run_record(
     name: str = "",
     night: str = "",
     again: RunToolchain | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> RunRecord:
     """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
 
-    `again` is the toolchain of the run whose program is only run again. `say` is told of a name that means another run
-    so far; every night has the same ones.
+    `again` is the toolchain of the run whose program is only run again. A name that means another run so far is
+    logged, except of a night: every night has the same names.
     """
     if not night and (before := store.runs.newest_called(name)):
-        say(f"{name!r} means this run from now on: it meant {before}")
+        logger.info("%r means this run from now on: it meant %s", name, before)
     toolchain = recorded_toolchain(config, store, tools, purpose)
     facts = dict(facts)
     if again is not None and again != toolchain:

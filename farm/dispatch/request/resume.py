@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,12 +19,14 @@ from farm.results.attempt import Verdict
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.dispatch.request.request import RunRequest
     from farm.store.view import RunView
+
+logger = logging.getLogger(__name__)
 
 _FILE, _LOCK = "intent.json", "lock"
 # What another version of farm, or nobody whole, wrote.
@@ -93,27 +96,27 @@ def toolchain_of_run(config: Config, run_id: str) -> str:
         return ""
 
 
-def config_of_run(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+def config_of_run(config: Config, run: RunView, given: str) -> Config:
     """Return `config` with the toolchain selected that was given, or else that of a run.
 
     Raises UsageError, MissingToolError where it cannot be used, or is only another user's or machine's.
     """
     from farm.builds.toolchains.select import use_toolchain
 
-    return use_toolchain(config, given or toolchain_of_run(config, run.id) or _recorded(run), note)
+    return use_toolchain(config, given or toolchain_of_run(config, run.id) or _recorded(run))
 
 
-def config_to_run_again(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+def config_to_run_again(config: Config, run: RunView, given: str) -> Config:
     """Return the same; where the toolchain of the run is gone `config` itself, which runs a bundle of the cache.
 
     One that has to be made again is refused with what is different. Raises as `config_of_run` for what was given.
     """
     try:
-        return config_of_run(config, run, given, note)
+        return config_of_run(config, run, given)
     except FarmError as error:
         if given:
             raise
-        note(f"the toolchain of run {run.id} cannot be used: {error}")
+        logger.warning("the toolchain of run %s cannot be used: %s", run.id, error)
         return config
 
 

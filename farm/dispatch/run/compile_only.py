@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunRequest
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 FAILED = 1
 
@@ -98,13 +101,13 @@ def compile_only(config: Config, request: RunRequest, listener: ProgressListener
     from farm.builds.toolchains.select import use_toolchain
     from farm.store.rows import new_run_id
 
-    chosen = set(collect(config, request, listener.note, judged=False))
+    chosen = set(collect(config, request, judged=False))
     jobs = [job for job in jobs_of(config, request) if job.id in chosen]
-    config = use_toolchain(config, request.toolchain, listener.note)
+    config = use_toolchain(config, request.toolchain)
     check_machine(config, request)
     check_ready(jobs)
     with InterruptHandler(), Supervisor() as supervisor:
-        tools = prepare(config, listener.note, virtual=request.virtual > 0)
+        tools = prepare(config, virtual=request.virtual > 0)
         with own_folder(config.cache_dir / "compiles", new_run_id(time.time_ns() // 1_000_000)) as folder:
             return _Compiling(config, jobs, tools, listener, folder, rebuild=request.rebuild).execute(supervisor)
 
@@ -124,7 +127,7 @@ class _Compiling:
     ) -> None:
         self._config, self._jobs, self._tools, self._listener = config, jobs, tools, listener
         self._folder, self._cache = folder, BundleCache(config.cache_dir)
-        self._rebuild = Rebuild(self._cache, listener.note) if rebuild else None
+        self._rebuild = Rebuild(self._cache) if rebuild else None
         self._found = self._find()
         self._first = {self._found[job.id].key: job for job in reversed(jobs)}
         self._replies: dict[str, BuildReply] = {}
@@ -173,7 +176,7 @@ class _Compiling:
             self._differing[reply.key] = self._rebuild.ended(reply)
         self._listener.build_ended(job.id, reply)
         if not reply.ok:
-            self._listener.note(f"{job.id} did not compile: {reply.reason}")
+            logger.warning("%s did not compile: %s", job.id, reply.reason)
 
     def _outcome(self, job: Job) -> CompiledJob:
         key, cached = self._found[job.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from farm.dispatch.request.plan import RunPlan
     from farm.dispatch.run.rebuild import Rebuild
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # Whoever waits for a reply to be written looks again after so long.
 _ROOM_SECONDS = 0.5
@@ -110,9 +113,9 @@ class _Builds:
             if jobs:
                 self._record(reply.key, reply.seconds, cached=False)
             elif not reply.ok:
-                self._listener.note(f"devices are used without a canary, as it was not compiled: {reply.reason}")
+                logger.warning("devices are used without a canary, as it was not compiled: %s", reply.reason)
         except FarmError as error:
-            self._listener.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
+            logger.warning("how %s was compiled could not be recorded: %s", jobs[0] if jobs else reply.key, error)
         finally:
             # Whatever else goes wrong: a worker waits for this.
             self._leave(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,13 +13,15 @@ from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.report.model.format import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.bundles.cache import BundleCache
     from farm.builds.bundles.reuse import Tools
     from farm.builds.compile.protocol import BuildReply
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 
 class _OldBundle(NamedTuple):
@@ -31,8 +34,8 @@ class _OldBundle(NamedTuple):
 class Rebuild:
     """What was cached when a run began, compared with what compiling it anew gives. Called from several threads."""
 
-    def __init__(self, cache: BundleCache, note: Callable[[str], None]) -> None:
-        self._cache, self._note = cache, note
+    def __init__(self, cache: BundleCache) -> None:
+        self._cache = cache
         self._before: dict[str, _OldBundle] = {}
         self._open: set[str] = set()
         self._same = self._other = 0
@@ -68,9 +71,9 @@ class Rebuild:
             was_last = not self._open
         if text:
             more = f" (and {len(before.job_ids) - 1} more with the same bundle)" if len(before.job_ids) > 1 else ""
-            self._note(f"{before.job_ids[0]}{more}: {text}")
+            logger.info("%s%s: %s", before.job_ids[0], more, text)
         if was_last:
-            self._note(self._summary())
+            logger.info(self._summary())
         return text
 
     def _remembered(self, found: FoundBundle) -> _OldBundle:

@@ -5,6 +5,7 @@ What a run on a shared farm does as well is in `farm.dispatch.run.steps`.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.choose import device_kind_of, optrace_tools
 from farm.dispatch.request.ending import exit_code_of
 from farm.dispatch.run.compiling import builders
-from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.store.store import Store
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -58,10 +61,10 @@ def run(
     from farm.store.store import open_store
 
     budget = Budget(request.budget_s)
-    config, jobs = choose(config, request, listener.note, only)
+    config, jobs = choose(config, request, only)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         kind = partial(device_kind_of, config, request, store)
-        jobs = narrowed(config, request, store, jobs, listener.note, kind)
+        jobs = narrowed(config, request, store, jobs, kind)
         return _Run(config, request, listener, store, handler, budget).execute(jobs, begun=begun)
 
 
@@ -86,8 +89,8 @@ def resume(
     hide_secrets(config)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref, unbegun=True)
-        replay_results(run_id, config.run_folder(run_id), store, listener.note)
-        config, request, view, missing = left_of(config, store, ref, listener.note)
+        replay_results(run_id, config.run_folder(run_id), store)
+        config, request, view, missing = left_of(config, store, ref)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         if missing:
             return _Run(config, request, listener, store, handler, budget).execute(missing, view.id)
@@ -139,7 +142,7 @@ class _Run(RunSteps):
         with ThreadPoolExecutor(1) as aside:
             known = then.get("device_kind", "hardware")
             kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
-            tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
+            tools = prepare(self._config, virtual=self._request.virtual > 0)
             kind = kind_now.result()
         fingerprint = self._fingerprint(tools, kind)
         if run_id:
@@ -166,7 +169,7 @@ class _Run(RunSteps):
                 raise
             finally:
                 self._store.finish_run(run_id, exit_code)
-        self._judge_numbers(run_id)
+        log_numbers(self._store, run_id, record=True, confirm=self._request.confirm)
         return self._outcome(run_id, exit_code)
 
     def _on_devices(
@@ -176,7 +179,7 @@ class _Run(RunSteps):
         from farm.dispatch.local_run import LocalRun
         from farm.dispatch.pool.device_pool import DevicePool
 
-        wait = Wait(self._request.wait_s, self._listener.note)
+        wait = Wait(self._request.wait_s)
         # Its imports take place meanwhile.
         forks = ForkServer(supervisor)
         with ThreadPoolExecutor(1) as aside:
@@ -184,11 +187,11 @@ class _Run(RunSteps):
             planned = self._order(jobs, tools, self._rebuild)
             canaries = self._order_canaries(jobs, tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
-        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
+        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None)
         pool.revive_with(fleet.revive)
         pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))
         if fleet.leased:
-            pool.announce_with(Announcer(self._config, self._store, self._listener.note))
+            pool.announce_with(Announcer(self._config, self._store))
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
@@ -204,16 +207,16 @@ class _Run(RunSteps):
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
                 most = self._request.most_failures or 0
                 local = LocalRun(run_plan, pool, self._store, self._listener, forks=forks, most_failures=most)
-                stop, say = local.finish_running, partial(self._say_finishing, run_id)
-                with self._interrupts.finishing(stop, say), self._budget.watched(stop, self._listener.note):
+                stop = local.finish_running
+                lines = (
+                    "finishing the running jobs; Ctrl-C again stops at once",
+                    f"'farm run --resume {run_id}' goes on then",
+                )
+                with self._interrupts.finishing(stop, *lines), self._budget.watched(stop):
                     end = local.run()
                 self._leave(run_id, end.abandoned)
         finally:
             pool.close()
-
-    def _say_finishing(self, run_id: str) -> None:
-        self._listener.note("finishing the running jobs; Ctrl-C again stops at once")
-        self._listener.note(f"'farm run --resume {run_id}' goes on then")
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from farm.store.view import RunView, Stale
     from farm.suites.suite import Job
 
+logger = logging.getLogger(__name__)
 
-def choose(
-    config: Config, request: RunRequest, note: Callable[[str], None], only: Collection[str] | None = None
-) -> tuple[Config, tuple[Job, ...]]:
+
+def choose(config: Config, request: RunRequest, only: Collection[str] | None = None) -> tuple[Config, tuple[Job, ...]]:
     """Return the jobs that `request` selects, and `config` with its toolchain; `only` are ids of jobs, None for all.
 
     Raises UsageError, NothingSelectedError, MissingToolError: nothing is changed yet.
@@ -45,7 +46,7 @@ def choose(
     from farm.builds.toolchains.select import use_toolchain
 
     jobs = jobs_of(config, request)
-    config = use_toolchain(config, request.toolchain, note)
+    config = use_toolchain(config, request.toolchain)
     check_machine(config, request)
     jobs = select(request, jobs)
     if only is not None:
@@ -60,7 +61,6 @@ def narrowed(
     request: RunRequest,
     store: Store,
     jobs: tuple[Job, ...],
-    note: Callable[[str], None],
     kind: Callable[[], str],
 ) -> tuple[Job, ...]:
     """Return those of `jobs` that are left by what the store knows; `kind` says of what kind the devices are.
@@ -71,14 +71,12 @@ def narrowed(
 
     if not request.asks_the_store:
         return jobs
-    tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
+    tools = cache(partial(prepare, config, virtual=request.virtual > 0))
     line = line_of(config)
-    return narrow(request, jobs, store, tools, note, line, kind=kind(), cache_dir=config.cache_dir)
+    return narrow(request, jobs, store, tools, line, kind=kind(), cache_dir=config.cache_dir)
 
 
-def left_of(
-    config: Config, store: Store, ref: str, note: Callable[[str], None]
-) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
+def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
     """Return what a run, `latest` or an id, was asked for and has so far, and the jobs that it lacks.
 
     The configuration has the toolchain of the run. Raises UnknownNameError for a run that is not there, UsageError for
@@ -89,12 +87,26 @@ def left_of(
 
     run_id = store.runs.resolve(ref, unbegun=True)
     request, jobs = read_intent(config.run_folder(run_id))
-    config = use_toolchain(config, request.toolchain, note)
+    config = use_toolchain(config, request.toolchain)
     check_machine(config, request)
     view = store.runs.view(run_id)
     missing = missing_jobs(view, jobs)
-    note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
+    logger.info("run %s: %s of %s jobs are finished", run_id, len(jobs) - len(missing), len(jobs))
     return config, request, view, missing
+
+
+def log_numbers(store: Store, run_id: str, *, record: bool = False, confirm: bool = False) -> None:
+    """Log changes of the numbers of a run against comparable earlier runs; `record` writes them into the store."""
+    from farm.dispatch.look_back import look_back, record_look_back
+
+    try:
+        looked = (record_look_back if record else look_back)(store, run_id)
+    except FarmError as error:
+        # Verdicts are in the store, and stay.
+        logger.warning("the numbers were not compared with those before: %s", error)
+        return
+    for line in looked.summary_lines(confirm=confirm):
+        logger.info(line)
 
 
 class RunSteps:
@@ -114,7 +126,7 @@ class RunSteps:
         """What is known of the jobs."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
-        self._rebuild = Rebuild(BundleCache(config.cache_dir), listener.note) if request.rebuild else None
+        self._rebuild = Rebuild(BundleCache(config.cache_dir)) if request.rebuild else None
 
     def _fingerprint(self, tools: Toolchain, kind: str) -> dict[str, str]:
         """Return what the numbers depend on; more of it where more, or less, is looked at than usual."""
@@ -133,7 +145,7 @@ class RunSteps:
         from farm.dispatch.request.resume import leave_intent
 
         record = run_record(
-            self._config, self._store, tools, command=self._request.command, facts=fingerprint, say=self._listener.note,
+            self._config, self._store, tools, command=self._request.command, facts=fingerprint,
             purpose=self._request.purpose, name=self._request.name, night=self._request.night,
         )  # fmt: skip
         # A run that anybody can see can be resumed.
@@ -189,20 +201,7 @@ class RunSteps:
     def _say_stale(self, stale: int, of: int) -> None:
         """Note how many jobs are left out."""
         if stale:
-            self._listener.note(f"{stale} of {of} jobs do not fit into the budget: stale")
-
-    def _judge_numbers(self, run_id: str) -> None:
-        """Compare the numbers with those of comparable runs before, and note what became of them."""
-        from farm.dispatch.look_back import record_look_back
-
-        try:
-            looked = record_look_back(self._store, run_id)
-        except FarmError as error:
-            # Verdicts are in the store, and stay.
-            self._listener.note(f"the numbers were not compared with those before: {error}")
-            return
-        for line in looked.summary_lines(confirm=self._request.confirm):
-            self._listener.note(line)
+            logger.info("%s of %s jobs do not fit into the budget: stale", stale, of)
 
     def _outcome(self, run_id: str, exit_code: int) -> RunOutcome:
         """Write the report of a run that is over, and return how it ended."""

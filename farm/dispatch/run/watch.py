@@ -6,6 +6,7 @@ farm was to blame last time. An edit that concerns no bundle runs nothing.
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.suites.suite import Job
 
+logger = logging.getLogger(__name__)
+
 _LOOK_EVERY_S = 0.5
 # An editor may save several files, and a checkout of another branch takes its time.
 _SETTLED_S = 0.2
@@ -39,11 +42,9 @@ _Files = dict[Path, dict[str, str]]
 class Watch:
     """Runs what a request asks for, and again what changes of it."""
 
-    def __init__(
-        self, config: Config, request: RunRequest, note: Callable[[str], None], run: Callable[..., RunOutcome]
-    ) -> None:
+    def __init__(self, config: Config, request: RunRequest, run: Callable[..., RunOutcome]) -> None:
         """`run` is that of `farm.dispatch.run.run`, or one that is called as it is."""
-        self._config, self._request, self._note, self._run = config, request, note, run
+        self._config, self._request, self._run = config, request, run
         self._keys: dict[str, str] = {}
         """Of the bundles that have a verdict, by job id."""
         self._folders: tuple[Path, ...] = ()
@@ -63,15 +64,15 @@ class Watch:
             except FarmError as error:
                 if not self._folders:
                     raise
-                self._note(f"{error}")
+                logger.warning("%s", error)
             self._wait(before)
 
     def _now(self) -> tuple[tuple[Path, ...], dict[str, str], set[str]]:
         """Return the folders that count, the key of every job's bundle by its id, and those keys that are cached."""
         forget_sources()
-        config = use_toolchain(self._config, self._request.toolchain, self._note)
+        config = use_toolchain(self._config, self._request.toolchain)
         jobs = select(self._request, jobs_of(config, self._request))
-        tools = prepare(config, self._note, virtual=self._request.virtual > 0)
+        tools = prepare(config, virtual=self._request.virtual > 0)
         found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
         developed = [Path(root.folder) for root in tools.compiler.developed]
         package = look_into(config, config.toolchain).folder("executorch")
@@ -88,12 +89,14 @@ class Watch:
     ) -> None:
         wanted = [job_id for job_id, key in keys.items() if self._keys.get(job_id) != key]
         if not wanted:
-            self._note(f"none of {len(keys)} jobs is concerned")
+            logger.info("none of %s jobs is concerned", len(keys))
             return
         lacking = len({keys[job_id] for job_id in wanted} - cached)
         if self._keys:
             names = ", ".join(wanted[:_MOST_NAMED]) + (", ..." if len(wanted) > _MOST_NAMED else "")
-            self._note(f"{len(wanted)} of {len(keys)} jobs are concerned, {lacking} bundles to compile: {names}")
+            logger.info(
+                "%s of %s jobs are concerned, %s bundles to compile: %s", len(wanted), len(keys), lacking, names
+            )
         with front() as listener:
             outcome = self._run(self._config, self._request, listener, only=wanted)
         for view in outcome.view.jobs:
@@ -114,7 +117,7 @@ class Watch:
 
     def _wait(self, before: _Files) -> None:
         """Return when something has changed since `before` was seen, and nothing more does."""
-        self._note("waiting for a change, until Ctrl-C")
+        logger.info("waiting for a change, until Ctrl-C")
         now = self._look(before)
         while now == before:
             time.sleep(_LOOK_EVERY_S)
@@ -132,7 +135,7 @@ class Watch:
             if files.get(name) != before[folder].get(name)
         ]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        self._note(f"changed: {', '.join(names[:_MOST_NAMED])}{more}")
+        logger.info("changed: %s%s", ", ".join(names[:_MOST_NAMED]), more)
 
 
 def _folders_of(jobs: Iterable[Job]) -> list[Path]:

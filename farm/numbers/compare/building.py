@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.results.judge import build_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.results.attempt import Attempt
     from farm.suites.suite import Job
+
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
 _SAY_EVERY_S = 15.0
@@ -54,7 +57,6 @@ def build_sides(
     sides: Sequence[BuildingSide],
     supervisor: Supervisor,
     folder: Path,
-    note: Callable[[str], None],
     stop: threading.Event,
 ) -> list[dict[str, BuiltJob]]:
     """Return by side and name what became of every job; all are compiled unless `stop` is set before.
@@ -80,7 +82,7 @@ def build_sides(
                 known.add(key)
                 log = logs / f"{key}.log"
                 requests[number][key] = BuildRequest(job, key, dict(side.tools.versions), str(log))
-    replies = _build(sides, requests, supervisor, folder, note, stop)
+    replies = _build(sides, requests, supervisor, folder, stop)
     for number, side in enumerate(sides):
         for name, job in side.jobs.items():
             key = keys[number][name]
@@ -100,7 +102,6 @@ def _build(
     requests: Sequence[dict[str, BuildRequest]],
     supervisor: Supervisor,
     folder: Path,
-    note: Callable[[str], None],
     stop: threading.Event,
 ) -> dict[str, BuildReply]:
     """Return the replies to all requests, or to those that were answered before `stop` was set."""
@@ -133,7 +134,7 @@ def _build(
         return replies
     totals = [len(one) for one in requests]
     shown = ", ".join(f"{total} of {side.label}" for total, side in zip(totals, sides, strict=True) if total)
-    note(f"compiling {shown}")
+    logger.info("compiling %s", shown)
     # One builder alone: the sides take turns as a whole.
     groups = [[pool] for pool in pools] if sides[0].config.builders == 1 else [pools]
     said_s = time.monotonic()
@@ -149,7 +150,8 @@ def _build(
                 if time.monotonic() > said_s + _SAY_EVERY_S:
                     said_s = time.monotonic()
                     pairs = zip(counts, totals, sides, strict=True)
-                    note("compiled " + ", ".join(f"{n} of {all_} of {side.label}" for n, all_, side in pairs if all_))
+                    counted = ", ".join(f"{n} of {all_} of {side.label}" for n, all_, side in pairs if all_)
+                    logger.info("compiled %s", counted)
             if stop.is_set():
                 break
     finally:

@@ -7,6 +7,7 @@ there. `git bisect run` is not used: its steps are shell commands, and outlive a
 from __future__ import annotations
 
 import hashlib
+import logging
 import shlex
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     Compare = Callable[[Commit, Commit, bool], CompareReport]
     """Comparison of one job at two commits; True: on a device."""
+
+logger = logging.getLogger(__name__)
 
 _STATE, _SYMPTOM, _REPOSITORY = "search", "symptom.json", "repository"
 # `git bisect` ends with 2 where nothing but skipped commits is left.
@@ -138,7 +141,6 @@ def bisect_commits(
     commits: Sequence[Commit],
     folder: Path,
     compare: Compare,
-    note: Callable[[str], None],
     metric: str = "",
 ) -> BisectOutcome:
     """Return the first bad commit of `commits`, which begin with a good one; continue a search kept in `folder`.
@@ -150,9 +152,9 @@ def bisect_commits(
     with InterruptHandler(), in_progress(folder):
         state = folder / _STATE
         if state.is_dir():
-            note(f"continuing the search in {folder}; remove that folder to begin anew")
+            logger.info("continuing the search in %s; remove that folder to begin anew", folder)
         else:
-            note(f"comparing both ends of {len(commits) - 1} commits")
+            logger.info("comparing both ends of %s commits", len(commits) - 1)
             try:
                 report = _compared(compare, good, bad, needs_device=metric not in COMPILED_METRICS)
             except NativeBuildError as error:
@@ -160,7 +162,7 @@ def bisect_commits(
             symptom = symptom_of(report.jobs[0], metric)
             if symptom is None:
                 return BisectOutcome(report=report)
-            note(f"{bad.short} bad: {symptom.text}")
+            logger.info("%s bad: %s", bad.short, symptom.text)
             kept = _Kept(symptom, report.sides[0].facts)
 
             def fill(partial: Path) -> None:
@@ -168,32 +170,32 @@ def bisect_commits(
                 GitBisect(partial / _REPOSITORY, commits).start(checkout)
 
             published(state, fill)
-        return _search(checkout, commits, state, compare, note)
+        return _search(checkout, commits, state, compare)
 
 
-def _search(
-    checkout: Checkout, commits: Sequence[Commit], state: Path, compare: Compare, note: Callable[[str], None]
-) -> BisectOutcome:
+def _search(checkout: Checkout, commits: Sequence[Commit], state: Path, compare: Compare) -> BisectOutcome:
     """Test commits until none is left, and compare the last good with the first bad one."""
     kept = msgspec.json.decode((state / _SYMPTOM).read_bytes(), type=_Kept)
     symptom, bisect = kept.symptom, GitBisect(state / _REPOSITORY, commits)
     last_good, suspects, left = bisect.range()
     while left:
         commit = bisect.next(left)
-        note(f"{commit.short} {commit.subject} ({len(left)} left)")
+        logger.info("%s %s (%s left)", commit.short, commit.subject, len(left))
         try:
             report = _compared(compare, commits[0], commit, needs_device=symptom.needs_device)
         except NativeBuildError as error:
             answer, reason = CommitAnswer.SKIP, str(error)
         except FarmError:
             leave_out = shlex.join(["git", "-C", str(bisect.folder), "bisect", "skip", commit.sha])
-            note(f"no answer about {commit.short}: repeat the command to try again, or leave it out with {leave_out}")
+            logger.info(
+                "no answer about %s: repeat the command to try again, or leave it out with %s", commit.short, leave_out
+            )
             raise
         else:
             _require_same(kept, report, state.parent)
             answer, reason = answer_of(report.jobs[0], symptom)
         bisect.mark(commit, answer)
-        note(f"{commit.short} {answer}: {reason}")
+        logger.info("%s %s: %s", commit.short, answer, reason)
         last_good, suspects, left = bisect.range()
     *skipped, first_bad = suspects
     return BisectOutcome(
@@ -221,15 +223,13 @@ def _compared(compare: Compare, good: Commit, commit: Commit, *, needs_device: b
     return report
 
 
-def comparing(
-    config: Config, store: Store, request: ComparisonRequest, checkout: Checkout, note: Callable[[str], None]
-) -> Compare:
+def comparing(config: Config, store: Store, request: ComparisonRequest, checkout: Checkout) -> Compare:
     """Return the comparison of two commits of `checkout` as `request` asks for it, with sides of its own."""
 
     def compare(good: Commit, commit: Commit, needs_device: bool) -> CompareReport:
         a, b = (SideRequest(toolchain=str(checkout.folder), base=one.sha) for one in (good, commit))
         asked = msgspec.structs.replace(request, sides=(a, b), execute=needs_device)
-        report = compare_sides(config, store, asked, note).report
+        report = compare_sides(config, store, asked).report
         if report.interrupted:
             raise KeyboardInterrupt
         return report

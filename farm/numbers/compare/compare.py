@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ from farm.report.model.compare_totals import turns_text
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
+
+logger = logging.getLogger(__name__)
 
 WORSE = 3
 """Exit code: B is worse."""
@@ -67,9 +70,7 @@ class CompareOutcome(msgspec.Struct, frozen=True):
         return NoDeviceError.exit_code if report.having(CompareGroup.NOT_COMPARED) else 0
 
 
-def compare_sides(
-    config: Config, store: Store, request: ComparisonRequest, note: Callable[[str], None]
-) -> CompareOutcome:
+def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> CompareOutcome:
     """Compile both sides, run what differs in turns, and return what came of it, which is kept in the state folder.
 
     `store` is asked for leases only: nothing is recorded there. After Ctrl-C what is known is reported. Raises
@@ -84,19 +85,18 @@ def compare_sides(
     started_ms = time.time_ns() // 1_000_000
     stop = threading.Event()
     with InterruptHandler() as interrupts, ExitStack() as stack:
-        sides = _sides(config, request, note)
-        known = _KnownJobs(request, sides, new_run_id(started_ms), started_ms, note)
+        sides = _sides(config, request)
+        known = _KnownJobs(request, sides, new_run_id(started_ms), started_ms)
         folder = config.state_dir / COMPARES / known.id
         make_folders(folder)
-        again = "finishing what runs; Ctrl-C again stops at once"
-        stack.enter_context(interrupts.finishing(stop.set, lambda: note(again)))
+        stack.enter_context(interrupts.finishing(stop.set, "finishing what runs; Ctrl-C again stops at once"))
         with Supervisor() as supervisor, own_folder(config.cache_dir / "compares", known.id) as logs:
-            known.built = build_sides(sides, supervisor, logs, note, stop)
+            known.built = build_sides(sides, supervisor, logs, stop)
         differing = known.to_run()
         if request.execute and differing and not stop.is_set():
             configs = (sides[0].config, sides[1].config)
-            pool = known.pool = MeasuringPool(configs, store, request, note, stop)
-            note(known.what_differs(differing))
+            pool = known.pool = MeasuringPool(configs, store, request, stop)
+            logger.info(known.what_differs(differing))
             kept_s = time.monotonic()
 
             def look() -> None:
@@ -104,7 +104,7 @@ def compare_sides(
                 if time.monotonic() > kept_s + _KEEP_EVERY_S:
                     kept_s = time.monotonic()
                     keep(known.report(interrupted=True), folder)
-                    note(f"ran {len(pool.outcomes)} of {len(differing)}")
+                    logger.info("ran %s of %s", len(pool.outcomes), len(differing))
 
             pool.run(differing, look)
         report = known.report(interrupted=stop.is_set())
@@ -122,9 +122,7 @@ def keep(report: CompareReport, folder: Path) -> None:
     write_atomically(folder / PAGE_FILE, render_compare(report))
 
 
-def _sides(
-    config: Config, request: ComparisonRequest, note: Callable[[str], None]
-) -> tuple[BuildingSide, BuildingSide]:
+def _sides(config: Config, request: ComparisonRequest) -> tuple[BuildingSide, BuildingSide]:
     """Return both sides with their toolchains and jobs. Raises UsageError, NothingSelectedError, MissingToolError."""
     from farm.base.socs import find_soc
     from farm.builds.runtime.runtime import require_backend
@@ -139,13 +137,13 @@ def _sides(
         raise NothingSelectedError("no job is selected on both sides")
     found = []
     for number, side in enumerate(request.sides):
-        own = config_of(config, request, side, note)
+        own = config_of(config, request, side)
         if request.execute:
             for soc in dict.fromkeys(request.socs):
                 require_backend(find_soc(soc), request.backend, own.sdk_root)
         chosen = {name: jobs[number][name] for name in both}
         check_ready(tuple(chosen.values()))
-        tools = prepare(own, note, virtual=request.virtual > 0)
+        tools = prepare(own, virtual=request.virtual > 0)
         found.append(BuildingSide(label=SIDES[number], config=own, tools=tools, jobs=chosen))
     if request.execute and not runs_on_cpu(request.backend):
         require_no_lone_stub([side.tools for side in found])
@@ -172,7 +170,6 @@ class _KnownJobs:
         sides: tuple[BuildingSide, BuildingSide],
         compare_id: str,
         started_ms: int,
-        note: Callable[[str], None],
     ) -> None:
         self._request, self._sides, self.id, self._started_ms = request, sides, compare_id, started_ms
         self._began_s = time.monotonic()
@@ -193,7 +190,7 @@ class _KnownJobs:
         self._side_facts = (_side(sides, request, 0), _side(sides, request, 1))
         for side in self._side_facts:
             for warning in side.warnings:
-                note(f"{side.label}: {warning}")
+                logger.info("%s: %s", side.label, warning)
 
     def to_run(self) -> list[JobToRun]:
         """Return the jobs that a device has to say something about."""

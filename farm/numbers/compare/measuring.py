@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from farm.numbers.compare.request import ComparisonRequest
     from farm.store.store import Store
     from farm.suites.suite import Target
+
+logger = logging.getLogger(__name__)
 
 # Who has a device waits no longer than this for a second one.
 _TAKEN_S = 5.0
@@ -54,12 +57,11 @@ class MeasuringPool:
         configs: tuple[Config, Config],
         store: Store,
         request: ComparisonRequest,
-        note: Callable[[str], None],
         stop: threading.Event,
     ) -> None:
         """`configs` are those of A and B; after `stop` is set no job begins."""
         self._configs, self._store, self._request = configs, store, request
-        self._note, self._stop = note, stop
+        self._stop = stop
         self._lock = threading.Lock()
         self._retried: set[str] = set()
         self._most_pairs = 0
@@ -111,7 +113,7 @@ class MeasuringPool:
                 if not tries_left or self._stop.is_set():
                     self._give_up(queue, str(error))
                     return
-                self._note(f"once more: {reason_line(str(error))}")
+                logger.warning("once more: %s", reason_line(str(error)))
             except (FarmError, OSError) as error:
                 self._give_up(queue, str(error))
                 return
@@ -123,7 +125,6 @@ class MeasuringPool:
             self._configs[1],
             self._store,
             target,
-            self._note,
             virtual=self._request.virtual > 0,
             choice=self._request.choice,
             purpose=self._request.command,
@@ -165,7 +166,7 @@ class MeasuringPool:
             self.outcomes[job.name] = outcome
 
     def _give_up(self, queue: deque[JobToRun], reason: str) -> None:
-        self._note(reason_line(reason))
+        logger.warning(reason_line(reason))
         for job in list(queue):
             # Another device may run them all the same.
             self.left_out.setdefault(job.name, reason_line(reason))

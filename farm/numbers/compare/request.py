@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,11 @@ from farm.suites.options import parse_options
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from farm.base.config.settings import Config
+
+logger = logging.getLogger(__name__)
 
 SIDES = ("A", "B")
 _TWO = 2
@@ -103,7 +106,7 @@ def sides_of(
     return a, b
 
 
-def config_of(config: Config, request: ComparisonRequest, side: SideRequest, note: Callable[[str], None]) -> Config:
+def config_of(config: Config, request: ComparisonRequest, side: SideRequest) -> Config:
     """Return the configuration that a side works with; beside a commit of a checkout, the same but for its sources.
 
     Raises UnknownNameError, UsageError, MissingToolError for a toolchain or an SDK that cannot be had.
@@ -118,9 +121,9 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest, not
         checkout = Checkout(Path(side.toolchain))
         commit = checkout.commit(side.base)
         require_built(config, checkout, commit)
-        tree = worktree(config, checkout, commit, note)
+        tree = worktree(config, checkout, commit)
         for warning in tree.warnings:
-            note(warning)
+            logger.warning(warning)
         toolchain = tree.toolchain
     elif any(one.base for one in request.sides):
         from farm.builds.toolchains.worktrees import toolchain_at
@@ -136,7 +139,7 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest, not
         return config
     if side.qnn:
         toolchain = msgspec.structs.replace(toolchain, qnn=side.qnn)
-    return use(config, toolchain, note)
+    return use(config, toolchain)
 
 
 def jobs_of_side(config: Config, request: ComparisonRequest, side: SideRequest) -> dict[str, Job]:

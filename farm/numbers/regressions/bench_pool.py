@@ -13,7 +13,6 @@ from farm.replay.made_bundle import find_made_bundle
 from farm.replay.stored_result import find_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager, ExitStack
 
     from farm.base.config.settings import Config
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 class BenchFactory:
     """Opens benches on the devices that `request` allows."""
 
-    def __init__(self, config: Config, store: Store, request: PairsRequest, say: Callable[[str], None]) -> None:
-        self._config, self._store, self._request, self._say = config, store, request, say
+    def __init__(self, config: Config, store: Store, request: PairsRequest) -> None:
+        self._config, self._store, self._request = config, store, request
 
     def has_bundle(self, key: str) -> bool:
         """Return whether the bundle of a past result can be run again as it is."""
@@ -39,7 +38,7 @@ class BenchFactory:
 
     def open(self, past: StoredResult, until_s: float) -> AbstractContextManager[InterleavedBench]:
         """Return the bench for a result; a device is waited for until `until_s` on the clock of `time.monotonic`."""
-        return bench_for(self._config, self._store, past, self._request, self._say, until_s)
+        return bench_for(self._config, self._store, past, self._request, until_s)
 
 
 class BenchPool:

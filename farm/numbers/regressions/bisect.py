@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.results.analysis.scale import Series
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 class BisectOutcome(msgspec.Struct, frozen=True):
@@ -92,7 +95,6 @@ def bisect(
     good: StoredResult,
     bad: StoredResult,
     request: PairsRequest,
-    note: Callable[[str], None],
     metric: str = "",
     on_probe: Callable[[StoredResult, Probe], None] = lambda _past, _probe: None,
 ) -> BisectOutcome:
@@ -111,13 +113,13 @@ def bisect(
         probes.append(probe)
         on_probe(runs[probe.number], probe)
 
-    with InterruptHandler(), bench_for(config, store, bad, request, note) as bench:
+    with InterruptHandler(), bench_for(config, store, bad, request) as bench:
         require_bundles(config, store, bench, (good, bad))
         if good.attempt.bundle_key == bad.attempt.bundle_key:
-            note(
+            logger.info(
                 "both ends have the same program, in which there can be no step: 'farm perf confirm' swaps what differs"
             )
-        note(f"measuring the whole step on {bench.device.serial} ({bench.device.kind})")
+        logger.info("measuring the whole step on %s (%s)", bench.device.serial, bench.device.kind)
         [whole] = compare(bench, [worse(series)], good, bad, request.pairs, request.inferences)
         bracket = Bracket(0, len(runs) - 1)
         if whole.confirmation.answer is Answer.CONFIRMED:

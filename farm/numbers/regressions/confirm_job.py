@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from contextlib import ExitStack, contextmanager
@@ -21,11 +22,13 @@ from farm.replay.stored_result import StoredResult, cached_bundle, find_job, fin
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from farm.base.config.settings import Config
     from farm.numbers.regressions.interleaved_ab import Turn
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # So many results are looked at for one of another bundle.
 _MOST_BACK = 50
@@ -124,7 +127,6 @@ def bench_for(
     store: Store,
     past: StoredResult,
     request: PairsRequest,
-    note: Callable[[str], None],
     until_s: float = math.inf,
 ) -> Iterator[InterleavedBench]:
     """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `InterleavedBench`.
@@ -143,8 +145,7 @@ def bench_for(
         for wish in wishes:
             choice = Choice((wish,)) if wish and not virtual else None
             bench = InterleavedBench(
-                config, store, job.target, note,
-                virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
+                config, store, job.target, virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
                 least_inferences=request.least_inferences,
             )  # fmt: skip
             try:
@@ -153,7 +154,9 @@ def bench_for(
             except (NoDeviceError, UnknownNameError):
                 if wish == wishes[-1]:
                     raise
-                note(f"{wish}, where run {past.run.id} was, cannot be had: looking for another {job.target.soc}")
+                logger.warning(
+                    "%s, where run %s was, cannot be had: looking for another %s", wish, past.run.id, job.target.soc
+                )
         if bench.device.kind != past.kind:
             raise UsageError(
                 f"{bench.device.serial} is {bench.device.kind} and run {past.run.id} was on a {past.kind} device: "
@@ -193,7 +196,6 @@ def confirm_job(
     good: StoredResult,
     new: StoredResult,
     request: PairsRequest,
-    note: Callable[[str], None],
     metrics: Sequence[str] = (),
 ) -> ConfirmOutcome:
     """Compare two results' bundles in turns on one device, and name the factor that causes what got worse.
@@ -201,19 +203,19 @@ def confirm_job(
     Nothing is recorded. Raises NoDeviceError, InfraError, UsageError where a bundle is gone, UnknownNameError.
     """
     series = series_of(good, new, metrics)
-    with InterruptHandler(), bench_for(config, store, new, request, note) as bench:
+    with InterruptHandler(), bench_for(config, store, new, request) as bench:
         require_bundles(config, store, bench, (good, new))
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:
-            note("both runs have the same program: only runtime, SDK, device or the night can be to blame")
-        note(f"measuring {request.pairs} pairs on {bench.device.serial} ({bench.device.kind})")
+            logger.info("both runs have the same program: only runtime, SDK, device or the night can be to blame")
+        logger.info("measuring %s pairs on %s (%s)", request.pairs, bench.device.serial, bench.device.kind)
         compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
         worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
         attribution = None
         # What the bundles do not show, another runner or SDK may.
         if worst is not None or swaps.alone.keys() - {"program"}:
             one = worst or compared[0]
-            note("swapping what differs, one at a time")
+            logger.info("swapping what differs, one at a time")
             attribution = swap_factors(
                 bench, one.series, good, new, worse(one.series).up, request.pairs, request.inferences,
                 swaps=swaps, program=one,

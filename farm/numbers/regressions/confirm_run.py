@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import statistics
 import time
@@ -28,12 +29,14 @@ from farm.results.analysis.sequential import LEAST_PAIRS
 from farm.store.records import STEPS, AlertState, NewAlert
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from farm.base.config.settings import Config
     from farm.dispatch.look_back import ComparedSeries, LookBack
     from farm.store.records import AlertRecord
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _STATES = {
     Answer.CONFIRMED: AlertState.CONFIRMED,
@@ -94,7 +97,6 @@ def confirm_run(
     store: Store,
     run_id: str,
     request: PairsRequest,
-    note: Callable[[str], None],
     *,
     budget_s: float | None = None,
     factory: BenchFactory | None = None,
@@ -105,12 +107,12 @@ def confirm_run(
     Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
     chance taken out of it.
     """
-    factory = factory or BenchFactory(config, store, request, note)
+    factory = factory or BenchFactory(config, store, request)
     end_s = math.inf if budget_s is None else time.monotonic() + budget_s
     with ExitStack() as stack:
         benches = BenchPool(factory, stack, end_s)
-        remeasurement = Remeasurement(store, request, factory, benches, note)
-        return _ConfirmRun(config, store, run_id, request, note, end_s, benches, remeasurement).findings()
+        remeasurement = Remeasurement(store, request, factory, benches)
+        return _ConfirmRun(config, store, run_id, request, end_s, benches, remeasurement).findings()
 
 
 @dataclass
@@ -119,7 +121,6 @@ class _ConfirmRun:
     _store: Store
     _run_id: str
     _request: PairsRequest
-    _note: Callable[[str], None]
     _end_s: float
     _benches: BenchPool
     _remeasurement: Remeasurement
@@ -200,7 +201,7 @@ class _ConfirmRun:
             if time.monotonic() >= self._end_s:
                 return not_measured + len(left) - number
             compared, judgement, alert = left[place]
-            self._note(f"{compared.past.job_id}: {compared.series.series.metric} {judgement.reason}")
+            logger.info("%s: %s %s", compared.past.job_id, compared.series.series.metric, judgement.reason)
             up, measure = judgement.change > 0, self._remeasurement.measure
             of = [results[one] for one in group if one in results]
             result = self._member(compared, of, up=up) or measure(compared, pairs, up=up, family=family)
@@ -236,7 +237,7 @@ class _ConfirmRun:
         found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
         if not found:
             return 0
-        self._note(f"programs that changed and are no candidates: {len(found)}, measured in the time that is left")
+        logger.info("programs that changed and are no candidates: %s, measured in the time that is left", len(found))
         pairs = self._pairs(len(found), is_candidate=False)
         family = len(found) + len(self._family_before(is_candidate=False))
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
@@ -258,7 +259,7 @@ class _ConfirmRun:
                 result.is_candidate = False
                 self._keep(compared, result, self._store.alerts.add(self._run_id, _changed_alert(compared, result)))
         if impossible:
-            self._note(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
+            logger.warning("programs that changed and cannot be measured: %s: %s", len(impossible), impossible[0])
         return not_measured
 
     def _measured_before(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
@@ -273,7 +274,7 @@ class _ConfirmRun:
     def _keep(self, compared: ComparedSeries, result: RemeasuredSeries, alert: AlertRecord) -> None:
         """Record an answer at once, so that nothing is lost when the night ends here."""
         result.alert = alert
-        self._note(f"{compared.past.job_id}: {result.confirmation.answer}: {result.confirmation.reason}")
+        logger.info("%s: %s: %s", compared.past.job_id, result.confirmation.answer, result.confirmation.reason)
         self._results.append(result)
         self._record(result)
 
@@ -344,7 +345,7 @@ class _ConfirmRun:
         result.state = _STATES[confirmation.answer]
         if not recorded:
             result.alert = None
-            self._note(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
+            logger.warning("%s: %s was measured by somebody else meanwhile: theirs stays", alert.job_id, alert.metric)
 
 
 def _family_key(compared: ComparedSeries) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
@@ -33,7 +34,6 @@ from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
     from farm.base.config.settings import Config
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt, Measurement
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
+
+logger = logging.getLogger(__name__)
 
 # A side that ended so often the wrong way is not asked again.
 _MOST_FAILURES = 3
@@ -117,7 +119,6 @@ class InterleavedBench:
         config: Config,
         store: Store,
         target: Target,
-        say: Callable[[str], None],
         *,
         virtual: bool,
         choice: Choice | None = None,
@@ -132,11 +133,11 @@ class InterleavedBench:
         as many makes no fewer, and the side is refused.
         """
         self.config, self.virtual = config, virtual
-        self._store, self._say, self._choice = store, say, choice or Choice()
+        self._store, self._choice = store, choice or Choice()
         self._least_inferences = least_inferences
         self._stack = ExitStack()
         self._acquirer = DeviceAcquirer(
-            config, store, target, say, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
+            config, store, target, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
         )
         self._acquired: dict[str, AcquiredDevice] = {}
         self._gates: dict[str, HeatGate] = {}
@@ -155,7 +156,7 @@ class InterleavedBench:
         """Acquire the first device, its runtime and fence. Raises NoDeviceError, UnknownNameError, MissingToolError."""
         from farm.builds.toolchains.prepare import prepare
 
-        self.tools: Toolchain = prepare(self.config, self._say, virtual=self.virtual)
+        self.tools: Toolchain = prepare(self.config, virtual=self.virtual)
         with self._stack:
             self._stack.enter_context(self._acquirer)
             # Before leases are given back nothing of ours is on the devices any more.
@@ -172,7 +173,7 @@ class InterleavedBench:
     def side(self, stored: StoredResult) -> Side:
         """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
         job = find_job(self.config, stored)
-        bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
+        bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor)
         return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds)
 
     def add_device(self, serial: str) -> None:
@@ -284,7 +285,7 @@ class InterleavedBench:
         # A reboot would leave it cold.
         if not recover(device, max_step=Step.RESTART).ok:
             raise error
-        self._say(f"once more: {error}")
+        logger.warning("once more: %s", error)
 
     def _run(
         self, side: Side, acquired: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
@@ -333,7 +334,7 @@ class InterleavedBench:
         if made != options and side.key not in self._said:
             self._said.add(side.key)
             why = f"{runtime.runner} writes the outputs of each"
-            self._say(f"{side.job.id}: {made.iterations} inferences a turn, not {options.iterations}: {why}")
+            logger.info("%s: %s inferences a turn, not %s: %s", side.job.id, made.iterations, options.iterations, why)
         return made
 
     def _device_run(self, acquired: AcquiredDevice, runtime: Runtime) -> DeviceRun:
@@ -341,7 +342,7 @@ class InterleavedBench:
         serial = acquired.device.serial
         key = serial, runtime.digest
         if key not in self._runs:
-            gate = self._gates.setdefault(serial, HeatGate(self.config.health, say=self._say))
+            gate = self._gates.setdefault(serial, HeatGate(self.config.health))
             first = not any(other == serial for other, _ in self._runs)
             name = f"{self._acquirer.folder.name}.{self._count}"
             takeover = first and acquired.fence is not None

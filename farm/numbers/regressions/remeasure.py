@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from farm.results.analysis.sequential import inferences_for
 from farm.store.records import AlertState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from farm.dispatch.look_back import ComparedSeries
     from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from farm.results.analysis.history import Point
     from farm.store.records import AlertRecord
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -75,9 +78,8 @@ class Remeasurement:
         request: PairsRequest,
         factory: BenchFactory,
         benches: BenchPool,
-        note: Callable[[str], None],
     ) -> None:
-        self._request, self._factory, self._benches, self._note = request, factory, benches, note
+        self._request, self._factory, self._benches = request, factory, benches
         self._results = Results(store)
         self._measured: MeasuredPairs = {}
         self._job = ""
@@ -150,7 +152,7 @@ class Remeasurement:
             self._attribute(number, self._benches.of(now), result)
         except FarmError as error:
             # The change is confirmed, whatever causes it.
-            self._note(f"{number.past.job_id}: since when, and for which cause, is not known: {error}")
+            logger.warning("%s: since when, and for which cause, is not known: %s", number.past.job_id, error)
             if isinstance(error, InfraError):
                 self._benches.give_up(now, reason_line(str(error)))
 

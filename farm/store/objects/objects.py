@@ -228,20 +228,18 @@ def open_objects(
     *,
     patience_s: float | None = None,
     stop: threading.Event | None = None,
-    note: Callable[[str], object] | None = None,
 ) -> Objects:
     """Return the files of the shared farm of `config`; nothing is asked of them yet.
 
     `patience_s` is how long to wait for a place that is away, otherwise as for the store (`health.store_wait_s`);
-    `stop` ends that, and `note` gets a line for people while it lasts. Raises UsageError where the farm is of one
-    machine, MissingToolError without the libraries.
+    `stop` ends that. Raises UsageError where the farm is of one machine, MissingToolError without the libraries.
     """
     address = config.artifacts
     if address is None:
         raise UsageError("this farm is of one machine: its files are in its state folder (docs/guides/three_hosts.md)")
     where = str(address)
     seconds = config.health.store_wait_s if patience_s is None else patience_s
-    return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop, note))
+    return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop))
 
 
 def _place_of(address: ArtifactsAddress) -> FilePlace:

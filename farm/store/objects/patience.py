@@ -6,6 +6,7 @@ tenacity takes 50 ms of each command to import, in place of a loop of 20 lines.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +16,8 @@ from farm.base.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
@@ -32,14 +35,9 @@ class Patience:
         where: str,
         seconds: float,
         stop: threading.Event | None = None,
-        note: Callable[[str], object] | None = None,
     ) -> None:
-        """`where` names the place in errors. `stop` ends the waiting, as if the time were over.
-
-        `note` gets a line for people when something has been waited for for a while, and one when that is over.
-        """
+        """`where` names the place in errors. `stop` ends the waiting, as if the time were over."""
         self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
-        self._note = note or (lambda _: None)
         self._lock, self._is_noted = threading.Lock(), False
 
     def once_there(self, action: Callable[[], _Answer]) -> _Answer:
@@ -70,12 +68,15 @@ class Patience:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _say(self, problem: str) -> None:
-        """Note that a place is away, once for all that wait for it, or that it is there again."""
+        """Log that a place is away, once for all that wait for it, or that it is there again."""
         with self._lock:
             if self._is_noted == bool(problem):
                 return
             self._is_noted = bool(problem)
-        self._note(f"waiting for {self._where}: {problem}" if problem else f"{self._where} is there again")
+        if problem:
+            logger.warning("waiting for %s: %s", self._where, problem)
+        else:
+            logger.info("%s is there again", self._where)
 
 
 _AWAY = "the place where the farm keeps its files is away, no device and no code is at fault"

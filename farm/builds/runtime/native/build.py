@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from farm.builds.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.builds.runtime.packages import packaged_tool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.builds.runtime.native.executorch import NativeExecutorch
+
+logger = logging.getLogger(__name__)
 
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release",)
 _SOURCES = frozenset({".cpp", ".h", ".txt", ".cmake"})
@@ -53,18 +54,16 @@ def build_native(
     *,
     android: AndroidKit | None = None,
     executorch: NativeExecutorch | None = None,
-    log: Callable[[str], None] | None = None,
 ) -> NativeBuild:
     """Return the runner for `target`, built below `cache_dir` unless this very build is there.
 
     `executorch` is what the runner of this machine is built against, None for what farm's environment has. `android`
-    says where NDK and ExecuTorch for Android are; only that target needs it. `log` gets the lines of the
-    build as they come. The whole output is `build.log` in the folder. Raises UnknownNameError, MissingToolError (no
-    compiler, cmake, ninja, executorch or NDK: which, and how to get it), and InfraError when the sources do not
-    build, with the last lines.
+    has NDK and ExecuTorch for Android, for that target alone. The output of the build is `build.log` in the folder.
+    Raises UnknownNameError, MissingToolError (no compiler, cmake, ninja, executorch or NDK: which, and how to get it),
+    and InfraError when the sources do not build, with the last lines.
     """
     sources, toolchain, build = _plan(cache_dir, target, android, executorch)
-    published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, log or (lambda _line: None)))
+    published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, target))
     return build
 
 
@@ -110,15 +109,14 @@ def _source_files(sources: Path) -> list[tuple[str, bytes]]:
     return [(path.relative_to(sources).as_posix(), path.read_bytes()) for path in paths]
 
 
-def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Path, log: Callable[[str], None]) -> None:
-    executorch = toolchain.executorch(cache_dir, log)
+def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Path, target: str) -> None:
+    logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", target)
+    executorch = toolchain.executorch(cache_dir)
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
     # Not in the folder that is published, which keeps the binaries and the log only.
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
         tree = Path(scratch) / "tree"
-        run = functools.partial(
-            _run, log=log, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment()
-        )
+        run = functools.partial(_run, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment())
         run(
             [
                 cmake,
@@ -138,7 +136,6 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
 def _run(
     argv: list[str | Path],
     *,
-    log: Callable[[str], None],
     record: Path,
     scratch: Path,
     env: dict[str, str],
@@ -150,7 +147,7 @@ def _run(
         child = supervisor.spawn(argv, name=name, env=env, stdout_pipe=True, stderr=errors)
         for raw in child.process.stdout or ():
             lines.append(raw.decode(errors="replace").rstrip("\n"))
-            log(lines[-1])
+            logger.debug("%s", lines[-1])
         code = child.process.wait()
     lines += errors.read_text(errors="replace").splitlines()
     with record.open("a") as file:

@@ -23,8 +23,6 @@ from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.builds.runtime.packages import package_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.builds.runtime.native.executorch import NativeExecutorch
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -62,11 +60,11 @@ class CMakeToolchain:
     linked: tuple[NativeExecutorch, str] | None = None
     """For this machine: what is linked with, and the hash of it."""
 
-    def executorch(self, cache_dir: Path, log: Callable[[str], None]) -> Path:
+    def executorch(self, cache_dir: Path) -> Path:
         """Return the folder of ExecuTorch's CMake package, fetching the wheel that has it where that is needed."""
         if self.package is not None:
             return self.package
-        return aarch64_executorch(cache_dir, log=log) / "share" / "cmake"
+        return aarch64_executorch(cache_dir) / "share" / "cmake"
 
     def environment(self) -> dict[str, str]:
         """Return the environment that cmake and ninja start with."""
@@ -99,10 +97,10 @@ def find_toolchain(
     return _host(target, cache_dir, executorch)
 
 
-def aarch64_executorch(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Path:
+def aarch64_executorch(cache_dir: Path) -> Path:
     """Return the executorch package for aarch64 Linux, fetched on the first call. Raises MissingToolError."""
     keep = tuple(f"executorch/{folder}/" for folder in ("include", "lib", "share"))
-    return fetch_wheel(cache_dir, "executorch", "aarch64", "build", keep, log=log) / "executorch"
+    return fetch_wheel(cache_dir, "executorch", "aarch64", "build", keep) / "executorch"
 
 
 def planned_aarch64_executorch(cache_dir: Path) -> Path:

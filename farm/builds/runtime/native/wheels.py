@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.publish import published
 from farm.builds.runtime.packages import install_hint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+logger = logging.getLogger(__name__)
 
 # Goes into the name of the folder: a change of what is unpacked makes a new one.
 _LAYOUT = "1"
@@ -42,20 +41,19 @@ def fetch_wheel(
     keep: tuple[str, ...],
     *,
     version: str = "",
-    log: Callable[[str], None] | None = None,
 ) -> Path:
     """Return a folder with the unpacked wheel for Linux on `machine`, fetching it on the first call.
 
     It is of `version`, else of that of the one that is installed, which the optional dependency group `extra` brings,
     and for the same Python and platform as that. Of its files those are kept whose path starts with one of `keep`, and
-    the package's metadata. Where pip looks is pip's own configuration. `log` gets what pip prints. Raises
+    the package's metadata. Where pip looks is pip's own configuration. Raises
     MissingToolError when there is no such wheel, or none can be reached.
     """
     installed = _installed(distribution, extra)
 
     def fetch(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
-            wheel = _download(installed, machine, Path(scratch), log or (lambda _line: None), version)
+            wheel = _download(installed, machine, Path(scratch), version)
             _unpack(wheel, folder, keep)
 
     return published(wheel_folder(cache_dir, distribution, machine, extra, version), fetch)
@@ -82,7 +80,7 @@ def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list
     return [*names, f"manylinux2014_{machine}"]
 
 
-def pip_download(wanted: str, machine: str, options: list[str], folder: Path, log: Callable[[str], None]) -> Path:
+def pip_download(wanted: str, machine: str, options: list[str], folder: Path) -> Path:
     """Return the one wheel that pip fetched into `folder`, `machine` being whose it is, "" for this one.
 
     Where pip looks is pip's own configuration. Raises MissingToolError.
@@ -103,7 +101,7 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path, lo
     except subprocess.TimeoutExpired:
         raise MissingToolError(f"the {whose} of {wanted} was not fetched within {_PIP_SECONDS} s: try again") from None
     for line in (*done.stdout.splitlines(), *done.stderr.splitlines()):
-        log(line)
+        logger.debug("%s", line)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -114,16 +112,14 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path, lo
     return wheels[0]
 
 
-def _download(
-    installed: importlib.metadata.Distribution, machine: str, folder: Path, log: Callable[[str], None], version: str
-) -> Path:
+def _download(installed: importlib.metadata.Distribution, machine: str, folder: Path, version: str) -> Path:
     name, platforms = installed.metadata["Name"], _platforms(installed, machine)
     # A label such as +cpu names the build that is installed, not one of another machine.
     wanted = f"{name}=={version or installed.version.partition('+')[0]}"
     options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
     options += [f"--platform={platform}" for platform in platforms]
-    log(f"fetching {wanted} for {platforms[0]} or older")
-    return pip_download(wanted, machine, options, folder, log)
+    logger.info("fetching %s for %s or older", wanted, platforms[0])
+    return pip_download(wanted, machine, options, folder)
 
 
 def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:

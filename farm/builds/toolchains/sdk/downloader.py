@@ -7,6 +7,7 @@ Its download alone is used: it unpacks whatever names an archive has, and asks f
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -28,9 +29,9 @@ from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
 from farm.builds.toolchains.sdks import sdks_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
+
+logger = logging.getLogger(__name__)
 
 LICENCE = "LICENSE.pdf in the archive, and https://www.qualcomm.com/developer/software/qualcomm-ai-engine-direct-sdk"
 """Where Qualcomm's licence can be read."""
@@ -71,7 +72,7 @@ def offered_sdk(config: Config) -> SdkOffer:
     pythons = dict.fromkeys([config.toolchain.python or Path(sys.executable), Path(sys.executable)])
     problem = ""
     for python in pythons:
-        code, lines, errors = _run(python, [str(script)], _ASK_SECONDS, lambda _line: None)
+        code, lines, errors = _run(python, [str(script)], _ASK_SECONDS)
         if code == 0 and lines:
             return _offer(lines[-1], script, python)
         problem = problem or (errors or [f"exit code {code}"])[-1]
@@ -81,7 +82,7 @@ def offered_sdk(config: Config) -> SdkOffer:
     )
 
 
-def fetch_sdk(config: Config, offer: SdkOffer, note: Callable[[str], None], sha256: str = "") -> Path:
+def fetch_sdk(config: Config, offer: SdkOffer, sha256: str = "") -> Path:
     """Return the folder of the SDK in the cache, downloaded and checked on the first call.
 
     Whoever calls has the user's consent to the licence. `sha256` is what the archive's hash must be, empty where it is
@@ -90,9 +91,9 @@ def fetch_sdk(config: Config, offer: SdkOffer, note: Callable[[str], None], sha2
 
     def fetch(folder: Path) -> None:
         archive = folder / "sdk.zip"
-        note(f"fetching QNN SDK {offer.version} from {offer.url}")
+        logger.info("fetching QNN SDK %s from %s", offer.version, offer.url)
         argv = [str(offer.script), str(archive)]
-        code, lines, errors = _run(offer.python, argv, _DOWNLOAD_SECONDS, lambda _line: None)
+        code, lines, errors = _run(offer.python, argv, _DOWNLOAD_SECONDS)
         if code != 0 or not archive.is_file():
             why = [line for line in (*errors, *lines) if line.strip()] or [f"exit code {code}"]
             raise InfraError(
@@ -102,7 +103,7 @@ def fetch_sdk(config: Config, offer: SdkOffer, note: Callable[[str], None], sha2
         found = sha256_of(archive)
         if sha256 and found != sha256.lower():
             raise InfraError(f"the archive from {offer.url} has the SHA-256 {found}, expected {sha256.lower()}")
-        note(f"unpacking it: SHA-256 {found}")
+        logger.info("unpacking it: SHA-256 %s", found)
         unpack_sdk(archive, folder, offer.version)
         archive.unlink()
         check_sdk(folder, offer.version)
@@ -138,9 +139,7 @@ def _offer(line: str, script: Path, python: Path) -> SdkOffer:
     return SdkOffer(version, url, script, python)
 
 
-def _run(
-    python: Path, arguments: list[str], seconds: float, log: Callable[[str], None]
-) -> tuple[int, list[str], list[str]]:
+def _run(python: Path, arguments: list[str], seconds: float) -> tuple[int, list[str], list[str]]:
     """Return exit code, lines and errors of the driver; it ends with this process, however that ends."""
     with Supervisor() as supervisor:
         argv = [str(python), "-I", "-c", _DRIVER, *arguments]
@@ -151,5 +150,5 @@ def _run(
             return -1, [], [f"not done within {seconds:g} s"]
     lines = output.decode(errors="replace").replace("\r", "\n").splitlines()
     for line in lines:
-        log(line)
+        logger.debug("%s", line)
     return child.process.returncode, lines, errors.decode(errors="replace").splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import shutil
@@ -10,7 +11,6 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,8 +23,7 @@ from farm.builds.runtime.simulator import LIBRARY, TARGET, library_version
 from farm.builds.toolchains.sdk.archive import check_machines
 from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+logger = logging.getLogger(__name__)
 
 # Seen in the libraries of these wheels; what is downloaded has to have it.
 KNOWN_WHEELS = {
@@ -49,16 +48,16 @@ _INDEX_SECONDS = 120.0
 _MOST_UNKNOWN = 3
 
 
-def fetch_wheel_sdk(cache_dir: Path, wanted: str, note: Callable[[str], None]) -> Path:
+def fetch_wheel_sdk(cache_dir: Path, wanted: str) -> Path:
     """Return the folder of the SDK that is made from the wheel which has QNN `wanted`, such as `2.49`.
 
     Raises MissingToolError that lists those there are, InfraError for a wheel that is not what it should be.
     """
     for wheel in candidates(wanted):
-        folder, version = _make(cache_dir, wheel, note)
+        folder, version = _make(cache_dir, wheel)
         if is_version(version, wanted):
             return folder
-        note(f"{WHEEL} {wheel} has QNN {version}, not {wanted}")
+        logger.info("%s %s has QNN %s, not %s", WHEEL, wheel, version, wanted)
     known = ", ".join(f"{qnn} ({WHEEL} {wheel})" for wheel, qnn in KNOWN_WHEELS.items())
     raise MissingToolError(f"no wheel of {WHEEL} has QNN {wanted}: there are {known}")
 
@@ -88,7 +87,7 @@ def published_wheels() -> list[str]:
     return sorted(plain, key=_numbers, reverse=True)
 
 
-def _make(cache_dir: Path, wheel: str, note: Callable[[str], None]) -> tuple[Path, str]:
+def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
     """Return the SDK of one wheel, and its version; it is found again by what is noted in it."""
     sdks = sdks_folder(cache_dir)
     origin = f"{WHEEL} {wheel}"
@@ -98,8 +97,8 @@ def _make(cache_dir: Path, wheel: str, note: Callable[[str], None]) -> tuple[Pat
             return published(marker.parent, _no_fill), noted.version
     # Its name is known when it has been downloaded.
     with own_folder(cache_dir / "fetching", secrets.token_hex(8)) as scratch:
-        note(f"fetching {WHEEL} {wheel}, about {WHEEL_MB} MB")
-        packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch, lambda _line: None)
+        logger.info("fetching %s %s, about %s MB", WHEEL, wheel, WHEEL_MB)
+        packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch)
         libraries = scratch / "sdk" / "lib" / TARGET
         said = _unpack(packed, scratch / "sdk")
         check_machines(libraries.parent)

@@ -9,6 +9,7 @@ Users' code is imported in builder processes alone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import threading
 import time
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job
 
+logger = logging.getLogger(__name__)
+
 # What a large model and the folder of its builder take. With less nothing is claimed: on another host there is room.
 _LEAST_FREE_BYTES = 512 * 2**20
 # The database or the artifacts' store is away: what is done waits, and is told as soon as it is back.
@@ -65,10 +68,9 @@ class BuildHost:
         config: Config,
         store: Store,
         objects: Objects,
-        note: Callable[[str], None],
     ) -> None:
-        self._config, self._store, self._objects, self._note = config, store, objects, note
-        self._toolchains = HostToolchains(config, note)
+        self._config, self._store, self._objects = config, store, objects
+        self._toolchains = HostToolchains(config)
         self._cache = BundleCache(config.cache_dir)
         self._supervisor = Supervisor()
         self._stack = contextlib.ExitStack()
@@ -150,7 +152,7 @@ class BuildHost:
             except StoreError as error:
                 if str(error) != self._problem:
                     self._problem = str(error)
-                    self._note(f"no heartbeat of builds: {error}")
+                    logger.warning("no heartbeat of builds: %s", error)
                 continue
             for seat in self._seats:
                 if seat.key in unwanted:
@@ -235,20 +237,23 @@ class BuildHost:
         except StoreError as error:
             # The answer with a job may have been lost. This worker has no other heartbeat, and the job goes to others.
             seat.worker = None
-            self._note(f"no build can be taken: {error}")
+            logger.warning("no build can be taken: %s", error)
             return None
 
     def _has_room(self) -> bool:
         try:
             free = shutil.disk_usage(self._config.cache_dir).free
         except OSError as error:
-            self._note(f"{self._config.cache_dir}: {error.strerror or error}: nothing is built")
+            logger.warning("%s: %s: nothing is built", self._config.cache_dir, error.strerror or error)
             return False
         is_full = free < _LEAST_FREE_BYTES
         if is_full and not self._is_full:
-            self._note(
-                f"{self._config.cache_dir} has {free // 2**20} MiB left: nothing is built until there are "
-                f"{_LEAST_FREE_BYTES // 2**20}: 'farm setup cache prune --older 30d --yes' makes room"
+            logger.warning(
+                "%s has %s MiB left: nothing is built until there are %s: "
+                "'farm setup cache prune --older 30d --yes' makes room",
+                self._config.cache_dir,
+                free // 2**20,
+                _LEAST_FREE_BYTES // 2**20,
             )
         self._is_full = is_full
         return not is_full
@@ -279,7 +284,7 @@ class BuildHost:
         except FarmError as error:
             self._put_back(held, str(error), tried=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
-            self._note(f"this is a bug in farm: {type(error).__name__}: {error}")
+            logger.error("this is a bug in farm: %s: %s", type(error).__name__, error)  # noqa: TRY400 - one line
             self._put_back(held, f"{type(error).__name__}: {error}", tried=True)
         finally:
             log.unlink(missing_ok=True)
@@ -297,7 +302,8 @@ class BuildHost:
     def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
         """Let another host try what this machine could not do; what is full is waited for here as well."""
         reason = reply.reason or "the bundle was built and is not there: is somebody pruning the cache?"
-        self._note(f"{held.task.job.id} could not be built here: {reason}")
+        job_id = held.task.job.id
+        logger.warning("%s could not be built here: %s", job_id, reason, extra={"job": job_id})
         # A file of the toolchain may have been saved meanwhile: what is offered is what is there now.
         self._toolchains.look(at_once=True)
         self._put_back(held, reason, tried=self._has_room())
@@ -313,10 +319,10 @@ class BuildHost:
             try:
                 self._patiently(lambda: say(agent))
             except LeaseLostError as error:
-                self._note(f"not recorded: {error}")
+                logger.warning("not recorded: %s", error)
             except StoreError as error:
                 # Once this agent is not heard of any more, the build is put back for others.
-                self._note(str(error))
+                logger.warning("%s", error)
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
         """Return what `act` does, tried again while a store is away. Raises what else goes wrong."""
@@ -330,7 +336,7 @@ class BuildHost:
                 if self._turns.is_stopping or (isinstance(error, ArtifactsError) and time.monotonic() > end_s):
                     raise
                 if not was_noted:
-                    self._note(f"waiting: {error}")
+                    logger.warning("waiting: %s", error)
                     was_noted = True
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _MOST_WAIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.cluster.records import AgentId, HeldShard
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _COALESCE_SECONDS = 0.003
 """Devices that want something within that time are decided about together."""
@@ -44,7 +47,6 @@ class Claimer:
         store: Store,
         ledger: Ledger,
         claimed: Callable[[HeldShard, float], None],
-        note: Callable[[str], None],
         ttl_s: float,
         is_settled: Callable[[], bool],
     ) -> None:
@@ -53,7 +55,7 @@ class Claimer:
         `is_settled` as in `Claims.claim`.
         """
         self._is_settled = is_settled
-        self._store, self._ledger, self._claimed, self._note, self._ttl_s = store, ledger, claimed, note, ttl_s
+        self._store, self._ledger, self._claimed, self._ttl_s = store, ledger, claimed, ttl_s
         self._agent: AgentId | None = None
         self._wishes: dict[str, _Wish] = {}
         self._due: set[str] = set()
@@ -149,7 +151,7 @@ class Claimer:
         except FarmError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                self._note(f"nothing can be claimed: {error}")
+                logger.warning("nothing can be claimed: %s", error)
             self._wake_later(soc, _AGAIN_SECONDS)
             return
         self._problem = ""

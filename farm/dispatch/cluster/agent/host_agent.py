@@ -9,6 +9,7 @@ done by others, and comes back to it: claims (`claimer.py`), heartbeats and hint
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId, HeldShard, Minded
     from farm.store.store import Store
 
+logger = logging.getLogger(__name__)
+
 LOG_NAME = "agent.log"
 """Log file of an agent, in its folder."""
 _TICK_SECONDS = 1.0
@@ -69,22 +72,21 @@ class HostAgent:
         config: Config,
         name: str = "",
         *,
-        note: Callable[[str], None],
         builds: bool = False,
         has_devices: bool = True,
         devices: Callable[[], Sequence[Device]] | None = None,
         processes: Callable[[Device], DeviceProcess] | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
-        """`note` gets a line for people; `builds` lets it compile for others.
+        """`builds` lets it compile for others.
 
         `devices` replaces the attached devices, `processes` makes their processes.
         """
         self._config, self._timing = config, timing
         self.name = name or config.agent.name or socket.gethostname()
         self._builds, self._has_devices = builds, has_devices
-        self._find, self._note = devices, note
-        self._dispatcher = Dispatcher(note, processes or self._device_process)
+        self._find = devices
+        self._dispatcher = Dispatcher(processes or self._device_process)
         self._jobs = SharedJobs(
             self._dispatcher,
             lambda device: self._works.get(device).device.called,
@@ -160,7 +162,7 @@ class HostAgent:
         from farm.store.objects.objects import open_objects
 
         ttl_s, folder = self._config.leases.ttl_s, self._life.folder
-        objects = open_objects(self._config, patience_s=self._timing.fetch_s, note=self._note)
+        objects = open_objects(self._config, patience_s=self._timing.fetch_s)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )
@@ -168,29 +170,28 @@ class HostAgent:
         self._log = ResultLog(folder / "spool")
         ledger = Ledger()
         self._records = SharedRecords(self._store, ledger, ttl_s)
-        self._recorder = Recorder(self._records, self._log, preparer, self._note)
+        self._recorder = Recorder(self._records, self._log, preparer)
         self._minder = Minder(
             self._store,
             ledger,
             self.facts,
             minded=lambda minded, until_s: self._dispatcher.post(partial(self._minded, minded, until_s)),
             hinted=self._hinted,
-            note=self._note,
             ttl_s=ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
-        self._claimer = Claimer(self._store, ledger, self._claimed, self._note, ttl_s, self._minder.is_settled)
+        self._claimer = Claimer(self._store, ledger, self._claimed, ttl_s, self._minder.is_settled)
         self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
-        self._announcer = Announcer(self._config, self._store, self._note)
+        self._announcer = Announcer(self._config, self._store)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
             from farm.dispatch.cluster.nights import NightStarter
 
-            self._nights = NightStarter(self._config, self._store, self._note)
+            self._nights = NightStarter(self._config, self._store)
         if self._builds:
             from farm.dispatch.cluster.agent.builds import BuildHost
 
-            self._build_host = BuildHost(self._config, self._store, objects, self._note)
+            self._build_host = BuildHost(self._config, self._store, objects)
             self._build_host.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:
@@ -216,7 +217,7 @@ class HostAgent:
             self._begin_delivery()
         kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
         compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
-        self._note(f"agent {self.name} of {self._store.user} is there: {kinds}{compiles}")
+        logger.info("agent %s of %s is there: %s%s", self.name, self._store.user, kinds, compiles)
         if self._has_devices:
             threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
         self._works.open()
@@ -227,8 +228,8 @@ class HostAgent:
 
         periodic = self._nights.periodic() if self._nights is not None else ()
         ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
-        mending = partial(mend, self._store, self._note, ttl_s=ttl_s, is_settled=is_settled)
-        self._delivery = MessageDelivery(self._store, mend=mending, note=self._note, ttl_s=ttl_s, periodic=periodic)
+        mending = partial(mend, self._store, ttl_s=ttl_s, is_settled=is_settled)
+        self._delivery = MessageDelivery(self._store, mend=mending, ttl_s=ttl_s, periodic=periodic)
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
@@ -264,7 +265,7 @@ class HostAgent:
         if self._is_draining:
             return
         self._is_draining = True
-        self._note("finishing what runs; nothing else begins")
+        logger.info("finishing what runs; nothing else begins")
         self._works.shut("its agent takes no more work")
         self._minder.wake()
         self._drainer.start()
@@ -328,7 +329,7 @@ class HostAgent:
         except FarmError as error:
             if is_first:
                 raise
-            self._note(f"what is attached cannot be seen: {error}")
+            logger.warning("what is attached cannot be seen: %s", error)
             return
         if is_first:
             self._looked(look)
@@ -381,7 +382,7 @@ class HostAgent:
         self._dispatcher.close()
         self._jobs.close()
         if not self._recorder.close(_LAST_SECONDS):
-            self._note("the store is away: what is not recorded is offered at the next start")
+            logger.warning("the store is away: what is not recorded is offered at the next start")
         elif self._jobs.has_quarantined:
             self._announcer.close()
         self._log.close()

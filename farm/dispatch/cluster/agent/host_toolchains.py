@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,11 +16,11 @@ from farm.dispatch.cluster.toolchain_id import offered
 from farm.dispatch.fork_server import SECRETS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.cluster.records import OfferedToolchain
+
+logger = logging.getLogger(__name__)
 
 # A look takes 0.2 s of the processor for each toolchain (2-core machine). Until the next one, whoever has just changed
 # a checkout on a build host is told that no host has it.
@@ -34,8 +35,8 @@ _OF_THE_AGENT = ("SSH_AUTH_SOCK", "FARM_SERVE_TOKEN")
 class HostToolchains:
     """What this host compiles with. Any thread may ask; one at a time looks."""
 
-    def __init__(self, config: Config, note: Callable[[str], None]) -> None:
-        self._config, self._note = config, note
+    def __init__(self, config: Config) -> None:
+        self._config = config
         self._looking = threading.Lock()
         self._tools: dict[str, Toolchain] = {}
         """By name."""
@@ -98,7 +99,7 @@ class HostToolchains:
         from farm.builds.toolchains.select import use_toolchain
 
         try:
-            tools = prepare(use_toolchain(self._config, name, self._note), self._note)
+            tools = prepare(use_toolchain(self._config, name))
         except FarmError as error:
             self._say(name, f"toolchain {name} is not offered: {error}")
             return None
@@ -114,4 +115,4 @@ class HostToolchains:
     def _say(self, subject: str, problem: str) -> None:
         if self._problems.get(subject) != problem:
             self._problems[subject] = problem
-            self._note(problem)
+            logger.warning(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentFacts, AgentId, Minded
     from farm.store.store import Store
 
+logger = logging.getLogger(__name__)
+
 _AGAIN_SECONDS = 1.0
 """Between two tries while the database is away."""
 
@@ -35,7 +38,6 @@ class Minder:
         *,
         minded: Callable[[Minded, float], None],
         hinted: Callable[[set[str]], bool],
-        note: Callable[[str], None],
         ttl_s: float,
         heartbeat_s: float,
     ) -> None:
@@ -44,7 +46,7 @@ class Minder:
         `hinted` gets what was notified, and returns whether a heartbeat should follow at once.
         """
         self._store, self._ledger, self._facts, self._minded, self._hinted = store, ledger, facts, minded, hinted
-        self._note, self._ttl_s, self._heartbeat_s = note, ttl_s, heartbeat_s
+        self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
         self._problem = ""
@@ -111,11 +113,11 @@ class Minder:
         except FarmError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                self._note(f"no heartbeat: {error}")
+                logger.warning("no heartbeat: %s", error)
             return False
         self._answers.note(self._ttl_s)
         if self._problem:
             self._problem = ""
-            self._note("heartbeats reach the store again")
+            logger.info("heartbeats reach the store again")
         self._sent = facts
         return True

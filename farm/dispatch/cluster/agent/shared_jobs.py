@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _FETCHING = 4
 """Shards that are prepared at once."""
@@ -120,7 +123,8 @@ class SharedJobs:
         """Announce that a device rests, or has jobs again."""
         del halts
         if why:
-            self._host.note(f"{self._called(device)} is not used for a while: {why}")
+            name = self._called(device)
+            logger.warning("%s is not used for a while: %s", name, why, extra={"device": name})
         self._changed()
 
     def aside(self, action: Callable[[], None]) -> None:

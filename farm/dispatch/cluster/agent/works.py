@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.agent.timing import Timing
     from farm.dispatch.job_source import Host, JobSource
     from farm.store.cluster.records import AgentDevice, HeldShard, Minded
+
+logger = logging.getLogger(__name__)
 
 
 class Works:
@@ -94,7 +97,8 @@ class Works:
         for id_, work in self._works.items():
             if id_ in minded.lost:
                 if work.lease is not None:
-                    self._host.note(f"{work.device.called} is not ours any more: its lease was lost")
+                    name = work.device.called
+                    logger.warning("%s is not ours any more: its lease was lost", name, extra={"device": name})
                 work.lost()
             elif work.lease is not None:
                 work.renewed(until_s)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from farm.base.errors import UsageError
 from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.cluster.client.follow import FollowEnd, follower_of
-from farm.dispatch.cluster.client.submit import say_numbers
 from farm.dispatch.request.request import RunOutcome
-from farm.dispatch.run.steps import report_of
+from farm.dispatch.run.steps import log_numbers, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +43,6 @@ def attach(
         path = config.run_folder(run_id) / "report.html"
         if ending is FollowEnd.LEFT:
             return RunOutcome(INTERRUPTED, view, path, left=True)
-        say_numbers(store, run_id, listener.note)
+        log_numbers(store, run_id)
         code = view.exit_code if ending is FollowEnd.FINISHED and view.exit_code is not None else INTERRUPTED
         return RunOutcome(code, view, report_of(config, store, view))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from farm.report.model.format import duration
 from farm.store.protocol import PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.base.config.settings import Config
     from farm.dispatch.pool.fleet import Choice
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import Agent, AgentDevice
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 3.0
 
@@ -90,8 +93,8 @@ def agent_refusal(agent: Agent) -> str:
 class Wanted:
     """The devices of a run on a shared farm."""
 
-    def __init__(self, store: Store, socs: Sequence[str], choice: Choice, note: Callable[[str], None]) -> None:
-        self._store, self._choice, self._note = store, choice, note
+    def __init__(self, store: Store, socs: Sequence[str], choice: Choice) -> None:
+        self._store, self._choice = store, choice
         self.socs = list(dict.fromkeys(socs))
         self.devices: list[AgentDevice] = []
         """Those of living hosts."""
@@ -130,12 +133,12 @@ class Wanted:
             if left <= 0:
                 if wait_s is not None and len(lacking) < len(self.socs):
                     names = " and no ".join(lacking)
-                    self._note(f"no {names} came within {duration(wait_s)}: their jobs are left out")
+                    logger.warning("no %s came within %s: their jobs are left out", names, duration(wait_s))
                     return lacking
                 raise NoDeviceError(_words(lacking, refused))
             if not said:
                 said = True
-                self._note(f"waiting up to {duration(wait_s or 0.0)}: {_words(lacking, refused)}")
+                logger.info("waiting up to %s: %s", duration(wait_s or 0.0), _words(lacking, refused))
             time.sleep(min(_LOOK_SECONDS, left))
 
     def _look(self) -> tuple[list[str], list[str]]:
@@ -163,7 +166,7 @@ class Wanted:
     def _expect(self, lacking: Sequence[str], refused: Sequence[str]) -> None:
         from farm.store.cluster.records import AgentDevice
 
-        self._note(f"{_words(lacking, refused, hint=False)}: their jobs wait")
+        logger.warning("%s: their jobs wait", _words(lacking, refused, hint=False))
         known = [one for one in self._store.devices.all() if one.soc in lacking]
         for soc in lacking:
             kinds = sorted({(one.kind, one.os) for one in known if one.soc == soc}) or [("hardware", "android")]

@@ -6,6 +6,7 @@ Whoever follows only reads: the run goes on, and ends, without them.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.store.cluster.records import RunProgress
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
 # However many results there are.
@@ -101,7 +104,7 @@ class Signals:
 def _within(interrupts: InterruptHandler) -> Iterator[threading.Event]:
     """Yield what is set when the command, of which following is a part, is asked to end."""
     asked = threading.Event()
-    with interrupts.finishing(asked.set, lambda: None):
+    with interrupts.finishing(asked.set):
         yield asked
 
 
@@ -145,7 +148,7 @@ class Follower:
                 try:
                     return self._loop(hints, first.last, noted, None)
                 except KeyboardInterrupt:
-                    self._listener.note(self._words_of_leaving())
+                    logger.info(self._words_of_leaving())
                     return FollowEnd.LEFT
 
     def _loop(self, hints: Hints, after: int, signals: Signals | None, asked: threading.Event | None) -> FollowEnd:
@@ -172,7 +175,7 @@ class Follower:
         while True:
             if signals is not None and signals.came and self._cancelled_s is None:
                 if self._decide(signals) is Meaning.LEAVE:
-                    self._listener.note(self._words_of_leaving())
+                    logger.info(self._words_of_leaving())
                     return FollowEnd.LEFT
                 return None
             if asked is not None and asked.is_set() and self._cancelled_s is None:
@@ -208,7 +211,7 @@ class Follower:
     def _stop(self, words: str) -> None:
         self._cancel()
         self._cancelled_s = time.monotonic()
-        self._listener.note(words)
+        logger.info(words)
 
     def _words_of_leaving(self) -> str:
         if self._cancelled_s is not None:
@@ -225,11 +228,11 @@ class Follower:
         except StoreError as error:
             if self._away_s is None:
                 self._away_s = time.monotonic()
-                self._listener.note(f"the run goes on, and is shown again once the store answers: {error}")
+                logger.warning("the run goes on, and is shown again once the store answers: %s", error)
             return None
         if self._away_s is not None:
             self._away_s = None
-            self._listener.note("the store answers again")
+            logger.info("the store answers again")
         return progress
 
     def _say_why(self, progress: RunProgress) -> None:
@@ -248,7 +251,7 @@ class Follower:
             return
         if words and words != self._said:
             self._said = words
-            self._listener.note(f"waiting: {words}")
+            logger.info("waiting: %s", words)
 
 
 def follower_of(

@@ -6,12 +6,13 @@ before leaves a run that never began, and afterwards the run goes on.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import FarmError, UsageError
+from farm.base.errors import UsageError
 from farm.base.interrupts import INTERRUPTED
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
@@ -22,7 +23,7 @@ from farm.dispatch.cluster.client.work import RunWork, manifests_of, upload_runt
 from farm.dispatch.cluster.terms import WorkTerms, encode_terms
 from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.request import RunOutcome
-from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, narrowed
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
 from farm.report.model.format import plural
 from farm.store.protocol import PROTOCOL
 from farm.suites.options import runtime_flags
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job
 
+logger = logging.getLogger(__name__)
+
 
 def submit(
     config: Config,
@@ -64,12 +67,12 @@ def submit(
     request = pinned(request)
     require_possible(request, manner)
     budget = Budget(request.budget_s)
-    config, jobs = choose(config, request, listener.note, only)
+    config, jobs = choose(config, request, only)
     with open_store(config.store_url) as store:
-        wanted = Wanted(store, [find_soc(name).name for name in request.socs], request.choice, listener.note)
+        wanted = Wanted(store, [find_soc(name).name for name in request.socs], request.choice)
         given_up = wanted.find(wait=manner.wait, wait_s=request.wait_s)
         jobs = tuple(job for job in jobs if job.target.soc not in given_up)
-        jobs = narrowed(config, request, store, jobs, listener.note, lambda: wanted.kind or "hardware")
+        jobs = narrowed(config, request, store, jobs, lambda: wanted.kind or "hardware")
         run = _SharedRun(config, request, listener, store, interrupts, budget, manner, wanted)
         return run.execute(jobs, begun=begun)
 
@@ -87,7 +90,7 @@ def resume(
     from farm.store.store import open_store
 
     with open_store(config.store_url) as store:
-        config, request, view, missing = left_of(config, store, ref, listener.note)
+        config, request, view, missing = left_of(config, store, ref)
         request = pinned(request)
         require_possible(request, manner)
         order = store.cluster.order(view.id)
@@ -96,7 +99,7 @@ def resume(
         if not missing and view.exit_code is not None:
             return finished_outcome(config, store, request, view)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
-        wanted = Wanted(store, [job.target.soc for job in missing], request.choice, listener.note)
+        wanted = Wanted(store, [job.target.soc for job in missing], request.choice)
         given_up = wanted.find(wait=manner.wait, wait_s=request.wait_s)
         missing = tuple(job for job in missing if job.target.soc not in given_up)
         run = _SharedRun(config, request, listener, store, interrupts, budget, manner, wanted)
@@ -138,12 +141,12 @@ class _SharedRun(RunSteps):
         # What was stale when the run ended before is not any more.
         was_stale = [job.id for job in before.jobs if job.stale is not None] if before is not None else []
         kind = self._wanted.kind or then.get("device_kind", "hardware")
-        tools = prepare(self._config, self._listener.note, virtual=kind == "virtual")
+        tools = prepare(self._config, virtual=kind == "virtual")
         fingerprint = self._fingerprint(tools, kind)
         if run_id:
             require_same(then, fingerprint, run_id)
         self._look_back(jobs, tools, kind)
-        objects = open_objects(self._config, note=self._listener.note)
+        objects = open_objects(self._config)
         work = self._work(jobs, tools, objects)
         after = made_before = 0
         if was_submitted:
@@ -248,7 +251,7 @@ class _SharedRun(RunSteps):
         }
         here = sorted({one.key for one in planned if one.cached} - known.keys())
         if here:
-            self._listener.note(f"uploading {plural(len(here), 'compiled program')}")
+            logger.info("uploading %s", plural(len(here), "compiled program"))
         return {**known, **upload_bundles(objects, BundleCache(self._config.cache_dir), here)}
 
     def _width(self, tools: Toolchain) -> int:
@@ -307,7 +310,7 @@ class _SharedRun(RunSteps):
         `before` are the last attempt, and the number of bundles, of an earlier part of it.
         """
         after, made_before = before
-        self._listener.note(f"run {run_id} is handed in")
+        logger.info("run %s is handed in", run_id, extra={"run": run_id})
         if self._manner.detach:
             return self._left(run_id, 0)
         first = self._store.cluster.progress(run_id, after)
@@ -338,7 +341,7 @@ class _SharedRun(RunSteps):
             Supervisor() as supervisor,
             build_here(
                 self._config, run_id, folder, work.to_build, tools, objects, self._store, supervisor,
-                on_start=lambda _: None, on_done=ended, note=self._listener.note,
+                on_start=lambda _: None, on_done=ended,
             ),
         ):  # fmt: skip
             yield
@@ -350,23 +353,10 @@ class _SharedRun(RunSteps):
             return self._left(run_id, INTERRUPTED)
         if ending is FollowEnd.CANCELLED or view.exit_code is None:
             return self._outcome(run_id, INTERRUPTED)
-        say_numbers(self._store, run_id, self._listener.note, confirm=self._request.confirm)
+        log_numbers(self._store, run_id, confirm=self._request.confirm)
         return self._outcome(run_id, view.exit_code)
 
     def _left(self, run_id: str, code: int) -> RunOutcome:
         """Return the outcome of a run that goes on."""
         report = self._config.run_folder(run_id) / "report.html"
         return RunOutcome(code, self._store.runs.view(run_id), report, toolchain=self._request.toolchain, left=True)
-
-
-def say_numbers(store: Store, run_id: str, note: Callable[[str], None], *, confirm: bool = False) -> None:
-    """Say how the numbers of a run are beside those of comparable runs; who ended it has recorded that."""
-    from farm.dispatch.look_back import look_back
-
-    try:
-        lines = look_back(store, run_id).summary_lines(confirm=confirm)
-    except FarmError as error:
-        note(f"the numbers were not compared with those before: {error}")
-        return
-    for line in lines:
-        note(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import Build
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # Several at once hide the way to the artifacts' store; more would only share it.
 _AT_ONCE = 4
@@ -81,7 +84,6 @@ def build_here(
     *,
     on_start: Callable[[str], None],
     on_done: Callable[[BuildReply], None],
-    note: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
     """Make `builds` of a run on this machine while the body runs, each sent as soon as it is made.
 
@@ -91,7 +93,7 @@ def build_here(
     """
     from farm.builds.compile.pool import BuilderPool, MemoryLimits
 
-    sender = _Sender(run_id, objects, store, BundleCache(config.cache_dir), folder, on_done, note)
+    sender = _Sender(run_id, objects, store, BundleCache(config.cache_dir), folder, on_done)
     folder.mkdir(parents=True, exist_ok=True)
     requests = [
         BuildRequest(one.job, one.key, one.versions, str(folder / f"{one.key}.log"), anew=one.anew) for one in builds
@@ -133,11 +135,10 @@ class _Sender:
         cache: BundleCache,
         folder: Path,
         on_done: Callable[[BuildReply], None],
-        note: Callable[[str], None],
     ) -> None:
         self._run_id, self._objects, self._store = run_id, objects, store
         self._cache, self._folder = cache, folder
-        self._on_done, self._note = on_done, note
+        self._on_done = on_done
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload")
 
     def is_wanted(self, key: str) -> bool:
@@ -164,7 +165,7 @@ class _Sender:
             self._store.cluster.add_built(build, manifest)
             reply = build.reply or reply
         except FarmError as error:
-            self._note(f"bundle {reply.key[:12]} was made and could not be sent: {error}")
+            logger.warning("bundle %s was made and could not be sent: %s", reply.key[:12], error)
             return
         self._on_done(reply)
 

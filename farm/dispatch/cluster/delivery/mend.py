@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from farm.store.leases.rows import always_settled
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
+logger = logging.getLogger(__name__)
+
 _KEPT_HOURS = 1.0
 
 
-def mend(
-    store: Store, note: Callable[[str], None], *, ttl_s: float, is_settled: Callable[[], bool] = always_settled
-) -> bool:
+def mend(store: Store, *, ttl_s: float, is_settled: Callable[[], bool] = always_settled) -> bool:
     """Put back what dead agents and workers held, and defer jobs that are missing.
 
     Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
@@ -25,7 +26,7 @@ def mend(
     mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
     store.messages.retry(ttl_s, is_settled)
     for line in mended.lines:
-        note(line)
+        logger.info(line)
     return mended.is_busy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.cluster.delivery.app import Periodic
+
+logger = logging.getLogger(__name__)
 
 MEND_AGAIN_S = 5.0
 SERVICES = 4
@@ -31,8 +34,8 @@ class Calls:
 class Serving:
     """Handlers of jobs on one event loop (`farm.dispatch.cluster.delivery.app.Handler`)."""
 
-    def __init__(self, calls: Calls, note: Callable[[str], None]) -> None:
-        self._calls, self._note = calls, note
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         # Not asyncio's own pool, which other code of the loop may fill.
         self._threads = ThreadPoolExecutor(SERVICES, thread_name_prefix="service")
 
@@ -63,5 +66,5 @@ class Serving:
         try:
             return await asyncio.shield(asyncio.wrap_future(self._threads.submit(call)))
         except Exception as error:  # noqa: BLE001 - the next job of its kind comes within seconds
-            self._note(f"{what}: {error}")
+            logger.warning("%s: %s", what, error)
             return None

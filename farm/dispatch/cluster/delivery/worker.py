@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from farm.dispatch.cluster.delivery.app import Periodic
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 # Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
 _LOOK_S = 12.0
@@ -40,14 +43,13 @@ class MessageDelivery:
         *,
         finish: Callable[[str], object] | None = None,
         mend: Callable[[], bool],
-        note: Callable[[str], None],
         ttl_s: float,
         periodic: Sequence[Periodic] = (),
     ) -> None:
-        self._store, self._note, self._periodic = store, note, tuple(periodic)
+        self._store, self._periodic = store, tuple(periodic)
         self._ttl_s = ttl_s
         tidy = partial(mending.tidy, store)
-        self._serving = Serving(Calls(finish or self._finish_run, mend, tidy), note)
+        self._serving = Serving(Calls(finish or self._finish_run, mend, tidy))
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()
@@ -94,7 +96,7 @@ class MessageDelivery:
                 await self._listen()
             except Exception as error:  # noqa: BLE001 - whatever ends a worker, another one has to go on
                 self._is_away = True
-                self._note(f"messages: {self._words(error.__cause__ or error)}: trying again")
+                logger.warning("messages: %s: trying again", self._words(error.__cause__ or error))
                 await self._pause(_CONNECT_EVERY_S)
         if self._cleanups:
             await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
@@ -110,13 +112,13 @@ class MessageDelivery:
                 connection = await psycopg.AsyncConnection.connect(**arguments)
             except (psycopg.Error, OSError) as error:
                 if not self._is_away:
-                    self._note(f"messages: the database is away, they wait for it: {self._words(error)}")
+                    logger.warning("messages: the database is away, they wait for it: %s", self._words(error))
                 self._is_away = True
                 await self._pause(_CONNECT_EVERY_S)
             else:
                 await connection.close()
                 if self._is_away:
-                    self._note("messages: the database is back")
+                    logger.info("messages: the database is back")
                 self._is_away = False
                 return
 
@@ -174,7 +176,7 @@ class MessageDelivery:
     def _finish_run(self, run_id: str) -> None:
         from farm.dispatch.cluster.ending import finish
 
-        finish(self._store, run_id, self._note)
+        finish(self._store, run_id)
 
 
 async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:
