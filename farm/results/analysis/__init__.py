@@ -1,1 +1,1 @@
-"""Numbers of many runs: what is a candidate, since which run, and what a change comes from. Statistics, pure."""
+"""Statistics of many runs: suspected regressions, their first run and the cause of a change. Pure."""

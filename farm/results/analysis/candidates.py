@@ -32,7 +32,7 @@ SETTLED = 4
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
 _LEAST_OLD = 3
-# Fewest values of a device that tell how it differs from others, and by how many standard errors it has to.
+# Fewest values of a device for its difference from others, and the standard errors that the difference needs.
 _LEAST_OF_DEVICE = 3
 _DEVICE_ERRORS = 2.0
 # A run is that many sigmas too good by chance once in forty times.
@@ -47,13 +47,13 @@ class Finding(StrEnum):
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
     CHANGED = "changed"
-    """Of a metric of which neither way is better."""
+    """Change of a metric without a better direction."""
     UNDEFINED = "undefined"
     """The number cannot be compared."""
 
 
 CANDIDATES = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
-"""Findings to confirm by an interleaved A/B comparison; those of exact metrics need none."""
+"""Findings to confirm by interleaved pairs; findings of exact metrics need none."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     finding: Finding
     reason: str
-    """One line."""
+    """Reason in one line."""
     count: int
     """Runs that it was compared with."""
     baseline: float = math.nan
@@ -69,13 +69,13 @@ class Judgement(msgspec.Struct, frozen=True):
     change: float = math.nan
     """From the baseline, on the scale of the series; NaN where there is none."""
     sigmas: float = math.nan
-    """The change in what the history varies by; inf where it repeats to the bit."""
+    """Change in units of the history's variation; inf for a history without variation."""
     sigma: float = math.nan
-    """What the history varies by, on the scale of the series; NaN where too little is known."""
+    """Variation of the history on the scale of the series; NaN for too few values."""
     p_value: float = 1.0
-    """Of the change by chance alone, either way."""
+    """Two-sided probability of the change by chance alone."""
     flips: int = 0
-    """Of an exact metric that is another than before, as it was once already: how often it was that."""
+    """Earlier occurrences of the new value of an exact metric."""
 
 
 def judge(
@@ -83,7 +83,7 @@ def judge(
 ) -> Judgement:
     """Compare `value` with the values of comparable runs before it, oldest first.
 
-    `shift`, on the scale of the series, is subtracted from the change: what the whole night was off by
+    `shift`, on the scale of the series, is subtracted from the change: the shift of the whole nightly run
     (`farm.results.analysis.nights`).
     """
     if series.exact:
@@ -134,14 +134,14 @@ def may_hide_regression(series: Series, judgement: Judgement) -> bool:
     if judgement.finding is Finding.INSUFFICIENT_DATA:
         return True
     if judgement.sigma == 0.0 and series.unit in TIME_UNITS:
-        # Times repeat to the bit where the clock is coarser than they are noisy: what is below a tick is not seen.
+        # A clock coarser than the noise gives equal times: changes below a tick are invisible.
         return True
     worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
     return worse + _LUCK_SIGMAS * judgement.sigma > GATES[series.scale].change
 
 
 def way(direction: Direction, change: float) -> Finding:
-    """Return what a change, positive where the value rose, is for a metric whose better values lie in `direction`."""
+    """Return the finding for a change, positive for a rise, of a metric whose better values lie in `direction`."""
     if direction is Direction.LOWER:
         return Finding.REGRESSION if change > 0 else Finding.IMPROVEMENT
     if direction is Direction.HIGHER:
@@ -152,8 +152,8 @@ def way(direction: Direction, change: float) -> Finding:
 def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) -> list[float]:
     """Return `values`, oldest first, with known steps taken out, so that all are on the level of the last one.
 
-    `steps` has the confirmed change, on `scale`, by the index of the first value of the new level. What is before a
-    step that is not finite (outputs that were equal, and are not any more) is NaN.
+    `steps` has the confirmed change, on `scale`, by the index of the first value of the new level. Values before an
+    infinite step (outputs were equal and now differ) are NaN.
     """
     if not steps:
         return list(values)
@@ -161,17 +161,17 @@ def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) 
     for index, change in steps.items():
         off[:index] += change if math.isfinite(change) else math.nan
     numbers = scaled(scale, values) + off
-    # What is on the level stays what it is, to the last digit.
+    # Values on the level stay unchanged to the last digit.
     return [
         unscaled(scale, float(number)) if by else value for value, number, by in zip(values, numbers, off, strict=True)
     ]
 
 
 def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], device: str) -> list[float]:
-    """Return `values`, oldest first, as they would have been on `device`, as far as it can be seen how others differ.
+    """Return `values`, oldest first, corrected for the known differences between their devices and `device`.
 
-    `devices` has that of each value. Another one has its median moved to that of `device` where both have enough values
-    and differ by more than chance.
+    `devices` has the device of each value. Values of another device are moved to the median of `device` if both have
+    enough values and differ by more than chance.
     """
     found = list(values)
     recent = slice(-2 * BASELINE, None)
@@ -196,7 +196,8 @@ def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], dev
 def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:
     """Return the index of the run to confirm a candidate against, among those before the new one, oldest first.
 
-    It is the oldest of the baseline on its level: newer ones may have the step already. `steps` as in `levelled`.
+    The oldest run of the baseline on its level is chosen, because newer ones may have the step already. `steps` as in
+    `levelled`.
     """
     oldest = max(0, len(values) - BASELINE, *steps)
     return oldest + settled(series, scaled(series.scale, levelled(series.scale, values, steps)[oldest:]))

@@ -30,19 +30,19 @@ _GREATEST = 1e12
 
 
 class ChangePoint(msgspec.Struct, frozen=True):
-    """Where one level ends and another begins."""
+    """Boundary between two levels."""
 
     index: int
-    """Of the first value of the new level, where it most likely is."""
+    """Most likely index of the first value of the new level."""
     earliest: int
     latest: int
     """First and last possible index, with 95 % credibility."""
     change: float
-    """From the median of the level before to that of the level after, on the scale."""
+    """Change between the medians of the levels before and after, on the scale."""
 
 
 def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, ...]:
-    """Return where the level of `values`, oldest first, changes; what is not finite, or beyond 1e12, is passed over.
+    """Return the changes of level in `values`, oldest first; values that are not finite, or beyond 1e12, are skipped.
 
     The sum of squared distances from the level's mean, in robust standard deviations and with outliers pulled in,
     plus a penalty for each level, is least for these levels: all ways to cut are compared (O(n^2)).
@@ -72,7 +72,7 @@ class _Costs:
         self._squares = np.concatenate(([0.0], np.cumsum(values * values)))
 
     def of(self, begin: NDArray[np.int64] | int, end: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Return that of the values from `begin` to before `end`, each an index or an array of them."""
+        """Return the cost of the values from `begin` to before `end`, each an index or an array of indices."""
         total = self._sums[end] - self._sums[begin]
         return np.asarray(self._squares[end] - self._squares[begin] - total * total / (np.asarray(end) - begin))
 

@@ -28,10 +28,10 @@ from farm.results.analysis.scale import GATES, Scale, change_text, scaled
 PAIRS = 10
 """Pairs of a confirmation; as many again when they leave it unknown."""
 INFERENCES = 5
-"""Of each bundle in a pair."""
+"""Inferences of each bundle in a pair."""
 P_CONFIRMED = 0.01
 P_REFUTED = 0.07
-"""Of a change that is as great as the gate by chance alone."""
+"""Level at which a change as great as the gate is refuted."""
 P_UNSUSPECTED = 0.001
 """For a number that is no candidate: ten pairs that all point one way are enough."""
 CONFIDENCE = 0.95
@@ -40,7 +40,7 @@ FALSE_ALERTS = 0.05
 
 
 class Answer(StrEnum):
-    """What pairs say about a claimed change."""
+    """Answer of pairs to a claimed change."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
@@ -53,30 +53,30 @@ class Confirmation(msgspec.Struct, frozen=True):
 
     answer: Answer
     reason: str
-    """One line."""
+    """Reason in one line."""
     pairs: int
-    """Those that could be compared."""
+    """Number of comparable pairs."""
     change: float
     """Hodges-Lehmann estimate from good to new, on the scale of the series; NaN without pairs."""
     low: float
     high: float
     """The change's interval, with 95 % confidence."""
     p_value: float
-    """One-sided: of a change this way by chance alone."""
+    """One-sided probability of a change this way by chance alone."""
 
 
 Pair = tuple[Sequence[float], Sequence[float]]
 """Samples of the good bundle and of the new one, measured one after the other; each side counts by its median.
 
-Of a list of pairs the good one began those with an even index; a pair that is missing has sides without samples.
+In a list of pairs the good bundle began the pairs of even index; a missing pair has sides without samples.
 """
 
 # A sample is no outlier so many ticks of a coarse clock from the others. A clock is coarse where each time that it
 # shows is shown so often.
 _NEAR_TICKS = 1.5
 _COARSE = 3
-# Fewest differences from which on it is seen that whoever runs second is at a disadvantage, and how many standard
-# errors that has to be: below, taking it out would cost more than it gives.
+# Fewest differences for an estimate of the second place's disadvantage, and the standard errors that it needs: below
+# these a correction costs more than it gains.
 _LEAST_ORDERED = 6
 _ORDER_SIGMAS = 2.5
 
@@ -92,10 +92,10 @@ def confirm(
 ) -> Confirmation:
     """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
-    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
-    the estimate is beyond the gate. Refuted: the same test of what the differences are short of the gate by has
-    p < P_REFUTED. Everything else is unknown. `looks`: how often the pairs were looked at to confirm, this time
-    included: p is that of any of them, and with 0 they may only refute.
+    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and the
+    estimate is beyond the gate. Refuted: the same test of the differences' shortfalls from the gate has p < P_REFUTED.
+    Everything else is unknown. `looks` is the number of looks at the pairs, this one included: p holds for any of them,
+    and with 0 the pairs can only refute.
     """
     gate = GATES[scale].confirmed if gate is None else gate
     tick = _tick(scale, pairs)
@@ -125,10 +125,10 @@ def confirm(
 
 
 def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
-    """Return the confirmations of a family, all that were measured of one night, with false discoveries controlled.
+    """Return the confirmations of a family, all measured after one nightly run, with false discoveries controlled.
 
-    By Benjamini and Hochberg at most `rate` of those that stay confirmed are chance, in the mean; the others become
-    unknown. The pairs are independent of what made the candidates, so this holds however those were chosen.
+    By Benjamini and Hochberg at most `rate` of the remaining confirmations are chance, on average; the others become
+    unknown. The pairs are independent of the values that raised the suspicion, so that its choice does not matter.
     """
     kept = discoveries([one.p_value for one in confirmations], rate)
     why = f"not enough among {len(confirmations)} that were measured"
@@ -144,7 +144,7 @@ def unsure(one: Confirmation, why: str = "not so of those that it was measured w
 
 
 def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:
-    """Return the p-value with which a change passes `control` as the only one of so many."""
+    """Return the p-value with which a single change among `family` passes `control`."""
     return rate / max(1, family)
 
 
@@ -169,7 +169,7 @@ def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:
 
 
 def _share_of_tick(pairs: Sequence[Pair], tick: float) -> float:
-    """Return the tick as a share of what the good bundle takes."""
+    """Return the tick as a share of the good bundle's time."""
     return tick / median(np.concatenate([np.asarray(good) for good, _ in pairs if len(good)])) if tick else 0.0
 
 
@@ -199,10 +199,10 @@ def _middles(scale: Scale, sides: Sequence[Sequence[float]], tick: float) -> NDA
 
 
 def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the differences of pairs without what it costs to run after the other program, where that is seen.
+    """Return the differences of pairs without the cost of the second place, if that cost is significant.
 
-    In turns good new, new good the second of a pair is the one that the device is switched to: it is late in every
-    pair, the new one in even pairs and the good one in odd ones.
+    In the order good new, new good the device switches to the second program of each pair, which is slower: the new one
+    in even pairs, the good one in odd pairs.
     """
     even, odd = (side[~np.isnan(side)] for side in (differences[::2], differences[1::2]))
     if len(even) + len(odd) < _LEAST_ORDERED or min(len(even), len(odd)) < 2:

@@ -1,4 +1,4 @@
-"""Step 3: what is a change attributed to? From comparisons that swap one factor each.
+"""Step 3: attribution of a change, from comparisons that swap one factor each.
 
 Pure. Reasons: docs/explanation/statistics.md.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Factor(StrEnum):
-    """What can be swapped by itself between the last good run and the first bad one."""
+    """Factor that can be swapped alone between the last good run and the first bad one."""
 
     PROGRAM = "program"
     """The bundle's `.pte`."""
@@ -32,32 +32,32 @@ class Factor(StrEnum):
 
 
 class AttributionKind(StrEnum):
-    """What the swaps say together."""
+    """Result of all swaps together."""
 
     FACTOR = "axis"
-    """One factor explains the change."""
+    """A single factor explains the change."""
     SEVERAL = "several"
     """More than one do, each a part of it."""
     INTERACTION = "interaction"
     """Only together: the factors by themselves leave over more than chance, and all that differ were swapped."""
     UNEXPLAINED = "unexplained"
-    """What was measured does not tell."""
+    """The measurements give no explanation."""
     NOTHING = "nothing"
     """There is no change to explain."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The factors that a change is attributed to, and what they leave over. Changes are on the scale of the series."""
+    """Factors that explain a change, and the unexplained rest. Changes are on the scale of the series."""
 
     kind: AttributionKind
     causes: tuple[Factor, ...]
     """The greatest effect first."""
     rest: float
-    """What the factors by themselves leave over of the whole change, and its interval; NaN where none was swapped."""
+    """Part of the whole change without the single factors, and its interval; NaN without a swap."""
     rest_low: float
     rest_high: float
     reason: str
-    """One line."""
+    """Reason in one line."""
 
 
 def explain(
@@ -70,11 +70,11 @@ def explain(
 ) -> Explanation:
     """Return the factors that explain a change.
 
-    `whole` compares all old with all new; `alone` compares all old with all old but for one factor; `differing` are the
-    factors that are not the same. All from one device, with `confirm`. An effect up to `gate`, on `scale`, is none.
+    `whole` compares all old with all new; `alone` compares all old with one factor swapped; `differing` has the factors
+    that differ. All come from one device and `confirm`. An effect up to `gate`, on `scale`, counts as none.
 
-    A change is attributed to a factor whose interval leaves out 0 and whose effect is beyond the gate, either way. What
-    is left over counts when its interval, from those of all that were measured, leaves out 0 and it is beyond the gate.
+    A change is attributed to a factor whose interval excludes 0 and whose effect is beyond the gate, either way. The
+    rest counts if its interval, from all measured ones, excludes 0 and the rest is beyond the gate.
     """
     gate = GATES[scale].confirmed if gate is None else gate
     if whole.answer is Answer.REFUTED or max(abs(whole.low), abs(whole.high)) < gate:

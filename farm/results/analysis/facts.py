@@ -1,4 +1,4 @@
-"""Facts of two runs side by side, and what they are called. Pure."""
+"""Facts of two runs side by side, and their names. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENTS = {
     "python_content": "files of Python",
     "qnn_content": "libraries of QNN",
 }
-"""What facts stand for whose values are hashes of what is there: nobody can read them."""
+"""Names for facts whose values are hashes of content, which readers cannot interpret."""
 
 
 SHORT_COMMIT = 10
@@ -23,10 +23,9 @@ SHORT_COMMIT = 10
 
 
 def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the facts that are not the same, sorted by name: before and after, empty where a side has none.
+    """Return the differing facts, sorted by name: before and after, empty for a side without the fact.
 
-    The content of something says nothing where one side was recorded without, and nothing more than its version or
-    commit does where that is another one.
+    A content hash is skipped if one side lacks it, or if the version or commit differs as well.
     """
     return {
         name: (was.get(name, ""), now.get(name, ""))
@@ -36,7 +35,7 @@ def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, t
 
 
 def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether the fact `content`, one of CONTENTS, says nothing about two runs that others do not."""
+    """Return whether the fact `content`, one of CONTENTS, adds nothing to the other facts of two runs."""
     names = [content.removesuffix("_content"), *(["commit"] if content == "executorch_content" else [])]
     return content not in was or content not in now or any(was.get(name) != now.get(name) for name in names)
 

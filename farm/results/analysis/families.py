@@ -74,9 +74,9 @@ def common_step(representatives: Sequence[Confirmation]) -> Confirmation | None:
 
 
 def member(scale: Scale, step: Confirmation, own: Confirmation, named: str) -> Confirmation:
-    """Return what is said of a member whose few pairs are nearer to the family's `step` than to none.
+    """Return the confirmation of a member whose few pairs are nearer to the family's `step` than to no change.
 
-    Its size is the family's, which is known better; `named` says of whom. Its p-value is its own.
+    Its size is the family's, which is more precise; `named` is the name of that family. Its p-value is its own.
     """
     reason = (
         f"{change_text(scale, step.change)} ({change_text(scale, step.low)} to {change_text(scale, step.high)}) as "

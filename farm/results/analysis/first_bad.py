@@ -24,18 +24,18 @@ _OUTLIER = 3.0
 
 
 class Bracket(msgspec.Struct, frozen=True):
-    """What is known of a step: indices into the runs of a series, oldest first."""
+    """Bounds of a step: indices into the runs of a series, oldest first."""
 
     good: int
     """The newest run that is known to be good."""
     bad: int
     """The oldest that is known to be bad."""
     open: frozenset[int] = frozenset()
-    """Runs in between that cannot tell: their bundle is gone, or pairs left it unknown."""
+    """Runs in between without an answer: their bundle is gone, or pairs left it unknown."""
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is in between."""
+        """True if no run lies between the bounds."""
         return self.bad == self.good + 1
 
 

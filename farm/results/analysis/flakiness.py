@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 WINDOW = 20
 """Runs that a pass rate is of, and that are compared with as many before them."""
 LOOKED_AT = 2 * WINDOW
-"""Runs of a job that anything is told from."""
+"""Runs of a job that the statistics use."""
 
-# Of a pass rate: 95 %.
+# Quantile of the 95 % interval of a pass rate.
 _Z = 1.959964
-# So many passes in a row are healed when a job as flaky as before would come to them less often than that.
+# Probability below which a row of passes counts as healed, for a job as flaky as before.
 _IMPROBABLE = 0.05
 
 
@@ -33,15 +33,15 @@ class Try(msgspec.Struct, frozen=True):
 
 
 class Reliability(StrEnum):
-    """What becomes of a job's verdicts while its code stays the same."""
+    """Agreement of a job's verdicts for unchanged code."""
 
     STEADY = "steady"
-    """They agreed."""
+    """The verdicts agreed."""
     FLAKY = "flaky"
     NEWLY_FLAKY = "newly flaky"
     """In the newest window, and not in the one before."""
     HEALED = "healed"
-    """It was flaky, and has passed too often since for that to be chance."""
+    """The job was flaky and has passed since then too often for chance."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True):
     tries: int
     """With a verdict about the code, in the newest window."""
     low: float
-    """Of the pass rate, the 95 % interval of Wilson."""
+    """Lower bound of the pass rate by Wilson's 95 % interval."""
     high: float
     reliability: Reliability
     since: str = ""
@@ -59,10 +59,10 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def record_of(tries: Sequence[Try]) -> Record:
-    """Return how a job did; `tries`, at least one and oldest first, are those of its last `LOOKED_AT` runs.
+    """Return the record of a job; `tries`, at least one and oldest first, come from its last `LOOKED_AT` runs.
 
-    A job slips where it fails although the try before it of the same code passed, or passes where that failed in the
-    same run. It is flaky in a window in which it slips. What failed and from some run on passes was mended.
+    A job slips if it fails although the try before with the same code passed, or passes after a failure in the same
+    run. A window with a slip is flaky. A job that failed and passes from some run on was mended.
     """
     runs = list(dict.fromkeys(one.run_id for one in tries))
     newest = set(runs[-WINDOW:])
@@ -80,7 +80,7 @@ def wilson(passed: int, tries: int) -> tuple[float, float]:
     rate, spread = passed / tries, _Z * _Z / tries
     middle = (rate + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(rate * (1 - rate) / tries + spread / (4 * tries)) / (1 + spread)
-    # Rounding must not say that a job that always passed may not.
+    # Rounding must not exclude a pass rate of 1 for a job that always passed.
     return (0.0 if not passed else max(0.0, middle - half)), (1.0 if passed == tries else min(1.0, middle + half))
 
 
@@ -115,7 +115,7 @@ def _healed_in(tries: Sequence[Try], flaky: set[tuple[str, str]]) -> str:
     """Return the run with the pass that was one too many for a job as flaky as it was; empty where none was."""
     end = max(number for number, one in enumerate(tries) if not one.passed) + 1
     before = [one for one in tries[:end] if _code(one) in flaky]
-    # One try more than there were: the last of them is a failure because that is where it was cut.
+    # One more than the number of tries, as the part was cut at a failure.
     failure_rate = sum(not one.passed for one in before) / (len(before) + 1)
     needed = math.floor(math.log(_IMPROBABLE) / math.log1p(-failure_rate)) + 1
     return tries[end + needed - 1].run_id if end + needed <= len(tries) else ""

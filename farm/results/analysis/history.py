@@ -1,4 +1,4 @@
-"""Which runs of a series can be compared, and what happened between them. Pure: docs/explanation/statistics.md."""
+"""Comparable runs of a series, and events between them. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 UNDER_TEST = frozenset(
     {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty", "native_runner_of"}
 ) | CONTENTS.keys() - {"qnn_content"}
-"""Facts of the program under test: they never part a series, as their effect on a number is what is looked for."""
+"""Facts of the program under test: they never part a series, because their effect is the subject of the history."""
 
 # Facts that follow from another, and are under test with it: the runner is built from ExecuTorch, so that a new
 # ExecuTorch could otherwise never be found to be slower.
@@ -41,17 +41,17 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     value: float
     """Median of the run's samples; of an exact metric the value."""
     facts: Mapping[str, str]
-    """What the number depends on, name to value: the run's fingerprint, the device's build, governor and the like."""
+    """Facts that the number depends on, name to value: fingerprint of the run, build and governor of the device."""
     device_kind: str
     """`virtual` or `hardware`."""
     case_version: str
-    """Hash of what the case is."""
+    """Hash of the case's definition."""
     bundle: str = ""
-    """Its key, where the bundle is still there to be run again."""
+    """Key of a bundle that still exists; empty for a pruned one."""
     device: str = ""
-    """Serial of what ran it; empty where nobody needs it."""
+    """Serial of its device; empty if unneeded."""
     mad: float | None = None
-    """Of the samples, in the metric's unit; for charts alone."""
+    """Median absolute deviation of the samples in the metric's unit, for charts alone."""
 
 
 class SeriesEvent(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class SeriesSegment(msgspec.Struct, frozen=True):
     """Runs one after the other whose numbers can be compared."""
 
     fingerprint_class: int
-    """Segments with the same one can be compared as well, whatever is between them."""
+    """Class of the segment: segments of equal class are comparable across others."""
     points: tuple[Point, ...]
 
 
@@ -79,7 +79,7 @@ class History(msgspec.Struct, frozen=True):
 
     segments: tuple[SeriesSegment, ...]
     events: tuple[SeriesEvent, ...]
-    """Those that part segments, and new versions of what is under test."""
+    """Events that part segments, and new versions of the code under test."""
 
     def comparable(self) -> tuple[Point, ...]:
         """Return all points that can be compared with the last one, which is among them."""
@@ -120,7 +120,7 @@ def _classes(points: Sequence[Point]) -> list[int]:
 
 
 def _lineage(points: Sequence[Point], name: str, sources: Sequence[str]) -> list[int]:
-    """Return a number for each run: the same where versions of the fact `name` only came with those of `sources`."""
+    """Return a number for each run, equal if versions of the fact `name` changed only together with `sources`."""
     numbers: dict[str | None, int] = {}
     found: list[int] = []
     for place, point in enumerate(points):
@@ -133,7 +133,7 @@ def _lineage(points: Sequence[Point], name: str, sources: Sequence[str]) -> list
 
 
 def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
-    """Return whether one of the facts `sources` is another one; what one side was recorded without is the same."""
+    """Return whether one of the facts `sources` differs; a fact missing on one side counts as equal."""
     first, *others = sources
     if was.facts.get(first) != now.facts.get(first):
         return True
@@ -142,7 +142,7 @@ def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
 
 
 def _known_states(points: Iterable[Point], name: str) -> list[int]:
-    """Return a number for each run: the same as the run before where one of them was recorded without the fact."""
+    """Return a number for each run, equal to the run before if one of the two lacks the fact."""
     numbers: dict[str, int] = {}
     found: list[int] = []
     for point in points:
@@ -153,7 +153,7 @@ def _known_states(points: Iterable[Point], name: str) -> list[int]:
 
 
 def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
-    """Return what is different from one run to the next, and whether that parts them."""
+    """Return the differences between two runs, each with the decision whether it parts them."""
     found = []
     if was.device_kind != now.device_kind:
         found.append((f"device kind {was.device_kind} -> {now.device_kind}", True))

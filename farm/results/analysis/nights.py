@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 LEAST_SERIES = 8
-"""Fewest series of a device and metric from which a shift of the device is told."""
+"""Fewest series of a device and metric for a shift of the device."""
 REPRESENTATIVES = 3
-"""Series of a shifted device that are confirmed, to tell the night from the programs."""
+"""Series of a shifted device that are confirmed, to separate device and programs."""
 
 # The median of a device's series has to be off by that many times what chance moves it by.
 _SHIFT_SIGMAS = 4.0
@@ -29,7 +29,7 @@ _RECENT = 5
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One series in one night."""
+    """Series in a nightly run."""
 
     series: Series
     device: str
@@ -37,7 +37,7 @@ class Observation(msgspec.Struct, frozen=True):
     """Values of the comparable runs before, oldest first, with known steps taken out (`levelled`)."""
     value: float
     devices: Sequence[str] = ()
-    """That ran each of the history; none where it was always `device`."""
+    """Device of each value in the history; empty if all are from `device`."""
 
     @property
     def past(self) -> Sequence[float]:
@@ -59,16 +59,16 @@ class DeviceShift(msgspec.Struct, frozen=True):
     representatives: tuple[int, ...]
     """Observations with the most usual change: what to confirm for `programs_are_cause`."""
     reason: str
-    """One line."""
+    """Reason in one line."""
 
 
 class NightJudgement(msgspec.Struct, frozen=True):
-    """What is to be done after a night. Numbers are indices of observations."""
+    """Judgement of a nightly run. Numbers are indices of observations."""
 
     judgements: tuple[Judgement, ...]
-    """One for each observation; where its device is shifted, without the shift."""
+    """Judgement of each observation, without the shift of its device."""
     shifts: tuple[DeviceShift, ...]
-    """Those that came with this night; what was there in the nights before is taken out of changes, and is no news."""
+    """Shifts that began with this nightly run; earlier ones are taken out of changes without a report."""
     candidates: tuple[int, ...]
     """To be confirmed, the least probable first."""
     exact: tuple[int, ...]
@@ -83,10 +83,10 @@ def judge_night(
     programs: Collection[tuple[str, str]] = (),
     gates: Mapping[Scale, Gates] = GATES,
 ) -> NightJudgement:
-    """Judge all series of a night.
+    """Judge all series of a nightly run.
 
-    What the series of a device share is one shift, and each is judged by its change beyond that. `programs` are devices
-    and metrics whose shift was confirmed to be the programs': their series are judged as they are.
+    The common change of a device's series is one shift, and each series is judged by its change beyond it. `programs`
+    has devices and metrics whose shift was confirmed to come from programs: their series are judged unchanged.
     """
 
     pasts = {id(one): one.past for one in observations}
@@ -123,7 +123,7 @@ def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
 
 
 def _recent_change(one: Observation, past: Sequence[float]) -> float:
-    """Return the change from the last few values; 0 where it cannot be told."""
+    """Return the change from the last few values; 0 if unknown."""
     *before, now = scaled(one.series.scale, [*past[-_RECENT:], one.value])
     change = difference(float(now), median(np.array(before)))
     return change if math.isfinite(change) else 0.0

@@ -43,7 +43,7 @@ def median(values: NDArray[np.float64]) -> float:
 
 
 def medians(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the median of each, NaN where there is none or one of its values is NaN; at once, as there are many."""
+    """Return the median of each array, NaN for an empty one or one with NaN; computed together for speed."""
     found = np.full(len(samples), math.nan)
     by_count: dict[int, list[int]] = {}
     for place, one in enumerate(samples):
@@ -91,8 +91,8 @@ def p_of_next(sigmas: float, count: int) -> float:
 def _beyond(distance: float, freedom: float) -> float:
     """Return the probability of Student's distribution with `freedom` degrees beyond `distance`, either way.
 
-    It is the regularized incomplete beta function I_x(freedom / 2, 1 / 2) at x = freedom / (freedom + distance^2). By
-    hand, to 1e-12, as SciPy would be loaded, and required, for nothing else.
+    The value is the regularized incomplete beta function I_x(freedom / 2, 1 / 2) at x = freedom / (freedom +
+    distance^2), to 1e-12. Our own code saves the load time of SciPy, which has no other use here.
     """
     square = distance * distance
     x, rest = freedom / (freedom + square), square / (freedom + square) if square < math.inf else 1.0
@@ -126,8 +126,8 @@ def _fraction(x: float, a: float, b: float) -> float:
 def signed_rank_p(differences: NDArray[np.float64]) -> float:
     """Return the p-value of Wilcoxon's signed-rank test that `differences` lie above zero.
 
-    One-sided and exact without ties. A zero, and a tie of two signs, count against it, so that a greater difference
-    never has a greater p-value: the sum of ranks is the number of Walsh averages above zero (Tukey).
+    The test is one-sided and exact without ties. A zero, and a tie of two signs, count against the claim, so that a
+    greater difference never has a greater p-value: the rank sum is the number of Walsh averages above zero (Tukey).
     """
     if not len(differences):
         return 1.0
@@ -138,10 +138,10 @@ def signed_rank_p(differences: NDArray[np.float64]) -> float:
 def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tuple[float, float, float]:
     """Return the Hodges-Lehmann estimate of the middle of `differences`, and its interval, low and high.
 
-    It is the median of all Walsh averages, (a + b) / 2; the interval is that of the signed-rank test, exact without
-    ties. A third of infinite differences would make most averages infinite: with any, it is the median of the
-    differences, and the interval that of the sign test. Too few differences for `confidence` have an infinite one. At
-    least one difference.
+    The estimate is the median of all Walsh averages, (a + b) / 2; the interval belongs to the signed-rank test, exact
+    without ties. Infinite differences would make most averages infinite: with any, the estimate is the median of the
+    differences, and the interval belongs to the sign test. Too few differences for `confidence` have an infinite
+    interval. At least one difference is required.
     """
     tail = (1.0 - confidence) / 2.0
     if np.isfinite(differences).all():
@@ -158,7 +158,7 @@ def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tupl
 
 
 def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
-    """Return which of `p_values` count, so that in the mean at most `rate` of those that do are chance.
+    """Return which `p_values` count, such that on average at most `rate` of them are chance.
 
     Benjamini and Hochberg: the k smallest, for the greatest k with `p_k <= rate k / n`.
     """

@@ -25,29 +25,29 @@ _LEAST_DISTANCE = 1e-12
 
 
 class Scale(StrEnum):
-    """What a change of a metric is measured in. Changes add up on every scale."""
+    """Scale for changes of a metric. Changes add up on every scale."""
 
     RATIO = "ratio"
     """Times, cycles, bytes: the natural logarithm of the ratio."""
     DECIBEL = "dB"
-    """SQNR, PSNR: a logarithm already, so the difference is what a ratio is elsewhere."""
+    """Scale of SQNR and PSNR: logarithms, so that a difference means a ratio."""
     COSINE = "cosine"
-    """As decibels of its distance from 1: all cosines worth having begin with 0.99, and their ratio says nothing."""
+    """Decibels of the distance from 1: useful cosines begin with 0.99, and their ratio is meaningless."""
     SHARE = "share"
     """Shares between 0 and 1, such as top-1 agreement: the difference."""
     BYTES = "bytes"
-    """A number of bytes that may be zero or negative, as what a program keeps of a heap: the difference."""
+    """Difference of bytes, for numbers that may be zero or negative, such as kept heap."""
 
 
 class Gates(msgspec.Struct, frozen=True):
     """From where on a change matters; both gates of a candidate have to be passed."""
 
     change: float
-    """Of a candidate: a size, on the scale of the metric."""
+    """Least size of a suspected change, on the scale of the metric."""
     sigmas: float
-    """Of a candidate: how many times what the history varies by."""
+    """Least size of a suspected change in units of the history's variation."""
     confirmed: float
-    """Of a change that pairs confirm: a size, on the scale of the metric."""
+    """Least size of a confirmed change, on the scale of the metric."""
     always: float = math.inf
     """A candidate however much the history varies: pairs vary by less than nights do."""
     better_sigmas: float = 2.5
@@ -67,10 +67,10 @@ GATES = {
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One metric of one job."""
+    """Metric of a job over time."""
 
     id: str
-    """Whatever tells it from others."""
+    """Unique name of the series."""
     metric: str
     unit: str
     direction: Direction

@@ -23,13 +23,13 @@ P_AGAIN = 0.05
 """For what pairs confirmed, in as many pairs of new processes: luck that stays with a process is gone."""
 
 
-# Least time of one side in a pair, and most inferences that are taken for it: more of those that a clock hardly sees.
+# Least time of one side in a pair, and its most inferences: short ones need more for the clock.
 _TURN_NS = 50e6
 MOST_INFERENCES = 20
 _SHORT_NS, _MOST_SHORT = 250e3, 100
-# What the median of a side in a pair may vary by, as a share: as much as the gate of what is confirmed.
+# Allowed variation of a side's median as a share, equal to the gate of confirmed changes.
 _STEADY = 0.02
-# Longest that a side takes for that: what heats the device is no help.
+# Longest time of a side for that, as a longer one heats the device.
 _LONGEST_NS = 4e9
 
 
@@ -55,7 +55,7 @@ def steady_inferences(pairs: Sequence[Pair], least: int, latency_ns: float = 0.0
 
 
 class Look(NamedTuple):
-    """Pairs to measure, and what may be said then."""
+    """Number of pairs for a look, and the decisions allowed there."""
 
     begin: int
     """Number of the first of them: the good one begins even pairs."""
@@ -88,9 +88,9 @@ def until_clear(
     *,
     early: bool,
 ) -> None:
-    """Have pairs measured until `is_open`, which gets the `looks`, says that nothing is left to decide.
+    """Measure pairs until `is_open`, called with the `looks`, returns that no decision is left.
 
-    `measure` returns whether there was anything to measure at all.
+    `measure` returns whether any pair was measured.
     """
     for look in plan_looks(pairs, early=early):
         if not measure(look) or not is_open(look.looks):
@@ -104,9 +104,9 @@ def add_pairs(known: list[Pair], begin: int, more: Sequence[Pair]) -> None:
 
 
 def confirmed_again(scale: Scale, first: Confirmation, pairs: Sequence[Pair], *, up: bool, gate: float) -> Confirmation:
-    """Return what is left of a confirmed claim after `pairs` that each had new processes, in which its size is theirs.
+    """Return a confirmed claim after further `pairs` with new processes each, with the size from these pairs.
 
-    A program may be slower by chance for as long as its process lives, which no number of pairs of one process shows.
+    A program may be slow by chance for the life of its process, which pairs of one process cannot show.
     """
     again = confirm(scale, pairs, up=up, gate=gate, level=P_AGAIN)
     if not again.pairs:

@@ -1,4 +1,4 @@
-"""Limits that what was measured suggests: the worst of each figure, with a margin of its spread. Pure."""
+"""Suggested limits: the worst measured value of each figure, with a margin of its spread. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.suites.figures import Figure
     from farm.suites.suite import Limits
 
-# Least margin, and what the limit is rounded to away from the worst: in the unit of the figure.
+# Least margin, and the unit of rounding away from the worst value, in the unit of the figure.
 _LEAST = {
     "sqnr_db": (2.0, 0.5),
     "worst_position_db": (2.0, 0.5),
@@ -25,50 +25,50 @@ _LEAST = {
     "steps": (0.5, 0.5),
     "margin": (0.05, 0.05),
 }
-# Of other figures: as a share of the worst, rounded to so many digits.
+# Margin of other figures as a share of the worst value, and digits of rounding.
 _LEAST_SHARE, _DIGITS = 0.5, 2
-# Of outputs that are equal: as suites have it for float32, whose rounding is above that.
+# Limit for equal outputs, as in suites of float32, whose rounding errors lie above it.
 _MOST_SQNR_DB = 100.0
 
 
 class MeasuredOutput(NamedTuple):
-    """One output of one execution against one reference."""
+    """Output of an execution against a reference."""
 
     place: str
     """Target and kind of device: `SM8650-htp, virtual`."""
     reference: str
     figures: Mapping[str, Sequence[float]]
-    """By name, one of each sample, or the worst of them."""
+    """Values by name, one per sample or the worst alone."""
 
 
 class SuggestedLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, now and as what was measured suggests it."""
+    """Limit in force and suggested limit."""
 
     reference: str
     figure: str
     now: float | None
-    """What is in force; None where nothing is."""
+    """Limit in force; None for none."""
     suggested: float
     worst: float
     median: float
     worst_place: str
     observations: int
     written: float
-    """What is to be written: `suggested`, or `now` where that is tighter and must not be loosened."""
+    """Limit to write: `suggested`, or `now` if that is tighter and must not be loosened."""
 
     @property
     def would_loosen(self) -> bool:
-        """Whether the suggestion allows more than what is in force."""
+        """True if the suggestion is looser than the limit in force."""
         return self.now is not None and FIGURES[self.figure].breaks(self.suggested, self.now)
 
 
 def suggest_limits(
     observations: Iterable[MeasuredOutput], in_force: Mapping[str, Limits], *, margin: float = 1.0, looser: bool = False
 ) -> list[SuggestedLimit]:
-    """Return a limit for each figure that is to decide, in the order of figures: those in force, and the usual ones.
+    """Return a limit for each deciding figure, in the order of figures: limits in force, and the default ones.
 
-    The margin is how far the worst is from the median, and a least one that each figure has, times `margin`. A limit in
-    force is loosened only with `looser`. Raises ValueError, which names the place, for what is not finite.
+    The margin is the distance of the worst value from the median, at least the figure's least margin, times `margin`. A
+    limit in force is loosened only with `looser`. Raises ValueError with the place for values that are not finite.
     """
     seen = list(observations)
     found = []
@@ -84,7 +84,7 @@ def suggest_limits(
 
 
 def _usual(reference: str, seen: Sequence[MeasuredOutput]) -> set[str]:
-    """Return which figures decide where nobody has said so: as in quantized_ops (docs/reference/suites.md)."""
+    """Return the figures that decide by default, as in quantized_ops (docs/reference/suites.md)."""
     has_steps = any(one.figures.get("steps") for one in seen if one.reference == "quantized")
     if reference == "quantized":
         return {"steps", "mismatch"} if has_steps else {"sqnr_db", "worst_position_db", "mismatch"}
