@@ -1,4 +1,4 @@
-"""One execution of a job on a device, judged: verdict, comparisons and measurements as plain data."""
+"""Attempt: one judged execution of a job on a device, with verdict, comparisons and measurements as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.suites.figures import series_value
 
 
 class Verdict(StrEnum):
-    """What an attempt says about the thing under test."""
+    """Verdict of an attempt on the code under test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
 
 class Stage(StrEnum):
-    """Where an attempt ended, in the order of its life."""
+    """Stage at which an attempt ended, in order."""
 
     BUILD = "build"
     PUSH = "push"
@@ -35,10 +35,10 @@ class Stage(StrEnum):
 
 
 class Cause(StrEnum):
-    """What went wrong with an attempt, as far as one device shows; who is to blame is in the verdict."""
+    """Cause of a failed attempt, as far as one device shows; the verdict has the classification."""
 
     NONE = ""
-    """Nothing, or nothing that has a name here: the reason says it."""
+    """No cause, or an unnamed one that the reason describes."""
     COMPILE = "compile"
     NUMERICS = "numerics"
     REFUSED = "refused"
@@ -56,11 +56,11 @@ class Cause(StrEnum):
     CONNECTION = "connection"
     """A transfer or a stream broke, and the device was there again."""
     GONE = "gone"
-    """The device was not there any more, or had started anew."""
+    """The device was absent or had rebooted."""
     ADB_SERVER = "adb_server"
     SPACE = "space"
     DAMAGE = "damage"
-    """Files on the device were not what was pushed."""
+    """Files on the device differed from the pushed ones."""
     DEVICE = "device"
     """Firmware or access rights of the device, for a known reason; or its canary failed just after the job."""
     DISK = "disk"
@@ -73,13 +73,13 @@ class Cause(StrEnum):
     INFEASIBLE = "infeasible"
     """QNN refuses the program for its frame rate alone: no fault of the device or of the program."""
     LEASE = "lease"
-    """The device was not ours any more."""
+    """The lease of the device had ended."""
     WORKER = "worker"
     """The process of the farm that ran it died."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One metric of one attempt, all its samples kept."""
+    """Metric of an attempt with all samples."""
 
     metric: str
     """For example `latency`, `model_load_time`, `htp_cycles`, `pte_size`, `partitions`, `sqnr_fp32[0]`."""
@@ -97,7 +97,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One output against one reference, worst over the samples. None: does not apply to the dtype."""
+    """Output against a reference, worst over the samples. None: does not apply to the dtype."""
 
     output: int
     reference: str
@@ -109,15 +109,15 @@ class Comparison(msgspec.Struct, frozen=True):
     mismatch: float | None
     """Share of elements that differ; integer and boolean outputs only."""
     violations: tuple[str, ...] = ()
-    """Which limits of the case it breaks, as text: `sqnr 12.3 dB < 20 dB`."""
+    """Broken limits of the case as text: `sqnr 12.3 dB < 20 dB`."""
     peak: float | None = None
     """The greatest difference as a share of the reference's greatest value."""
     steps: float | None = None
     """The greatest difference in quantization steps; where the output is quantized."""
     loss_db: float | None = None
-    """How much the SQNR is below that of the quantized reference; against fp32 only."""
+    """Loss of SQNR compared with the quantized reference; against fp32 only."""
     name: str = ""
-    """Path of the output in what the module returns, or `input x as written`; empty for a mere number."""
+    """Path of the output in the module's return value, or `input x as written`; empty for a mere number."""
 
     @property
     def title(self) -> str:
@@ -131,12 +131,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class OperatorProfile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one node of a profiled program took, over the timed inferences of an attempt."""
+    """Cost of a node in a profiled program, over the timed inferences of an attempt."""
 
     node: str
     """As the backend calls it, without its unit: `aten_relu_default:OpId_80`."""
     delegate: str
-    """Which delegate call it is inside: `QnnBackend[0]`; empty for what runs outside of delegates."""
+    """Delegate call with the node: `QnnBackend[0]`; empty outside of delegates."""
     unit: str
     """`cycles`, `us`, `ns`."""
     n: int
@@ -154,12 +154,12 @@ class OperatorProfile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LayerComparison(msgspec.Struct, frozen=True):
-    """One layer's output, computed in two ways. None: does not apply."""
+    """Output of a layer, computed in two ways. None: does not apply."""
 
     layer: str
     """Node of the edge graph: `aten_convolution_default_1`."""
     operator: str
-    """What it computes: `aten.convolution.default`."""
+    """Operator of the layer: `aten.convolution.default`."""
     step: LayerStep
     mse: float | None
     sqnr_db: float | None
@@ -170,13 +170,13 @@ class LayerComparison(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One execution of a job on a device."""
+    """Judged execution of a job on a device."""
 
     job_id: str
     verdict: Verdict
     stage: Stage
     reason: str
-    """One line; empty when passed."""
+    """Reason in one line; empty when passed."""
     device: str = ""
     """Serial of the device; empty when none was needed (a compile error)."""
     started_ms: int = 0
@@ -189,9 +189,9 @@ class Attempt(msgspec.Struct, frozen=True):
     comparisons: tuple[Comparison, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     log: str = ""
-    """The log that tells why, cut to a bounded size: build log or the runner's stderr."""
+    """Log with the reason, cut to a bounded size: build log or the runner's standard error."""
     notes: tuple[str, ...] = ()
-    """What a reader should know: a known issue that no longer shows, a fallback to the CPU."""
+    """Remarks for readers: a known issue that no longer appears, a fallback to the CPU."""
     operators: tuple[OperatorProfile, ...] = ()
     """In the order of execution; only where a detailed profile was asked for."""
     layers: tuple[LayerComparison, ...] = ()

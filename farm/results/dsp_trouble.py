@@ -47,9 +47,9 @@ def _trouble(row: KnownTrouble, groups: dict[str, str | None]) -> Trouble:
 
 
 def explain_ending(ending: Ending, log: str) -> Ending:
-    """Return an ending that is none of success, with the known trouble that the runner's own log tells of.
+    """Return a failed ending with the known trouble from the runner's own log.
 
-    Trouble of runtime, device or session is infra; a program that no device can run needs no second opinion.
+    Trouble of runtime, device or session is infra; a program that no device can run needs no second device.
     """
     trouble = known_trouble(log)
     if trouble is None:

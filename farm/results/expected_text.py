@@ -1,4 +1,4 @@
-"""What a case expects of the text that it generates, or is told: rates, perplexity, accuracy. Pure."""
+"""Expectations of a case of text generation or scoring: rates, perplexity, accuracy. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
-    """Return which rate is below what is expected; "" where none is. It is for attached devices."""
+    """Return the rate below its expected value; "" for none. Only attached devices are judged."""
     samples = {one.metric: one.samples for one in measured}
     limits = {"decode_rate": expected.least_decode_rate, "prefill_rate": expected.least_prefill_rate}
     for metric, least in limits.items():

@@ -1,7 +1,7 @@
-"""Generated text: whether a report of it is possible, and whether its tokens are those that its logits ask for.
+"""Generated text: plausibility of its report, and agreement of its tokens with its logits.
 
-Of the logits themselves, and of their figures, is `outputs.py`; of times, `generation_rates.py`. Pure but for the files
-of the bundle and of the execution, which are read.
+`outputs.py` judges the logits and their figures, `generation_rates.py` the times. Pure except for reading the files of
+bundle and execution.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from farm.results.runner_report import Generated, RunnerReport
 
 EXPECTED = "expected"
-"""Among the tokens of a manifest: those that a ready program has to generate, exactly."""
+"""Key in the tokens of a manifest: the exact tokens that a ready program has to generate."""
 _SCORED_INPUT = 1
 
 
 class TokenFindings(NamedTuple):
-    """What the tokens of an execution say."""
+    """Findings about the tokens of an execution."""
 
     figures: FiguresByOutput
-    """Those that were given, with what only the tokens tell."""
+    """Given figures, completed by those of the tokens."""
     measurements: tuple[Measurement, ...]
     notes: tuple[str, ...]
     problem: str
-    """Why the tokens cannot be right, whatever the limits; "" where they can."""
+    """Reason why the tokens are wrong without any limit; "" for none."""
 
 
 def report_problem(generation: Generation, report: RunnerReport) -> str:
-    """Return how what the runner says of the tokens contradicts itself, or what was asked; "" where it does not. Pure.
+    """Return a contradiction in the runner's report of tokens, or between report and request; "" for none. Pure.
 
-    A time to fill adds rounds: the prompts again, in the same order. Only an entry beyond the first round may be cut
-    short by it.
+    A time to fill adds rounds: the prompts again, in the same order. The end of the time may cut only an entry after
+    the first round.
     """
     prompts = len(generation.prompt_tokens)
     if len(report.generated) < prompts:
@@ -68,7 +68,7 @@ def report_problem(generation: Generation, report: RunnerReport) -> str:
 
 
 def untimed_problem(generation: Generation, report: RunnerReport) -> str:
-    """Return the same of a runner that says nothing of its calls, and that ends a text as its tokenizer wants. Pure."""
+    """Return the same for a runner without a report of calls, whose tokenizer decides the end of a text. Pure."""
     prompts = len(generation.prompt_tokens)
     if [entry.line for entry in report.generated] != list(range(prompts)):
         return f"it has tokens of {len(report.generated)} of {prompts} prompts"
@@ -135,12 +135,12 @@ def _times_problem(entry: Generated, *, is_first_round: bool) -> str:
 
 
 def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
-    """Return `figures` with what the tokens tell beside the logits, and whether the tokens can be right.
+    """Return `figures` completed from the tokens, and the problem of wrong tokens.
 
-    Wrong without any limit are: tokens that differ from those that are expected of a ready program; a token that is not
-    the greatest of the program's own logits, which were computed for the same tokens; a round of a sustained run that
-    gives other tokens than the first. A token that differs from a reference's is a note and a measurement. The
-    report is one that `report_problem` finds nothing wrong with. Raises BundleError.
+    Wrong without any limit are: tokens that differ from the expected ones of a ready program; a token that is not the
+    greatest of the program's own logits for the same tokens; a round of a sustained run with other tokens than the
+    first. A token that differs from a reference's gives a note and a measurement. `report_problem` has accepted the
+    report before. Raises BundleError.
     """
     generation = bundle.manifest.generation
     if generation is None:
@@ -170,12 +170,12 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
 
 
 class _Scored:
-    """One prompt of an execution: its logits, its tokens, and the sequence that was scored."""
+    """Prompt of an execution: its logits, its tokens, and the scored sequence."""
 
     def __init__(self, bundle: Bundle, raw: RawResult, entry: Generated) -> None:
         self._bundle, self._raw, self.sample, self._entry = bundle, raw, entry.line, entry
         self._sequence = _scored_sequence(bundle, self.sample)
-        # A sequence of the user's own stands alone: what is generated is another.
+        # A sequence of the user is independent of the generated text.
         self._is_continued = self._sequence[: entry.prompt_tokens] == _prompt(bundle, self.sample)
 
     def output(self, index: int) -> NDArray[np.float64]:
@@ -215,22 +215,22 @@ class _Scored:
         return prefill_agreement(ahead, alone)
 
     def _chosen(self) -> Iterator[tuple[int, int, int]]:
-        """Yield place, row and token of what was chosen after the tokens that were scored."""
+        """Yield place, row and token of each choice after the scored tokens."""
         begin = self._entry.prompt_tokens
         for place, token in enumerate(self._entry.tokens if self._is_continued else ()):
             row = begin + place - 1
-            # Beyond a token that differs, the logits are those of another text.
+            # After a differing token the logits belong to another text.
             if row >= len(self._sequence) or self._sequence[begin : row + 1] != self._entry.tokens[:place]:
                 return
             yield place, row, token
 
     def margins(self) -> list[float]:
-        """Return the FP32 probability of each chosen token as a share of that of the likeliest."""
+        """Return the FP32 probability of each chosen token, divided by the greatest probability."""
         logits = self._reference("fp32", 0)
         return [float(np.exp(logits[row, token] - np.max(logits[row]))) for _, row, token in self._chosen()]
 
     def disagreement(self) -> str:
-        """Return which token is not what the program's own logits ask for; "" where all are."""
+        """Return the token that disagrees with the program's own logits; "" for none."""
         logits = self.output(0)
         for place, row, token in self._chosen():
             best = int(np.argmax(logits[row]))
@@ -243,7 +243,7 @@ class _Scored:
 
 
 def prefill_agreement(ahead: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
-    """Return the SQNR of what prefill says of a prompt against what decode says; inf where they are equal. Pure."""
+    """Return the SQNR of a prompt's logits from prefill against those from decode; inf if equal. Pure."""
     if not (np.all(np.isfinite(ahead)) and np.all(np.isfinite(alone))):
         return -math.inf
     signal, noise = float(np.sum(alone * alone)), float(np.sum((alone - ahead) ** 2))
@@ -320,7 +320,7 @@ def _notes(generation: Generation, report: RunnerReport) -> tuple[str, ...]:
 
 
 def wrong_tokens(generation: Generation, report: RunnerReport) -> str:
-    """Return which token is not the one that is expected, or that the first round gave; "" where all are. Pure."""
+    """Return the token that differs from the expected one or from the first round; "" for none. Pure."""
     prompts = len(generation.prompt_tokens)
     for entry, wanted in zip(report.generated, generation.tokens.get(EXPECTED, ()), strict=False):
         if entry.tokens != wanted:
@@ -344,7 +344,7 @@ def _at(tokens: Sequence[int], place: int) -> str:
 
 
 def with_tokens(ending: Ending, findings: TokenFindings) -> Ending:
-    """Return `ending` with what the tokens say: failed where they cannot be right."""
+    """Return `ending` with the findings of the tokens: failed for wrong tokens."""
     ending = msgspec.structs.replace(ending, notes=(*ending.notes, *findings.notes))
     if not findings.problem:
         return ending

@@ -1,4 +1,4 @@
-"""What a program that generates took, token by token -> rates and times, as metrics of an attempt. Pure."""
+"""Times of generated tokens -> rates and times as metrics of an attempt. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 WINDOWS = 12
 """Parts of equal length of a sustained run: five seconds each, of a minute."""
 _LEAST_STEPS = 2 * WINDOWS
-"""With fewer a part has one step, and its rate says nothing."""
+"""Fewest steps for rates of parts; with fewer a part has one step and no meaningful rate."""
 _ENDS = 2
 """Parts at the beginning and at the end that a fall is between."""
 _MOST_STRETCHES = 8
-"""Of the positions of a context: few enough to be series of their own."""
+"""Most stretches of a context's positions, so that each can be a series."""
 _MOST_NAME, _MOST_METHODS = 64, 16
 """Characters of a method's name, and methods: a report is not to be believed, and each is a series for good."""
 _NS = 1e9
@@ -30,12 +30,12 @@ _MS = 1e6
 
 
 def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Measurement, ...]:
-    """Return times and rates of a generation; what the report does not say is left out.
+    """Return times and rates of a generation, as far as the report has them.
 
-    By prompt, and of the first time that each is generated after alone: `first_token_time[PROMPT]` by the tokens of the
-    prompt, `prefill_rate` and `decode_rate` in tokens a second, `step_time[FIRST-LAST]` by stretches of positions. Of
-    all of a sustained run: `sustained_rate`, of WINDOWS parts in order, and `sustained_fall`. Of the process:
-    `method_load_time[METHOD]`, `peak_memory`.
+    Per prompt, from its first round alone: `first_token_time[PROMPT]` by the tokens of the prompt, `prefill_rate` and
+    `decode_rate` in tokens per second, `step_time[FIRST-LAST]` by stretches of positions. For a whole sustained run:
+    `sustained_rate`, of WINDOWS parts in order, and `sustained_fall`. For the process: `method_load_time[METHOD]`,
+    `peak_memory`.
     """
     first = report.generated[: len(generation.prompt_tokens)]
     rates = (
@@ -43,7 +43,7 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
         ("decode_rate", [rate for one in first if (rate := _decode_rate(one)) is not None]),
     )
     by_length: dict[int, list[float]] = {}
-    # What is told has as many lengths as a task has questions: no series of any of them.
+    # Scored sequences have as many lengths as a task has questions, so that no length makes a series.
     for one in first if generation.likelihoods is None else ():
         if one.first_token_ns:
             by_length.setdefault(one.prompt_tokens, []).append(one.first_token_ns)
@@ -60,9 +60,9 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
 
 
 def observed_measurements(observed: Sequence[Observed]) -> tuple[Measurement, ...]:
-    """Return what ExecuTorch's own runner says of its times, which are whole milliseconds; what took none is left out.
+    """Return the times of ExecuTorch's own runner, whole milliseconds; zero times are left out.
 
-    Rates are those of farm's: of the prompt until the first token, and of what follows it alone.
+    Rates are defined as for farm's runner: of the prompt until the first token, and of the tokens after it.
     """
     by_length: dict[int, list[float]] = {}
     for one in observed:
@@ -84,7 +84,7 @@ def observed_measurements(observed: Sequence[Observed]) -> tuple[Measurement, ..
 
 
 def temperatures(readings: Sequence[float]) -> tuple[Measurement, ...]:
-    """Return what a device said of its temperature while it went on, in the order of time."""
+    """Return the reported temperatures of a device during the execution, in order of time."""
     return (Measurement("temperature", "C", Direction.NONE, tuple(readings)),) if readings else ()
 
 
@@ -131,7 +131,7 @@ def _sustained(generated: Iterable[Generated]) -> Iterator[Measurement]:
     steps, tokens = [], []
     for one in generated:
         if (took := _decode_ns(one)) and any(one.steps_ns):
-            # What the runner does between two steps belongs to them.
+            # The runner's work between two steps belongs to them.
             beside = took / sum(one.steps_ns)
             steps += [ns * beside for ns in one.steps_ns]
             tokens += [(len(one.tokens) - 1) / len(one.steps_ns)] * len(one.steps_ns)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Expectation, Job
 
 _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_freed": "after"}
-# The identifier may hold commas; what the number is stands behind the last one.
+# The identifier may contain commas; the unit of the number follows the last one.
 _LINE = re.compile(rb"([^\n]*?)[ \t]*\(([^()\n]*)\)[ \t]*,[ \t]*([0-9]{1,15})")
 _UNIT = b"bytes"
 _NO_FILE = (
@@ -54,18 +54,18 @@ class DspHeap(msgspec.Struct, frozen=True):
     before: int | None = None
     """In use before the first context of the process was made."""
     after: int | None = None
-    """In use after its last context was freed: what it kept is the difference."""
+    """Bytes in use after its last context was freed; the difference is the kept heap."""
     problem: str = ""
-    """What is wrong, in one line; empty when complete."""
+    """Problem in one line; empty if complete."""
 
     @property
     def difference(self) -> int | None:
-        """What stayed in use, may be negative; None unless both numbers are there."""
+        """Bytes that stayed in use, may be negative; None unless both numbers are known."""
         return None if self.before is None or self.after is None else self.after - self.before
 
 
 def parse_heap(data: bytes) -> DspHeap:
-    """Return what `data` says. Never raises; a number is given only where exactly one line states it. Pure."""
+    """Return the heap numbers in `data`. Never raises; a number needs exactly one line that states it. Pure."""
     if len(data) > HEAP_LIMIT:
         return _malformed(f"has more than {HEAP_LIMIT} bytes")
     found: dict[str, list[int]] = {"before": [], "after": []}
@@ -87,7 +87,7 @@ def parse_heap(data: bytes) -> DspHeap:
 
 
 def read_heap(folder: Path) -> DspHeap:
-    """Return what the heap's file in `folder` says. Never raises."""
+    """Return the numbers of the heap file in `folder`. Never raises."""
     try:
         with (folder / HEAP_FILE).open("rb") as file:
             return parse_heap(file.read(HEAP_LIMIT + 1))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from farm.results.runner_report import Inference, RunnerReport
     from farm.suites.suite import Job
 
-# Of the executions that differ, so many are named.
+# Most differing executions that a reason names.
 _SHOWN = 8
 
 

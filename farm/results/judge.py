@@ -1,6 +1,6 @@
-"""A raw result, its bundle and its job -> Attempt: who is at fault, if anyone, and what was measured.
+"""Raw result, bundle and job -> attempt: verdict, cause and measurements.
 
-Nothing is written and no device is asked. docs/explanation/verdicts.md has the table of verdicts.
+The module writes no files and asks no device. docs/explanation/verdicts.md has the table of verdicts.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def judge(
     any_runner: bool = False,
     observed: Sequence[Observed] | None = None,
 ) -> Attempt:
-    """Return what one execution of `job` says; with `operators`, what each of its nodes took as well.
+    """Return the attempt of an execution of `job`; with `operators`, with the cost of each node.
 
-    The first of these decides: how the execution ended; outputs that are not there or do not fit; constants of the
-    graph that differ, and the limits of the case, against every output of every sample and every reference; references
-    that carry no signal; iterations that gave other outputs than the last. Nothing passes that no limit decides, or of
-    which the backend ran nothing, unless that is the CPU.
+    The first of these decides: the end of the execution; missing or misshapen outputs; differing constants of the graph
+    and the limits of the case, for every output, sample and reference; references without a signal; iterations with
+    other outputs than the last. A job passes only if a limit decides it and the backend ran a part of it, except on the
+    CPU.
 
-    `any_runner`: it may be one of an older farm, which does not compare iterations. `observed` are the times of
-    ExecuTorch's own runner of text, where it was that: there are no others then.
+    `any_runner` allows a runner of an older farm, which does not compare iterations. `observed` has the times of
+    ExecuTorch's own text runner, which replace all others.
     """
     report = outcome(raw)
     generates = bundle.manifest.generation is not None
     if not isinstance(report, Ending):
-        # What generates has no executions that could agree: every step is another.
+        # Text generation has no equal executions to compare: each step differs.
         ending = (None if any_runner or generates else require_comparison(report)) or _judge_outputs(
             job, bundle, raw, report, operators=operators, observed=observed
         )
@@ -158,7 +158,7 @@ def not_simulated(job: Job, bundle: Bundle) -> Attempt:
 
 
 def _explained(reason: str, log: str) -> str:
-    """Return why a build failed, with what is known of it: contexts may be too large for a device when compiled."""
+    """Return the reason of a failed build, with a known explanation such as contexts too large for a device."""
     trouble = known_trouble(reason) or known_trouble(log, operators=False)
     return "; ".join(filter(None, (reason, trouble.text if trouble else "")))
 
@@ -205,7 +205,7 @@ def _judge_outputs(
 
 
 def delegation_problem(job: Job, bundle: Bundle) -> str:
-    """Return how what the backend took differs from what the case expects; "" where it does not."""
+    """Return the difference between delegated operators and the case's expectation; "" for none."""
     manifest, backend = bundle.manifest, job.target.backend
     if not manifest.partitions and not runs_on_cpu(backend):
         return f"nothing was delegated to the {backend} backend: the CPU ran it all"
@@ -240,13 +240,13 @@ def _as_expected(job: Job, raw: RawResult, ending: Ending) -> Ending:
         return ending
     if problem := told_problem(expected, ending.measurements):
         return ending.ended_as(failed(Stage.NUMERICS, problem, Cause.NUMERICS))
-    # A simulator's clock is that of this machine, and looking at the heap takes time.
+    # A simulator has this machine's clock, and reading the heap takes time: no rate counts there.
     slow = "" if raw.simulated or raw.heap else slow_problem(expected, ending.measurements)
     return ending.ended_as(failed(Stage.EXECUTE, slow, Cause.NONE)) if slow else ending
 
 
 def _dump_problem(job: Job, raw: RawResult) -> str:
-    """Return how the layers that an inference wrote differ from what the case expects; "" where they do not."""
+    """Return the difference between dumped layers and the case's expectation; "" for none."""
     expected = job.case.expectation(job.target)
     if expected is None or expected.intermediate_outputs is None:
         return ""
@@ -286,9 +286,9 @@ def _heap_alone(job: Job, ending: Ending, raw: RawResult) -> Ending:
 
 
 def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> Attempt:
-    """Return `attempt` with the known issue that covers it, or a note on one that has expired or does not show.
+    """Return `attempt` with the known issue that covers it, or a note on an expired or absent issue.
 
-    `virtual`: a virtual device executed it.
+    `virtual` is true for an execution on a virtual device.
     """
     issue = job.case.known_issue(job.target, virtual=virtual)
     if issue is None:
@@ -306,7 +306,7 @@ def with_known_issue(job: Job, attempt: Attempt, *, virtual: bool = False) -> At
 
 
 def _origin_notes(job: Job) -> tuple[str, ...]:
-    """Return what compiled a program that came ready: the run's own toolchain is that of its runtime."""
+    """Return notes on the compiler of a ready program: the run's own toolchain gave the runtime alone."""
     named = ", ".join(f"{name} {version}" for name, version in sorted(job.case.compiled_with.items()))
     return (reason_line(f"compiled with {named}"),) if named else ()
 

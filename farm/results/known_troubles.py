@@ -33,7 +33,7 @@ class Retry(StrEnum):
 
 
 class KnownTrouble(NamedTuple):
-    """One row of the table."""
+    """Row of the table of known troubles."""
 
     lines: tuple[str, ...]
     """Examples as a user sees them; every one matches `pattern`."""

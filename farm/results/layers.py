@@ -1,4 +1,4 @@
-"""Which layer goes wrong first, and whose doing it is: the figures of every layer, one step at a time. Pure.
+"""First diverging layer and its cause, from the figures of every layer, one step at a time. Pure.
 
 A layer is computed in up to four ways, and each step compares two neighbours of this chain:
 
@@ -6,12 +6,12 @@ A layer is computed in up to four ways, and each step compares two neighbours of
 
 A step diverges at the first layer, in the order of execution, of which one of these holds:
 
-* it has no value to compare: NaN or infinities where the other way has numbers, or one constant where it has none;
-* its SQNR is below the floor of the step, however it came to that;
-* its SQNR is below the suspect level of the step, and by at least DROP_DB below that of the worst of its inputs: a
-  layer that breaks something, and not one that hands on what it was given.
+* it has no comparable value: NaN or infinities instead of numbers, or a constant instead of varying values;
+* its SQNR is below the floor of the step;
+* its SQNR is below the suspect level of the step, and at least DROP_DB below the worst SQNR of its inputs: the layer
+  adds an error instead of passing one on.
 
-Where comparators of the user's judged a layer, they decide in place of the last two.
+For layers with comparators of the user, these replace the last two.
 
 Between compiler and device, a greatest difference of one step of the layer's own quantization is rounding and never
 counts, however few steps the whole layer has.
@@ -41,7 +41,7 @@ ROUNDING_STEPS = 1.01
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """Where a step goes wrong first."""
+    """First divergence of a step."""
 
     layer: str
     operator: str
@@ -52,10 +52,10 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What the figures say."""
+    """Diagnosis from the figures."""
 
     first: Divergence | None
-    """The first of all steps; of two at the same layer, the one that is taken earlier. None: nothing diverges."""
+    """First divergence of all steps; of two at a layer, that of the earlier step. None for no divergence."""
     steps: dict[LayerStep, Divergence]
     """The first of each step that diverges anywhere."""
 
@@ -78,7 +78,7 @@ def diagnose(layers: Sequence[Layer]) -> Diagnosis:
 
 
 def layer_comparisons(layers: Sequence[Layer], diagnosis: Diagnosis) -> tuple[LayerComparison, ...]:
-    """Return what is recorded of `layers`: a row for every step that is known, in the order of execution."""
+    """Return the records of `layers`: a row for every known step, in the order of execution."""
     return tuple(
         LayerComparison(
             layer=layer.name,

@@ -1,7 +1,7 @@
-"""Sequences that were told to a program: perplexity of a text, and which choices of a task it finds likeliest.
+"""Scored sequences: perplexity of a text, and the likeliest choices of a task.
 
-Of the program, of the quantized module and of the FP32 module alike, from logarithms of probabilities: sums over the
-tokens that count, as lm-eval has them. Pure but for the files of the bundle and of the execution, which are read.
+Program, quantized module and FP32 module are treated alike, from logarithms of probabilities: sums over the counted
+tokens, as in lm-eval. Pure except for reading the files of bundle and execution.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ if TYPE_CHECKING:
 
 _OUTPUT = "output"
 _NAMES = {"quantized": "the quantized module", "fp32": "FP32"}
-# Of a normal distribution, for an interval that has 95 % of it.
+# Quantile of the normal distribution for a 95 % interval.
 _Z = 1.959964
 
 
 class Answers(NamedTuple):
-    """Which choices one program finds likeliest, by question."""
+    """Likeliest choices of a program by question."""
 
     chosen: dict[str, tuple[int, ...]]
-    """By metric: for `acc` by the logarithm of the probability, for `acc_norm` by that for each character."""
+    """Choices by metric: `acc` uses the logarithm of the probability, `acc_norm` that per character."""
     right: dict[str, int]
     """How many of these are right, by metric."""
 
 
 class TokenLogarithms(NamedTuple):
-    """What one program makes of all that it was told."""
+    """Logarithms of probabilities that a program gives the scored sequences."""
 
     logarithms: tuple[NDArray[np.float64], ...]
-    """By sample, of each token that counts."""
+    """Logarithms of the counted tokens by sample."""
     greedy: tuple[NDArray[np.bool_], ...]
-    """Whether each of these is the likeliest."""
+    """True for each counted token that is the likeliest."""
 
 
 def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
-    """Return `figures` with those of perplexity and choices, and what is measured of these.
+    """Return `figures` completed by perplexity and choices, with their measurements.
 
-    Nothing but a limit makes them wrong, and a round of a sustained run that generates other tokens than the first.
-    Raises BundleError.
+    Only a limit, or a round of a sustained run with other tokens than the first, makes them wrong. Raises BundleError.
     """
     generation = bundle.manifest.generation
     if generation is None or generation.likelihoods is None:
@@ -68,7 +67,7 @@ def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: Fi
     measured, notes = list[Measurement](), list[str]()
     for kind, found in _figures_of(likelihoods, told).items():
         if (0, kind) in rows:
-            # Of all samples together: one value is enough for the worst of all.
+            # The value holds for all samples together, so that the first one carries it.
             rows[0, kind][0] = msgspec.structs.replace(rows[0, kind][0], **found)
         measured += [_count_of(name, kind, value) for name, value in found.items()]
     if likelihoods.windows:
@@ -114,7 +113,7 @@ def _perplexity(likelihoods: Likelihoods, told: TokenLogarithms, count: int) -> 
 
 
 def answers(likelihoods: Likelihoods, told: TokenLogarithms) -> Answers:
-    """Return what a program chooses; of choices that are equally likely the first, as lm-eval does. Pure."""
+    """Return the choices of a program; of equally likely ones the first, as in lm-eval. Pure."""
     chosen: dict[str, list[int]] = {metric: [] for metric in likelihoods.metrics}
     for question, sums in _sums(likelihoods, told):
         by_metric = {"acc": sums, "acc_norm": sums / np.array(question.lengths, np.float64)}
@@ -140,7 +139,7 @@ def _sums(likelihoods: Likelihoods, told: TokenLogarithms) -> Iterator[tuple[Tas
     for question in likelihoods.questions:
         end = begin + len(question.lengths)
         sums = np.array([float(np.sum(one)) for one in told.logarithms[begin:end]])
-        # Nothing is less likely than what is no number.
+        # NaN counts as the least likely value.
         yield question, np.where(np.isnan(sums), -np.inf, sums)
         begin = end
 

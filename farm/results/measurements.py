@@ -1,4 +1,4 @@
-"""What is measured but does not decide: times, sizes and counts, as metrics of an attempt.
+"""Measurements without a verdict: times, sizes and counts, as metrics of an attempt.
 
 A metric of outputs is a figure: `farm.suites.figures`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
-    """Return what is known from compiling alone; repeats exactly."""
+    """Return the measurements known from compiling alone, which repeat exactly."""
     values = {
         "pte_size": manifest.pte_bytes,
         "partitions": manifest.partitions,
@@ -42,9 +42,9 @@ def counted(metric: str, *values: int) -> Measurement:
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
     """Return `latency`, one sample per iteration of every inference without warm-up, and the time of the load.
 
-    That is `model_load_time` with the start of the backend in it, `warm_model_load_time` where the backend was up
-    already, and `verification_time` apart from it. A runner that verifies as it loads says another time: `load_time`,
-    `warm_load_time`. Of a runner that says a mean alone that is the one sample; what a runner does not say is left out.
+    The load is `model_load_time` including the start of the backend, `warm_model_load_time` with a running backend, and
+    `verification_time` beside them. A runner that verifies during the load reports other times: `load_time`,
+    `warm_load_time`. A mean without samples is the one sample; unreported times are left out.
     """
     each: list[int | None] = [ns for inference in report.inferences for ns in inference.iterations_ns]
     load = "load_time" if report.verification_ns is None else "model_load_time"
@@ -58,11 +58,11 @@ def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
 
 
 def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -> tuple[Measurement, ...]:
-    """Return the figures that are kept as measurements, one sample per inference.
+    """Return the figures recorded as measurements, one sample per inference.
 
-    `figures` has, by output and reference, those of each inference. Equal outputs have an SQNR of inf. Where one
-    inference has no figure, or an infinitely bad one (its output is not finite), the metric is left out: the comparison
-    shows it.
+    `figures` has the figures of each inference by output and reference. Equal outputs have an SQNR of inf. If an
+    inference has no figure, or an infinitely bad one (its output is not finite), the metric is left out, as the
+    comparison shows it.
     """
     measured = []
     for (output, reference), rows in figures.items():

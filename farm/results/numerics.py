@@ -1,4 +1,4 @@
-"""How far an output is from a reference, and whether that is too far. Pure.
+"""Distance of an output from a reference, and its limits. Pure.
 
 Formulae, with r the reference, a the actual output, both in float64, sums over all elements:
 
@@ -8,7 +8,7 @@ Formulae, with r the reference, a the actual output, both in float64, sums over 
     peak    max |r - a| / max |r|
     steps   max |r - a| / the quantization step of the output, to a hundredth: float32 holds no multiples of it exactly
     loss    SQNR of the quantized reference less that of the output, both against FP32, in dB
-    mismatch  share of elements with r != a, for integer and boolean outputs, which have none of the above
+    mismatch  share of elements with r != a, for integer and boolean outputs, which have no other figure
 
 Elements that are NaN in both, or the same infinity in both, are equal and stay out of the sums.
 """
@@ -38,11 +38,11 @@ _FigureFields: Any = msgspec.defstruct("_FigureFields", figure_fields(), frozen=
 
 
 class Figures(_FigureFields):  # type: ignore[misc]
-    """One output against one reference: a field for each of farm/suites/figures.py.
+    """Figures of an output against a reference: a field for each figure of farm/suites/figures.py.
 
-    None: does not apply to the dtype, or has no value. `sqnr_db` is inf where equal, -inf where an element is not
-    finite that should be, or the other way round; `cosine` has no value there, `steps` none where the output is not
-    quantized, `loss_db` none but against FP32, where there is a quantized reference that differs from it.
+    None: does not apply to the dtype, or has no value. `sqnr_db` is inf for equal outputs, and -inf if only one of
+    output and reference is finite at an element; `cosine` has no value there. `steps` needs a quantized output, and
+    `loss_db` an FP32 reference with a differing quantized one.
     """
 
     nan: int = 0
@@ -52,7 +52,7 @@ class Figures(_FigureFields):  # type: ignore[misc]
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One broken limit."""
+    """Broken limit."""
 
     text: str
     """`sqnr 12.3 dB < 20 dB`."""
@@ -65,7 +65,7 @@ def compare(
 ) -> Figures:
     """Return the figures of `actual` against `reference`: arrays of one shape and one dtype, any rank.
 
-    `step` is the quantization step of the output, in its unit; `logits`: they are those of a case that generates text.
+    `step` is the quantization step of the output, in its unit; `logits` is true for text generation.
 
     Raises ValueError when shapes or dtypes differ, or the dtype is neither boolean, integer nor floating point.
     """
@@ -94,9 +94,9 @@ def compare(
 
 
 def with_loss(figures: Figures, quantized: Figures) -> Figures:
-    """Return `figures`, of an output against FP32, with what was lost on the way from the quantized reference.
+    """Return `figures`, of an output against FP32, with the loss compared with the quantized reference.
 
-    `quantized` are the figures of that reference against FP32. Where it equals FP32 no loss has a value.
+    `quantized` has the figures of that reference against FP32. If it equals FP32, no loss has a value.
     """
     if figures.sqnr_db is None or quantized.sqnr_db is None or not math.isfinite(quantized.sqnr_db):
         return figures
@@ -141,8 +141,7 @@ def worst(figures: Iterable[Figures]) -> Figures:
 def violations(figures: Figures, limits: Limits) -> tuple[Violation, ...]:
     """Return the limits that `figures` break, worst first.
 
-    NaN where the reference has a number is a violation whatever the limits; a stray infinity is one wherever any
-    limit decides.
+    NaN instead of a number is a violation without any limit; a stray infinity is one if any limit decides.
     """
     broken = []
     if figures.nan:
@@ -165,7 +164,7 @@ def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
 
 
 def is_decided(figures: Figures, limits: Limits) -> bool:
-    """Return whether at least one of `limits` applies to the dtype that `figures` were computed from."""
+    """Return whether a limit of `limits` applies to the dtype of `figures`."""
     return any(
         figure.decides and None not in (getattr(figures, figure.name), getattr(limits, figure.name))
         for figure in COMPARED
@@ -173,9 +172,9 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
 
 
 def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
-    """Return why a wrong output may agree with `references`, those of all samples; None when it cannot.
+    """Return the reason why a wrong output may agree with `references`, those of all samples; None for none.
 
-    A constant is what a broken operator gives too, so an agreement with it proves nothing. One element alone is
+    A broken operator gives constants too, so that agreement with a constant proves nothing. A single element is
     constant by nature and only has to differ from zero in one of the samples.
     """
     for sample, reference in enumerate(references):

@@ -49,11 +49,10 @@ _CLOCK_SLACK_SECONDS = 1.0
 
 
 def outcome(raw: RawResult) -> Ending | RunnerReport:
-    """Return the report of an execution that went well, or how it ended otherwise.
+    """Return the report of a successful execution, or the ending of another one.
 
-    The first of these decides: an error of the farm or the device, an error that the runner reports, a timeout, a
-    signal or another exit code, a report that is missing or cannot be believed. A known trouble that the log of the
-    runner tells of is part of the reason.
+    The first of these decides: an error of the farm or the device, an error reported by the runner, a timeout, a signal
+    or another exit code, a missing or implausible report. The reason includes a known trouble from the runner's log.
     """
     found = _outcome(raw)
     return explain_ending(found, raw.stderr) if isinstance(found, Ending) else found
@@ -106,7 +105,7 @@ def _bad_ending(raw: RawResult, report: RunnerReport | None, refused: str) -> En
     # Shells report 128 + n for signal n, Python's subprocess -n.
     number = -code if code < 0 else code - 128
     if 1 <= number <= 64:
-        # The watchdog's last means, for a process that cannot even say that its time is over.
+        # SIGALRM is the watchdog's last step, for a process that cannot report its timeout.
         cause = Cause.HANG if number == signal.SIGALRM else Cause.CRASH
         return failed(Stage.EXECUTE, _signal_text(number), cause)
     left = refused or f"it left no {RESULT_FILE}"
@@ -134,7 +133,7 @@ def _signal_text(number: int) -> str:
 def _clock_problem(raw: RawResult, report: RunnerReport) -> str | None:
     claimed = (report.verification_ns or 0) + (report.load_ns or 0)
     if report.generated:
-        # The steps of its first round are those of the inferences as well.
+        # The steps of the first round are part of the inferences as well.
         claimed += sum(max(one.total_ns or 0, sum(one.prefill_ns) + sum(one.steps_ns)) for one in report.generated)
     else:
         claimed += sum(sum(inference.warm_up_ns) + sum(inference.iterations_ns) for inference in report.inferences)

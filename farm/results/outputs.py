@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     References = Mapping[str, Sequence[NDArray[np.generic]]]
 
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
-"""By output and reference: the figures of each sample, in order."""
+"""Figures of each sample in order, by output and reference."""
 
 UNJUDGED = "it ran; nothing says what its outputs should be"
 """Note of what ran without any reference."""
@@ -146,7 +146,7 @@ def _figures(
     for kind, reference in references.items():
         found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
         if manifest.generation is not None and manifest.generation.likelihoods is not None:
-            # Of two logarithms of probabilities there is no distribution.
+            # Logarithms of probabilities of single tokens form no distribution.
             found = msgspec.structs.replace(found, kl=None)
         if kind == "fp32" and "quantized" in references:
             found = with_loss(found, compare(references["quantized"], reference))
@@ -185,9 +185,9 @@ def decide(
     findings: OutputFindings,
     broken_metrics: Mapping[int, Sequence[str]] = MappingProxyType({}),
 ) -> Ending:
-    """Return the verdict of the limits of the case, `broken_metrics` being those of metrics by output. Pure.
+    """Return the verdict by the limits of the case; `broken_metrics` has those of metrics by output. Pure.
 
-    An output without a signal fails the case, after all others were judged: a broken limit is the reason that counts.
+    An output without a signal fails the case after all others were judged, because a broken limit is the better reason.
     """
     manifest = bundle.manifest
     tolerance = job.case.tolerance(job.target.precision)

@@ -32,7 +32,7 @@ class ReportError(ValueError):
 
 
 class RunnerError(msgspec.Struct, frozen=True):
-    """Why the runner gave up."""
+    """Error that ended the runner."""
 
     stage: ErrorStage
     message: Annotated[str, Meta(max_length=65_536)]
@@ -43,7 +43,7 @@ class RunnerError(msgspec.Struct, frozen=True):
 
 
 class RunnerTensor(msgspec.Struct, frozen=True):
-    """One input or output as the loaded method has it."""
+    """Input or output of the loaded method."""
 
     shape: Annotated[tuple[Size, ...], Meta(max_length=32)]
     dtype: Word
@@ -54,11 +54,11 @@ class RunnerTensor(msgspec.Struct, frozen=True):
 
 
 class Differing(msgspec.Struct, frozen=True):
-    """Which executions of one line gave other outputs than its last, whose outputs are written."""
+    """Executions of a line whose outputs differ from its last ones, which are written."""
 
     count: Annotated[int, Meta(ge=0, le=2**31)]
     executions: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=1024)]
-    """The first of them, from 0 and in order; warm-up comes before what is measured."""
+    """First differing executions, from 0 and in order; warm-up comes first."""
 
 
 class Inference(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Inference(msgspec.Struct, frozen=True):
     differing: Differing | None = None
     """None of a runner that is older than this."""
     untimed: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """Executions of which the runner does not say how long they took."""
+    """Executions without a reported time."""
 
     @property
     def executions(self) -> int:
@@ -79,22 +79,22 @@ class Inference(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One prompt of a program that generates, times in nanoseconds."""
+    """Prompt of a generating program, with times in nanoseconds."""
 
     line: Annotated[int, Meta(ge=0, le=2**31)]
     prompt_tokens: Size
     tokens: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...], Meta(max_length=1_000_000)] = ()
     """Chosen tokens, the first of them by the call that ended the prompt."""
     prefill_ns: Durations = ()
-    """Of each call that took tokens of the prompt."""
+    """Time of each call with tokens of the prompt."""
     steps_ns: Durations = ()
-    """Of each call that followed, each giving one token, or more where it takes several positions."""
+    """Time of each later call, which gives one token, or more for several positions."""
     first_token_ns: Duration | None = None
     """From the first call for the prompt until the first token is chosen."""
     total_ns: Duration | None = None
-    """From the first call until the last token is chosen, with what the runner does between calls."""
+    """Time from the first call to the choice of the last token, including the runner's work between calls."""
     ended: Literal["new", "stop", "context", "seconds"] = "new"
-    """What ended it: all tokens that were asked for, a stop token, a full context, or the time."""
+    """Cause of its end: all requested tokens, a stop token, a full context, or the time."""
 
 
 class RunnerReport(msgspec.Struct, frozen=True):
@@ -106,20 +106,20 @@ class RunnerReport(msgspec.Struct, frozen=True):
     error: RunnerError | None = None
     method: Word = ""
     load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] | None = 0
-    """0 when nothing was loaded, None where the runner does not say."""
+    """Time of the load; 0 without a load, None if unreported."""
     verification_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] | None = None
-    """Of the whole program, before its load; None of a runner that verifies in `load_ns`, or does not say."""
+    """Verification of the whole program before its load; None if it is part of `load_ns` or unreported."""
     mean_ns: Duration | None = None
-    """Mean of all executions, where the runner says no more."""
+    """Mean of all executions, from a runner without single times."""
     warm: bool = False
     """The backend was up already when the program was loaded: its start is not in `load_ns`."""
     inputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     outputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     inferences: Annotated[tuple[Inference, ...], Meta(max_length=100_000)] = ()
     generated: Annotated[tuple[Generated, ...], Meta(max_length=100_000)] = ()
-    """Of a program that generates: one for each prompt; with a time to fill, as many as that takes."""
+    """Entries of a generating program: one per prompt; with a time to fill, one per prompt and round."""
     method_loads_ns: dict[Word, Duration] = {}
-    """Of each method that was loaded, in a program that generates."""
+    """Load time of each method in a generating program."""
     versions: dict[Word, Word] = {}
     peak_memory_bytes: Annotated[int, Meta(gt=0, le=2**50)] | None = None
     """Greatest resident memory of the runner's process so far, on its own processor; None where it is not known."""

@@ -45,12 +45,12 @@ _GREATEST_CYCLES = 2**53
 
 
 class ProfileReading(msgspec.Struct, frozen=True):
-    """What an ETDump says of one execution."""
+    """Profile of an execution from its ETDump."""
 
     measurements: tuple[Measurement, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
     notes: tuple[str, ...] = ()
-    """Why something is missing."""
+    """Reasons for missing parts."""
 
 
 def read_profile(
@@ -85,7 +85,7 @@ def read_profile(
 
 
 def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Block] | None:
-    """Return the blocks of the iterations, without those of loading and warm-up; None where they do not match."""
+    """Return the blocks of the iterations, without loading and warm-up; None for a mismatch."""
     executed = [block for block in blocks if block.name == INFERENCE]
     if len(executed) != _executions(report):
         return None
@@ -93,7 +93,7 @@ def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Bloc
     position = 0
     for inference in report.inferences:
         position += len(inference.warm_up_ns)
-        # Where no time of one is known, all are.
+        # Without single times, all executions are timed.
         rest = inference.executions - len(inference.warm_up_ns)
         timed += executed[position : position + rest]
         position += rest
@@ -103,10 +103,10 @@ def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Bloc
 def operator_rows(
     inferences: Sequence[Block], delegates: Collection[str] = (), origins: Origins = NO_ORIGINS
 ) -> tuple[OperatorProfile, ...]:
-    """Return what took the time of `inferences`, in the order of execution, the runtime itself last.
+    """Return the rows that make up the time of `inferences`, in the order of execution, the runtime itself last.
 
-    Times of the runtime's clock (ns) are those that no other row has: a delegate call without the nodes that its
-    delegate timed with the same clock, an inference without its calls and kernels; so they add up to the inferences.
+    Times of the runtime's clock (ns) exclude those of other rows: a delegate call has no time of nodes its delegate
+    timed with the same clock, an inference no time of its calls and kernels. So the rows add up to the inferences.
     """
     samples: dict[_Key, list[int]] = {}
     for block in inferences:
@@ -128,7 +128,7 @@ def operator_rows(
 
 
 def delegate_calls(events: Iterable[_Key | ProfileEvent], delegates: Collection[str]) -> dict[tuple[int, int], str]:
-    """Return what the delegate calls of a program are called, by chain and instruction: `QnnBackend[0]`."""
+    """Return the names of a program's delegate calls by chain and instruction: `QnnBackend[0]`."""
     name = next(iter(delegates)) if len(delegates) == 1 else "delegate"
     places = dict.fromkeys(
         (event.chain, event.instruction) for event in events if event.is_delegate or event.name == CALL
@@ -137,7 +137,7 @@ def delegate_calls(events: Iterable[_Key | ProfileEvent], delegates: Collection[
 
 
 class _Key(NamedTuple):
-    """What is the same event in every inference."""
+    """Key of equal events in all inferences."""
 
     chain: int
     instruction: int
@@ -162,7 +162,7 @@ def _executions(report: RunnerReport) -> int:
 
 
 def _exclusive(values: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Return what rows are made of, each without what it contains."""
+    """Return the values of rows, each without its contained rows."""
     kept: dict[_Key, int] = {}
     inside: dict[tuple[int, int], int] = {}
     outermost, outer_value, called = None, 0, 0
