@@ -114,7 +114,6 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
 def test_receivers_that_are_broken_cost_a_line_and_nothing_else(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announce, "_LAST_SECONDS", 0.5)
     with trickling_server(b"HTTP/1.1 200 OK\r\nX-Slow: ", b".", 20) as port, web_server([404]) as hook:
         config = config_of(tmp_path, f"""
             [[notify.webhook]]
@@ -130,6 +129,7 @@ def test_receivers_that_are_broken_cost_a_line_and_nothing_else(
             "NOT NOTIFIED that R5CT1 is quarantined: webhook 2: the environment variable NOT_SET_ANYWHERE is not set",
         ]
         assert "NOT SENT: webhook 1" in outcome(store)
+        monkeypatch.setattr(announce, "_LAST_SECONDS", 0.5)
         config = config_of(tmp_path, f'[[notify.webhook]]\nurl = "http://{LOOPBACK}:{port}/"\n')
         quarantine(store, "R5CT2")
         began = time.monotonic()
