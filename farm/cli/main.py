@@ -134,13 +134,13 @@ _OTHERWISE = {
 
 @contextmanager
 def _broken_pipes() -> Iterator[None]:
-    """Report a pipe that broke as any error of the system: click would end with 1, which says that a job failed."""
+    """Raise InfraError for a broken pipe: click would exit with 1, the exit code for a failed job."""
     try:
         yield
     except BrokenPipeError as error:
         if {"-h", "--help", "-V", "--version"}.isdisjoint(sys.argv):
             raise InfraError(f"the system: {error.strerror}") from error
-        # What click prints by itself.
+        # click printed the text of --help or --version itself.
         from farm.cli.output import discard
 
         discard(sys.stdout)
@@ -168,7 +168,7 @@ class _LazyGroup(ListingGroup):
 
     @property
     def _texts(self) -> dict[str, str]:
-        """Lines of the help by command; the top level has the groups as well."""
+        """Return the lines of the help by command; the top level has the groups as well."""
         mine = {name: text for name, (_, text) in _COMMANDS[self._key].items()}
         return mine if self._key else {**mine, **_GROUPS}
 
@@ -197,7 +197,7 @@ class _LazyGroup(ListingGroup):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
         from click.shell_completion import CompletionItem
 
-        # Not every command is imported for its name.
+        # Completion needs names and texts of the commands alone, so no command is imported.
         found = [CompletionItem(name, help=text) for name, text in self._texts.items()]
         names = [one for one in found if one.value.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -216,7 +216,7 @@ class _LazyGroup(ListingGroup):
 
 
 def _group(name: str) -> click.Command:
-    """Return a group of commands; its list is shown where its command is left out."""
+    """Return a group of commands; without a subcommand it runs its list."""
     has_list = "list" in _COMMANDS[name]
     otherwise = {"quarantine": "'farm devices disable DEVICE' lets no run use it, until 'farm devices enable DEVICE'"}
     return _LazyGroup(
@@ -281,21 +281,21 @@ def help_command(context: click.Context, topic: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Entry point: errors become one line on standard error and their exit code."""
+    """Run the command line: errors become one line on standard error and their exit code."""
     if "_FARM_COMPLETE" in os.environ:
         from farm.cli.completion import answer
 
         sys.exit(answer(cli))
-    # What imports make stays, 100,000 objects with SQLAlchemy: to look through it for garbage again and again is a
+    # Imports create 100,000 objects that stay, with SQLAlchemy: repeated garbage collections over them would take a
     # twentieth of a short command.
     gc.set_threshold(150_000)
     try:
-        code = cli(_spoken(sys.argv[1:]), prog_name="farm", standalone_mode=False)
+        code = cli(_click_words(sys.argv[1:]), prog_name="farm", standalone_mode=False)
     except FarmError as error:
         _explain(error)
         code = _fail(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
-        _say(error.format_message())
+        _print_error(error.format_message())
         code = error.exit_code
     except click.ClickException as error:
         from farm.cli.usage import refusal
@@ -307,15 +307,15 @@ def main() -> None:
         _explain(error)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
     except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
-        _say(traceback.format_exc().rstrip())
+        _print_error(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
-    # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.
+    # The two collections at exit would take a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _spoken(arguments: list[str]) -> list[str]:
-    """Return a command line for click, as `with_numbers` does; -v may stand anywhere before --."""
+def _click_words(arguments: list[str]) -> list[str]:
+    """Return the command line for click, as `with_numbers` does; -v may stand anywhere before --."""
     words = with_numbers(arguments)
     end = words.index("--") if "--" in words else len(words)
     if not set(_VERBOSE).isdisjoint(words[:end]):
@@ -326,7 +326,7 @@ def _spoken(arguments: list[str]) -> list[str]:
 
 
 def _explain(error: BaseException) -> None:
-    """With -v, say where in farm an error came from, and what came before it."""
+    """With -v, print the place in farm where an error was raised, and the errors before it."""
     if "farm.cli.output" not in sys.modules:
         return
     from farm.cli.output import is_verbose, notice
@@ -343,11 +343,11 @@ def _explain(error: BaseException) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    _say(f"farm: {message}")
+    _print_error(f"farm: {message}")
     return code
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     from farm.cli.output import echo
 
     echo(text, err=True)

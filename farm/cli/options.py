@@ -90,7 +90,7 @@ config_option = click.option(
     "--config",
     "config_file",
     type=FILE,
-    help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards that nobody else can write.",
+    help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards that only you can write.",
 )
 
 
@@ -188,17 +188,17 @@ def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-TOOLCHAIN_HELP = "What compiles: a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
+TOOLCHAIN_HELP = "Toolchain that compiles: a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
 
 toolchain_option = click.option(
     "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}."
 )
 
 
-def line_option(text: str = "What belongs to it alone.") -> Decorator:
+def line_option(text: str = "Only runs of this line.") -> Decorator:
     """Return the option `--line`: the branch whose runs a command reads."""
-    whose = "Line: a toolchain of farm.toml, a version, or default, which it is unless there are runs of others alone."
-    return click.option("--line", metavar="NAME", help=f"{text} {whose}")
+    about = "A line is a toolchain of farm.toml, a version, or default; default, unless only other lines have runs."
+    return click.option("--line", metavar="NAME", help=f"{text} {about}")
 
 
 def refuse_together(given: dict[str, Any], because: str) -> None:
@@ -247,18 +247,18 @@ def _run_name(context: click.Context, option: click.Parameter, value: str) -> st
 
 purpose_options = _together(
     click.option("--name", default="", callback=_run_name, metavar="NAME",
-                 help="What the run is called, in lists and wherever a run is asked for."),
+                 help="Name of the run, shown in lists and usable in place of its id."),
     click.option("--purpose", type=click.Choice(["trial", "nightly"]), show_default="trial",
-                 help="nightly goes on with the line's series, for status and alerts; a trial is compared with it."),
+                 help="nightly: part of the line's series, for status and alerts; trial: compared with it."),
 )  # fmt: skip
 
 one_off_options = _together(
     virtual_option("Run it on a virtual device.", one=True),
     click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
-                 help="Timed executions of every inference."),
+                 help="Timed executions of each inference."),
     click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
-                 help="Executions before those, not timed."),
-    timeout_option("Longest that it may take on the device."),
+                 help="Executions before them, not timed."),
+    timeout_option("Time limit on the device."),
 )  # fmt: skip
 
 
@@ -289,10 +289,10 @@ devices_options = _together(
 
 interleaved_options = _together(
     click.option("--pairs", type=click.IntRange(5, 1000), default=10, show_default=True, metavar="N",
-                 help="Times that both are run, one after the other."),
+                 help="Number of pairs; in a pair both run, one after the other."),
     click.option("--inferences", type=click.IntRange(1, 10_000), show_default="5", metavar="N",
-                 help="Of each of them in a pair; without JOB up to 20 of short ones."),
+                 help="Inferences of each side in a pair; without JOB up to 20 for short programs."),
     click.option("--device", default="", metavar="NAME",
-                 help="This attached device; otherwise that of the newer run, or one like it."),
-    virtual_option("A virtual device of its own: as of itself for virtual results.", one=True),
+                 help="This attached device; otherwise the device of the newer run, or a similar one."),
+    virtual_option("Start a virtual device; the default for virtual results.", one=True),
 )  # fmt: skip

@@ -117,11 +117,11 @@ class Connected:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "say what adb is to do"),
+        ([], "no command for adb"),
         (["-s", "other", "shell"], "leave -s out"),
         (["-P5038", "shell"], "leave -P5038 out"),
-        (["kill-server"], "on which other devices hang as well"),
-        (["wait-for-device", "kill-server"], "on which other devices hang as well"),
+        (["kill-server"], "which other devices share"),
+        (["wait-for-device", "kill-server"], "which other devices share"),
         (["disconnect"], "for other devices"),
         (["reconnect", "offline"], "for other devices"),
         (["forward", "--remove-all"], "name one with forward --remove"),
@@ -191,7 +191,7 @@ def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoSe
             ("devices", "connect", "QCS9100"),
         ):
             done = home.farm(*command, env=servers.env, code=2)
-            assert "board-7@127.0.0.1 hangs on no adb server" in done.stderr
+            assert "board-7@127.0.0.1 has no adb server" in done.stderr
             assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
         board.stop()
 
@@ -239,7 +239,7 @@ def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers
             code, errors = connected.end()
             assert shell.wait(timeout=SECONDS) != 0
     assert (code, servers.listed()) == (4, [])
-    assert errors == f"farm: {NAME} was given back, and nobody has it: it was detached from your adb\n"
+    assert errors == f"farm: {NAME} was released and is free: it was detached from your adb\n"
 
 
 @pytest.mark.whole

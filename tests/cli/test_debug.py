@@ -106,7 +106,7 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
     lines = _text(outcome(device=device), 0)
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert ("device: none was asked for" in text) != device
+    assert ("device: not requested" in text) != device
     assert text.count("12345") == 0
     broken = lines[next(n for n, line in enumerate(lines) if line.startswith("> ")) + 1]
     assert broken.split()[-6 if device else -3 :][:3] == ["1.2e+04", "-3.2", "0.9999"]

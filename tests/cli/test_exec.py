@@ -68,7 +68,7 @@ def test_a_program_for_the_cpu_says_that_its_inputs_are_random_and_shows_its_out
 ) -> None:
     option = ("--option", "weight_cache_enabled=true")
     done = home.farm("exec", str(models / "select.pte"), "--soc", "sm8650", *VIRTUAL, "--seed", "7", *option, code=0)
-    assert "NO INPUTS WERE NAMED: they are random (seed 7)" in done.stderr
+    assert "NO INPUTS GIVEN: they are random (seed 7)" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "exec/select[SM8650-xnnpack-ready-weight_cache_enabled=true]"
     assert "  input 1   int64[3]  random: 0 or 1, seed 7" in lines
@@ -367,7 +367,7 @@ def test_what_is_for_tensors_alone_or_for_text_alone_is_refused(home: FarmHome, 
     for arguments, said in (
         (("--prompt", "ids.json", "--seed", "1"), "--seed is for a program of tensors: leave it, or --prompt, out"),
         (("--prompt", "ids.json", "--profile", "basic"), "no profile is taken while text is generated"),
-        (("--new", "3"), "--new is for text: it goes with --prompt"),
+        (("--new", "3"), "--new is for generated text: it needs --prompt"),
     ):
         done = home.farm("exec", str(decoders / "hybrid.pte"), "--soc", "SM8650", *VIRTUAL, *arguments, code=2)
         assert said in done.stderr

@@ -76,7 +76,7 @@ def test_all_runs_go_into_another_store_once(source: tuple[FarmHome, list[str]],
 def test_a_pipe_is_as_good_as_a_file(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
     there, (first, killed, last) = source
     out = there.farm("data", "export", "--since", "2020-01-01")
-    assert out.stderr == f"farm: not finished, and left out: {killed}; --unfinished writes them as they stand\n"
+    assert out.stderr == f"farm: unfinished and left out: {killed}; --unfinished writes them in their present state\n"
     # Nobody's terminal is commanded by what a device said.
     assert not {"\x1b", "\x9b"} & set(out.stdout)
     command = [sys.executable, "-m", "farm.cli.main", "data", "import", "-"]
@@ -127,7 +127,7 @@ def test_the_other_formats_are_of_one_run(source: tuple[FarmHome, list[str]], ho
             "--format hud is of one run: name one, or use --format jsonl",
         ),
         (("data", "export", "latest", "latest~1", "--format", "junit"), 2, "--format junit is of one run"),
-        (("data", "export", "--unfinished"), 2, "--unfinished goes with --all or --since"),
+        (("data", "export", "--unfinished"), 2, "--unfinished needs --all or --since"),
         (("data", "export", "--since", "a while"), 2, "--since 'a while': expected an age, such as 12h or 7d"),
         (("data", "export", "-o", "/proc/x/runs.jsonl"), 2, "cannot write /proc/x/runs.jsonl"),
         (("data", "export", "--format", "pdf"), 2, "'pdf' is not one of"),
@@ -180,7 +180,7 @@ def test_a_huge_line_is_refused_before_it_takes_the_memory(
 
 def test_an_export_of_nothing_says_so(source: tuple[FarmHome, list[str]], home: FarmHome) -> None:
     done = source[0].farm("data", "export", "--since", "2999-01-01", "-o", str(home.cwd / "none.jsonl"), code=0)
-    assert done.stderr.splitlines()[0] == "farm: there is no such run: the export is empty"
+    assert done.stderr.splitlines()[0] == "farm: no run matches: the export is empty"
     assert home.farm("data", "import", "none.jsonl").stdout == "0 runs imported, 0 were there already\n"
 
 

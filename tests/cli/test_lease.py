@@ -210,7 +210,7 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     )
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
-    assert f"{FIRST} was given back, and nobody has it: the shell was ended" in errors
+    assert f"{FIRST} was released and is free: the shell was ended" in errors
     assert store.leases.all() == []
 
 

@@ -128,8 +128,8 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say which runs stay: --keep 90d or --keep-runs 500"),
-        (("--keep-nightly", "90d"), "say which runs stay"),
+        ((), "no rule for runs to keep: --keep 90d, --keep-runs 500"),
+        (("--keep-nightly", "90d"), "no rule for runs to keep"),
         (("--keep", "soon"), "expected an age such as 90d"),
         (("--keep-runs", "0"), "0 is not in the range"),
         (("--keep", "9d"), "there is no store yet"),
@@ -180,7 +180,7 @@ def test_ctrl_c_leaves_every_run_whole_or_gone(home: FarmHome, store: Store, mon
     arguments = ["--keep-runs=1", "--keep-results=1", "--yes"]
     result = CliRunner().invoke(command, arguments)
     assert (result.exit_code, "deleted 1 of 4 runs" in result.output) == (130, True)
-    assert "the same command goes on" in result.output
+    assert "the same command continues" in result.output
     monkeypatch.undo()
     assert "deleted 2 of 3 runs" in home.farm("runs", "prune", *arguments).stdout
     with open_store(home.state / "farm.db", readonly=True) as now:

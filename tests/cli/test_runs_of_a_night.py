@@ -164,7 +164,7 @@ def test_who_never_runs_a_night_sees_what_trials_did(home: FarmHome, store: Stor
         record(store, 0.5, GREEN, purpose="trial", user="ada")
     done = home.farm("history", "s/relu")
     assert (done.returncode, done.stdout.count("passed, trial")) == (0, 2), done.stderr
-    assert "trials alone: numbers are judged once there are runs with --purpose nightly" in done.stderr
+    assert "only your trials are listed: numbers are judged once there are runs with --purpose nightly" in done.stderr
     assert home.farm("status").stdout.startswith(f"{mine}: trial of")
     with open_store(home.state / "farm.db") as again:
         names = [job.id for job in JOBS]

@@ -208,7 +208,7 @@ def test_an_interactive_shell_that_loses_its_lease_ends_and_leaves_the_terminal_
     assert store.leases.release(store.leases.all()) is None
     said = terminal.read_until(r"(?s)code \d+.* -?echo ")
     terminal.close()
-    assert "was given back, and nobody has it: the shell was ended" in said
+    assert "was released and is free: the shell was ended" in said
     assert "code 4" in said
     assert " echo " in said
     until(lambda: not alive(there))

@@ -99,7 +99,7 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
         (("alerts", "list", "--until", "2099-01-01"), "--until"),
         (("alerts", "assign", "s/conv", "--state", "accepted"), "red until it passes"),
         (("alerts", "assign", "s/conv", "--until", "2001-01-01"), "is over"),
-        (("alerts", "accept", "s/conv", "--note", " "), "--note says why"),
+        (("alerts", "accept", "s/conv", "--note", " "), "--note is empty"),
         (("alerts", "accept", "s/conv"), "--note"),
         (("alerts", "accept", "s/conv", "--note", "x", "--run", "2001"), "2001"),
         (("alerts", "accept", "s/conv", "--note", "x", "--metric", "speed"), "has no judged number speed"),

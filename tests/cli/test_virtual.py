@@ -85,7 +85,7 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
 
         again = home.farm("virtual", "up", "--soc", "SM8650", env={"ANDROID_ADB_SERVER_PORT": str(server.port)})
         assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-        assert "is up already" in again.stderr
+        assert "runs already" in again.stderr
         elsewhere = ("--folder", str(home.cwd / "other"))
         words = ("virtual", "up", "--soc", "SM8650", *elsewhere)
         other = home.farm(*words, env={"ANDROID_ADB_SERVER_PORT": str(server.port)})

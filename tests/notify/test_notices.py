@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str,
 
 def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
     config = home.cwd / "farm.toml"
-    assert "notify: nobody is named" in home.farm("lab", "notify", code=2).stderr
+    assert "notify: no receiver" in home.farm("lab", "notify", code=2).stderr
     with web_server() as hook:
         env = {"LAB_HOOK": hook.url("/T0/SECRET")}
         config.write_text('[[notify.webhook]]\nurl_env = "LAB_HOOK"\n')

@@ -28,8 +28,8 @@ _NIGHTS = 5
 
 
 @click.group("agent", cls=SuggestingGroup, invoke_without_command=True)
-@click.option("--name", default="", metavar="NAME", help="What the farm knows this host by; otherwise its own name.")
-@click.option("--build/--no-build", "builds", default=None, help="Compile for others; otherwise as farm.toml says.")
+@click.option("--name", default="", metavar="NAME", help="Name of this host in the farm; otherwise its hostname.")
+@click.option("--build/--no-build", "builds", default=None, help="Compile for other hosts; otherwise as in farm.toml.")
 @click.option("--no-devices", is_flag=True, help="Run nothing on devices: a host that only compiles.")
 @click.option(
     "--log",
@@ -133,7 +133,7 @@ def drain(name: str, config_file: Path | None) -> None:
         if not store.cluster.drain(name):
             known = [agent.name for agent in store.cluster.agents()]
             raise UnknownNameError("agent", name, known, "('farm lab agent list' shows them)")
-    echo(f"{name} ends as soon as it has finished what it runs")
+    echo(f"{name} ends as soon as its running jobs have finished")
 
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:

@@ -45,7 +45,7 @@ def watch_command(
         return show_left(outcome, as_json=as_json)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
     if outcome.exit_code == INTERRUPTED:
-        notice(f"cancelled: 'farm run --resume {outcome.view.id}' does what is missing")
+        notice(f"cancelled: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code
 
 

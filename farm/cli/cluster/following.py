@@ -43,8 +43,6 @@ def show_left(outcome: RunOutcome, *, as_json: bool) -> int:
         if as_json:
             print_json({"run": run_id})
         else:
-            notice(
-                f"'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it, 'farm lab queue' lists it"
-            )
+            notice(f"'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it; see 'farm lab queue'")
             echo(run_id)
     return outcome.exit_code

@@ -20,7 +20,7 @@ _SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
 @click.command("quota")
 @click.argument("subject", required=False, metavar="[user:NAME|label:NAME]")
 @click.argument("most", required=False, type=click.IntRange(min=0), metavar="[N]")
-@click.option("--remove", is_flag=True, help="There is no limit any more.")
+@click.option("--remove", is_flag=True, help="Remove the quota.")
 @json_option()
 def command(*, subject: str | None, most: int | None, remove: bool, config_file: Path | None, as_json: bool) -> None:
     """Show or set the number of devices that a user may have at once.
@@ -41,7 +41,7 @@ def command(*, subject: str | None, most: int | None, remove: bool, config_file:
     with opened(config_file, existing=True) as (_, store):
         if subject is not None and (most is not None or remove):
             if remove and subject not in store.quotas.all():
-                raise UsageError(f"{subject} has no quota: 'farm lab quota' shows those that are set")
+                raise UsageError(f"{subject} has no quota: 'farm lab quota' lists the quotas")
             store.quotas.set(subject, None if remove else most, store.user)
         found = store.quotas.all()
     shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}

@@ -75,11 +75,11 @@ def refusal(words: Sequence[str]) -> str:
     Pure."""
     verb = verb_of(words)
     if not verb:
-        return "say what adb is to do, behind --: farm devices adb DEVICE -- shell getprop"
+        return "no command for adb: give one behind --: farm devices adb DEVICE -- shell getprop"
     if verb.startswith("-"):
-        return f"leave {verb} out: farm names the device and its adb server; what adb is to do comes first behind --"
+        return f"leave {verb} out: farm selects the device and its adb server; begin with adb's command behind --"
     if verb in _OF_THE_SERVER:
-        return f"{verb} is for the adb server, on which other devices hang as well: call adb itself for that"
+        return f"{verb} is for the adb server, which other devices share: call adb itself for that"
     if verb in _OF_OTHERS or (verb == "reconnect" and "offline" in words):
         return f"{verb} is for other devices than the leased one: call adb itself for that"
     if verb == "forward" and "--remove-all" in words:
@@ -108,7 +108,7 @@ def adb_address(device: Device) -> AdbAddress:
         return device.address
     name = device.name or device.id
     raise UsageError(
-        f"{name} hangs on no adb server, farm reaches it by itself: 'farm shell {name}' opens a shell on it, and "
+        f"{name} has no adb server, farm reaches it directly: 'farm shell {name}' opens a shell on it, and "
         f"'farm shell {name} -- COMMAND' runs a command"
     )
 

@@ -102,14 +102,14 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
         return
     if server.host != LOOPBACK:
         raise UsageError(
-            f"{held.name} hangs on another adb server than yours, which is on {server.place} and cannot attach what is "
+            f"{held.name} is attached to another adb server; yours is on {server.place} and cannot attach what is "
             f"offered here: unset the variable that names it, or use 'farm devices adb {held.name} -- COMMAND'"
         )
     there = AdbHost(address.port, address.host)
     reverse = not is_elsewhere(held.config, device)
     with Relay(there, address.name or device.serial, model=device.product or device.soc, reverse=reverse) as relay:
         if not relay.wait_ready(_READY_SECONDS):
-            raise InfraError(f"{held.name} does not answer any more: 'farm devices' shows the state of every device")
+            raise InfraError(f"{held.name} no longer answers: 'farm devices' shows the state of every device")
         name = server.connect(server.host, relay.port)
         over = threading.Event()
         keeper = threading.Thread(target=_keep, args=(server, name, held, over), name="keeper", daemon=True)

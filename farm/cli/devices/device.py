@@ -48,7 +48,7 @@ def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | N
 
 @click.command("disable", short_help="Take a device out of service.")
 @click.argument("device")
-@click.option("--note", default="", help="Why, for those who look for it.")
+@click.option("--note", default="", help="Reason, which the lists of devices show.")
 @config_option
 def disable_command(*, device: str, note: str, config_file: Path | None) -> None:
     """Take a device out of service: it gets no new lease, and a present lease may finish."""
@@ -80,10 +80,10 @@ def unquarantine_command(*, device: str, config_file: Path | None) -> None:
         echo(f"{known.called} is {state}: {reason}")
 
 
-@click.command("check", short_help="Run the canary now: is a device fit to be measured on?")
+@click.command("check", short_help="Run the health check on devices now.")
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration,
-              help="Wait so long for a device that somebody else has.")  # fmt: skip
+              help="Longest wait for a device that another command uses.")  # fmt: skip
 @json_option()
 def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool, config_file: Path | None) -> int:
     """Run the health check on devices now, all attached ones without a name.
@@ -107,7 +107,7 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool
     show({"devices": found}, [row[: width()] for row in columns(rows)] if rows else [], as_json=as_json)
     outcomes = {one.outcome for one in found}
     if not outcomes:
-        notice("no device is attached: 'farm devices' shows what is, and why others cannot be used")
+        notice("no device is attached: 'farm devices' shows the devices, and why others cannot be used")
     good = {CheckOutcome.FIT} if names else {CheckOutcome.FIT, CheckOutcome.NOT_CHECKED}
     return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else InfraError.exit_code
 
@@ -167,7 +167,7 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
         by = f" by {known.service_user}" if known.service_user else ""
         yield f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}"
     if not events:
-        yield "  no event yet: the canary runs when a run begins on it"
+        yield "  no event yet: the health check runs when a run begins on the device"
         return
     rows = [("when", "event", "then", "canary p50", "why")]
     for event in reversed(events):

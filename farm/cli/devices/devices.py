@@ -221,4 +221,4 @@ def _details(row: DeviceRow) -> list[str]:
         is_now = time.time() - row.last_seen_ms / 1000 < _NOW_SECONDS
         details.append("seen now" if is_now else f"seen {short_age(row.last_seen_ms)} ago")
     details += [f"#{label}" for label in row.labels]
-    return details or ["nothing is known of it"]
+    return details or ["no details"]

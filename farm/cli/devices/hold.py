@@ -62,7 +62,7 @@ def held_device_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "wait_s",
             metavar="TIME",
             callback=duration,
-            help="Wait so long for the device, when another has it.",
+            help="Longest wait for a device that another command uses.",
         ),
         click.argument("device", required=False, metavar="[DEVICE|SOC]"),
     ):
@@ -206,7 +206,7 @@ class Hold:
                 else:
                     renewed = asked
             if time.monotonic() > renewed + ttl_s:
-                self._lost = f"may be somebody else's, as the store did not answer for {ttl_s:g} s"
+                self._lost = f"may have another owner, as the store did not answer for {ttl_s:g} s"
             if self._lost:
                 self._gone.set()
                 self._end()
@@ -221,7 +221,7 @@ class Hold:
             return f"was given to {now.user}"
         if now is not None:
             return f"is reserved for {now.reserved_for} until {clock_time(now.reserved_until_ms)}"
-        return "was given back, and nobody has it"
+        return "was released and is free"
 
     def _end(self) -> None:
         """End the program and its children. SIGHUP first: interactive shells ignore SIGTERM and forward SIGHUP."""
@@ -286,8 +286,8 @@ def terminal_restored() -> Iterator[None]:
     finally:
         if modes:
             # A background process may change the terminal only while it ignores SIGTTOU.
-            deaf = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             with contextlib.suppress(termios.error, OSError):
                 os.tcsetpgrp(terminal, group)
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
-            signal.signal(signal.SIGTTOU, deaf)
+            signal.signal(signal.SIGTTOU, before)

@@ -36,10 +36,10 @@ _SHOWN_CHARACTERS = 500
 @click.command("lease")
 @click.argument("wanted", metavar="SOC|DEVICE")
 @click.option("--for", "seconds", metavar="TIME", callback=duration, default="1h", show_default=True,
-              help="How long: 90s, 10m, 1h, 2d.")  # fmt: skip
+              help="Time of the reservation: 90s, 10m, 1h, 2d.")  # fmt: skip
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration, default="10m", show_default=True,
-              help="How long to wait for one at most.")  # fmt: skip
-@click.option("--no-wait", is_flag=True, help="Do not wait, say who has it.")
+              help="Longest wait for a device.")  # fmt: skip
+@click.option("--no-wait", is_flag=True, help="Do not wait; show the user of the device.")
 @json_option()
 def lease_command(
     *, wanted: str, seconds: float, wait_s: float, no_wait: bool, as_json: bool, config_file: Path | None
@@ -103,7 +103,7 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
 @click.argument("device", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every device that is reserved for you.")
 @click.option("--force", is_flag=True,
-              help="Also what is another's, or in use: a shell is ended, a run lets go of it after its running job.",
+              help="Also of another user, or in use: a shell is ended, a run releases it after the running job.",
 )  # fmt: skip
 @config_option
 def release_command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
@@ -193,11 +193,11 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
         found = [device for device in devices if device.soc.casefold() == (soc or wanted).casefold()]
         if not found and not soc:
             every = {*socs, *(name for these in names.values() for name in these)}
-            raise UnknownNameError("device or SoC", wanted, every, "(farm devices shows what is attached)")
+            raise UnknownNameError("device or SoC", wanted, every, "(farm devices shows the attached devices)")
         if not found:
             pinned = scan.pinned
             none = f"{pinned.name}, which ANDROID_SERIAL names, is no {soc}" if pinned else f"no {soc} is attached"
-            raise NoDeviceError(f"{none}: 'farm devices' shows what is, and why others cannot be used")
+            raise NoDeviceError(f"{none}: 'farm devices' shows the devices, and why others cannot be used")
     reasons = {device.id: _why_not(known[device.id]) for device in found}
     usable = [device for device in found if not reasons[device.id]]
     if not usable:
@@ -332,4 +332,4 @@ def _refuse_unusable(scan: Scan, known: Iterable[Registered], wanted: str) -> No
     for unusable in scan.unusable:
         if unusable.serial == serial:
             raise NoDeviceError(f"{serial}: {unusable.reason}")
-    raise NoDeviceError(f"{serial} is not attached now: 'farm devices' shows what is")
+    raise NoDeviceError(f"{serial} is not attached: 'farm devices' shows the attached devices")

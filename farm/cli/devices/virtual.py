@@ -31,7 +31,7 @@ _MOST_DEVICES = 64
 _LOOK_SECONDS = 0.5
 
 _folder_option = click.option(
-    "--folder", type=FOLDER, help="Where the devices' files are; otherwise `virtual` in farm's state folder."
+    "--folder", type=FOLDER, help="Folder of the devices' files; otherwise `virtual` in farm's state folder."
 )
 
 
@@ -49,10 +49,10 @@ def command() -> None:
 @command.command("up", short_help="Start virtual devices, and stay until Ctrl-C.")
 @config_option
 @_folder_option
-@click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC that they have; may be repeated.")
+@click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC of the devices; repeatable.")
 @click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
 @click.option(
-    "--build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True, help="Whether adbd can be root, or is."
+    "--build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True, help="Build: adbd can be root, or is."
 )
 @click.option("--own-server", is_flag=True, help="An adb server of their own, instead of yours.")
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
@@ -80,7 +80,7 @@ def up(
     wanted = [name for name in names for _ in range(count)]
     for serial in (f"virtual-{name}-{number}" for name in names for number in range(count)):
         if is_running(place / serial):
-            raise UsageError(f"{serial} is up already, in {place}: end that, or say another --folder")
+            raise UsageError(f"{serial} runs already, in {place}: end it, or give another --folder")
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A signal that nohup ignores stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -164,14 +164,14 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @click.option("--after-bytes", type=int, default=0, help="At this byte of a file, or of a command's output.")
 @click.option("--seconds", type=float, default=0.0, help="How long, 0 until cleared; how far off a clock is.")
 @click.option("--code", type=int, default=0, help="Exit code, signal, percent or degrees.")
-@click.option("--text", default="", help="What it says.")
+@click.option("--text", default="", help="Text of the fault.")
 @click.option("--match", default="", metavar="REGEX", help="Only commands, or paths, in which this is found.")
 @click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
 def fault(config_file: Path | None, folder: Path | None, device: str, kind: str, **details: Any) -> None:
     """Inject a fault into a virtual device: `farm virtual faults` lists the kinds."""
     if kind == "clear":
-        raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)}' ends those that there are")
+        raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)}' ends the present faults")
     wanted = _kind(kind)
     try:
         asked = Fault(wanted, **details)

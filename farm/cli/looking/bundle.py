@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @click.command("bundle")
 @click.argument("job", callback=named)
-@click.option("--to", "folder", type=FOLDER, help="Where it goes: a new folder, or an empty one.")
+@click.option("--to", "folder", type=FOLDER, help="Folder for the bundle: a new or an empty one.")
 @click.option("--suite", "suite", type=FOLDER, metavar="FOLDER",
-              help="Make a suite of what every job that JOB means was compiled to.")  # fmt: skip
-@click.option("--run", "ref", metavar="RUN", help="That of this run: latest, latest~1 or an id.")
+              help="Make a suite of the bundles of all jobs that match JOB.")  # fmt: skip
+@click.option("--run", "ref", metavar="RUN", help="Bundle of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
-              help="What JOB compiles to today, from the cache: of no run.")  # fmt: skip
+              help="Bundle that JOB compiles to today, from the cache: of no run.")  # fmt: skip
 @toolchain_option
-@json_option("Print what was written as JSON.")
+@json_option("Print the written files as JSON.")
 def command(
     job: str,
     folder: Path | None,
@@ -61,7 +61,7 @@ def command(
 
     if suite is not None:
         if compiled or folder is not None:
-            raise UsageError("--suite takes what ran, and no other folder: leave --to and --compiled out")
+            raise UsageError("--suite takes bundles that ran: leave --to and --compiled out")
         _keep(config_file, job, ref, suite, toolchain, as_json=as_json)
         return
     if folder is None:
@@ -74,7 +74,7 @@ def command(
     )
     write_bundle_folder(bundle, job_id, target, about, folder)
     answer = {"job": job_id, "key": bundle.manifest.key, "folder": str(folder), "about": about}
-    show(answer, [*about, f"{folder}: {README} says how to run it"], as_json=as_json)
+    show(answer, [*about, f"{folder}: {README} has the commands to run it"], as_json=as_json)
 
 
 def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, toolchain: str, *, as_json: bool) -> None:
@@ -162,4 +162,4 @@ def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundl
     if bundle is None:
         suite = job.partition("[")[0].rpartition("/")[0]
         raise UsageError(f"{chosen.id} is not compiled as it is today: {_compile_command(chosen, suite, toolchain)}")
-    return bundle, chosen.id, chosen.target, ["What the job compiles to today; nothing says that it was run."]
+    return bundle, chosen.id, chosen.target, ["Bundle that the job compiles to today; it may never have run."]

@@ -22,12 +22,12 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
 
 @click.command("coverage")
-@soc_option("SoC whose results are shown; otherwise the one that there are results on.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help="One with QNN.")
+@soc_option("SoC of the results; otherwise the only SoC with results.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help="Backend with QNN.")
 @click.option("--suite", "suites", multiple=True,
-              help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
+              help="Suite, repeatable; otherwise quantized_ops and fp_ops, or the suites of the runs.")  # fmt: skip
 @click.option("--run", "runs", multiple=True,
-              help="Run, repeatable; otherwise the newest result of every job, whichever run it is of.")  # fmt: skip
+              help="Run, repeatable; otherwise the newest result of every job, of any run.")  # fmt: skip
 @line_option()
 @click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")
 @json_option("Print every cell as JSON instead of a table.")

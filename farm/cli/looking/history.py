@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
 @line_option()
-@click.option("--trials/--no-trials", default=True, help="Your trials as well, marked so.")
+@click.option("--trials/--no-trials", default=True, help="Include your trials, with a mark.")
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
@@ -74,7 +74,7 @@ def history_command(
         lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm runs list' lists the runs"
         notice(f"{job} has no history yet: {lacks}")
     elif all(point.trial for point in points):
-        notice("these are your trials alone: numbers are judged once there are runs with --purpose nightly")
+        notice("only your trials are listed: numbers are judged once there are runs with --purpose nightly")
     for text in ended(points):
         notice(text)
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
@@ -122,11 +122,11 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True,
-              help="Only this metric, repeatable; and also where it is no candidate.")  # fmt: skip
-@click.option("--run", "ref", metavar="RUN", help="The level of this run; otherwise of the newest of each job.")
-@click.option("--note", required=True, metavar="TEXT", help="Why it is right.")
+              help="Only this metric, repeatable; needs no candidate.")  # fmt: skip
+@click.option("--run", "ref", metavar="RUN", help="Level of this run; otherwise of the newest run of each job.")
+@click.option("--note", required=True, metavar="TEXT", help="Reason why the level is right.")
 @line_option()
-@json_option("Print what was accepted as JSON.")
+@json_option("Print the accepted levels as JSON.")
 def accept_command(
     job: str,
     soc: str | None,
@@ -147,7 +147,7 @@ def accept_command(
     from farm.numbers.regressions import baseline
 
     if not note.strip():
-        raise UsageError("--note says why the level is right: somebody will ask")
+        raise UsageError("--note is empty: give the reason why the level is right")
     with opened(config_file, existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
         # A named run determines its branch.

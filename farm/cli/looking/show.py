@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @click.command("show")
 @click.argument("job")
-@click.option("--run", "ref", metavar="RUN", help="In this run, instead of the newest: latest, latest~1 or an id.")
+@click.option("--run", "ref", metavar="RUN", help="Result of this run, not the newest: latest, latest~1 or an id.")
 @click.option("--files", "folder", type=FOLDER, metavar="FOLDER",
               help="Write the kept files here, such as inputs and outputs of failed attempts.")  # fmt: skip
-@json_option("Print all of it as JSON.")
+@json_option("Print the job in full as JSON.")
 def command(job: str, ref: str | None, folder: Path | None, config_file: Path | None, *, as_json: bool) -> None:
     """Show a job in full: attempts, logs with their tracebacks, numbers, files, commands to run it again.
 

@@ -166,7 +166,7 @@ def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None
     unbegun = [one for one in status.runs if not one.run.began]
     lines += titled("NEVER BEGAN", [[one.title, one.run.command] for one in unbegun], limit)
     if not alerts and not red and not unbegun:
-        lines.append("nothing needs anybody: no open regression, no red job")
+        lines.append("nothing needs attention: no open regression, no red job")
     for text in lines:
         echo(fitted(text, max(LEAST_WIDTH, width())))
 
@@ -176,5 +176,5 @@ def _remark_line(one: Remark) -> str:
         return f"{datetime.datetime.fromtimestamp(time_ms / 1000, tz=datetime.UTC):%Y-%m-%d}"
 
     until = "" if one.until_ms is None else f" until {day(one.until_ms - 1)}"
-    owner = f", {one.owner} sees to it" if one.owner else ""
+    owner = f", handled by {one.owner}" if one.owner else ""
     return f"{day(one.time_ms)}: {one.state}{until} by {one.user}{owner}{f': {one.note}' if one.note else ''}"

@@ -26,12 +26,12 @@ _SHOWN = 8
 @click.command("export")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "name", type=click.Choice(tuple(export_formats())), default=DEFAULT, show_default=True,
-              help="What is written; see above.")  # fmt: skip
+              help="Format of the output; see above.")  # fmt: skip
 @click.option("--output", "-o", type=OUTPUT_FILE, metavar="FILE",
               help="Write here instead of to standard output.")  # fmt: skip
-@click.option("--all", "everything", is_flag=True, help="All runs that are finished (jsonl).")
-@click.option("--since", metavar="TIME", help="Those that began since then: 12h, 7d, or a day, 2026-11-21 (jsonl).")
-@click.option("--unfinished", is_flag=True, help="With --all or --since: also those that are not finished.")
+@click.option("--all", "everything", is_flag=True, help="All finished runs (jsonl).")
+@click.option("--since", metavar="TIME", help="Runs that began since then: 12h, 7d, or a day, 2026-11-21 (jsonl).")
+@click.option("--unfinished", is_flag=True, help="With --all or --since: unfinished runs as well.")
 @config_option
 def export_command(
     runs: tuple[str, ...],
@@ -48,7 +48,7 @@ def export_command(
     if sum(map(bool, (runs, everything, since))) > 1:
         raise UsageError("say which runs: RUN..., or --all, or --since TIME")
     if unfinished and not (everything or since):
-        raise UsageError("--unfinished goes with --all or --since: a run that is named is written as it stands")
+        raise UsageError("--unfinished needs --all or --since: a named run is written in its present state")
     if not form.several_runs and (everything or since or len(runs) > 1):
         raise UsageError(f"--format {name} is of one run: name one, or use --format {DEFAULT}")
     since_ms = _since_ms(since) if since else 0
@@ -72,10 +72,10 @@ def _chosen(store: Store, since_ms: int, *, unfinished: bool) -> list[str]:
     left_out = [] if unfinished else [run.id for run in found if not run.finished]
     if left_out:
         names = ", ".join(left_out[:_SHOWN]) + (", ..." if len(left_out) > _SHOWN else "")
-        notice(f"not finished, and left out: {names}; --unfinished writes them as they stand")
+        notice(f"unfinished and left out: {names}; --unfinished writes them in their present state")
     chosen = [run.id for run in found if unfinished or run.finished]
     if not chosen:
-        notice("there is no such run: the export is empty")
+        notice("no run matches: the export is empty")
     return chosen
 
 
@@ -94,7 +94,7 @@ def _since_ms(text: str) -> int:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@json_option("Print which runs are new as JSON.")
+@json_option("Print the new runs as JSON.")
 def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """Read the runs in FILE, which 'farm data export --format jsonl' wrote, into this store; - is standard input.
 

@@ -43,28 +43,28 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 
 @click.command("bisect")
 @click.argument("job")
-@click.option("--good", metavar="RUN", help="Of runs: one before it got worse: an id, or latest~20.")
-@click.option("--bad", metavar="RUN", help="Of runs: one after it: an id, or latest.")
+@click.option("--good", metavar="RUN", help="Run before the job got worse: an id, or latest~20.")
+@click.option("--bad", metavar="RUN", help="Run after the job got worse: an id, or latest.")
 @click.option("--commits", metavar="GOOD..BAD", default="", help="Search commits of a checkout, not runs.")
-@click.option("--checkout", type=FOLDER, help="The source tree of ExecuTorch; otherwise that of --toolchain.")
+@click.option("--checkout", type=FOLDER, help="Source tree of ExecuTorch; otherwise the one of --toolchain.")
 @click.option(
     "--toolchain",
     default="",
     callback=named,
     metavar="NAME",
-    help="Toolchain of farm.toml whose checkout it is; otherwise found by the checkout.",
+    help="Toolchain of farm.toml with the checkout; otherwise found by the checkout.",
 )
 @click.option(
     "--build",
     default="",
     metavar="COMMAND",
-    help="Builds the native parts where a commit changes them; otherwise build in farm.toml.",
+    help="Command that builds native parts changed by a commit; otherwise build in farm.toml.",
 )
-@soc_option("SoC, where a JOB has no target and results on several.")
-@click.option("--precision", help="Precision, where a JOB has no target and the case has several.")
+@soc_option("SoC, if JOB has no target and results on several.")
+@click.option("--precision", help="Precision, if JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
-@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits the difference at BAD.")
-@click.option("--markdown", type=OUTPUT_FILE, help="Of commits: write the evidence here too.")
+@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; with --commits the difference at BAD.")
+@click.option("--markdown", type=OUTPUT_FILE, help="With --commits: write the evidence here too.")
 @interleaved_options
 @json_option("Print everything, with all samples, as JSON.")
 def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **options: Any) -> int:
@@ -137,7 +137,7 @@ def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:
         if outcome.bracket.exact:
             yield "exact: there is no other result between them"
         else:
-            yield from wrapped(f"a range, as these cannot tell: {outcome.reason}")
+            yield from wrapped(f"a range, as runs between gave no answer: {outcome.reason}")
         yield f"{whole.series.metric}: {change_interval(whole.series.scale, whole.confirmation)}"
         yield from differing_lines(last, first, outcome.differences)
     else:

@@ -66,7 +66,7 @@ def _job(config: Config, text: str, options: dict[str, Any]) -> Job:
     target = {name: options[name] for name in ("soc", "precision", "options")}
     job = named_job(config, text, "farm perf bisect", **target)
     if job.case.pte:
-        raise UsageError(f"{text} is a .pte that was compiled already: no commit makes another of it")
+        raise UsageError(f"{text} is a .pte file that was compiled elsewhere: no commit changes it")
     return job
 
 
@@ -94,8 +94,8 @@ def _facts(outcome: BisectOutcome) -> Iterator[str]:
         return
     first = outcome.first_bad
     yield f"wrong: {one_line(outcome.symptom.text)}"
-    yield f"last good: {_told(outcome.last_good)}"
-    yield f"first bad: {_told(first)}, by {one_line(first.author)}, {first.date}"
+    yield f"last good: {_commit_text(outcome.last_good)}"
+    yield f"first bad: {_commit_text(first)}, by {one_line(first.author)}, {first.date}"
     if outcome.skipped:
         left = ", ".join(commit.short for commit in (*outcome.skipped, first))
         yield f"a range, as commits between gave no answer: the first bad one is one of {left}"
@@ -121,7 +121,7 @@ def _program(outcome: BisectOutcome) -> Iterator[str]:
         yield f"on the CPU: {one_line(name)} {was} -> {now}"
 
 
-def _told(commit: Commit) -> str:
+def _commit_text(commit: Commit) -> str:
     return one_line(f"{commit.short} {commit.subject}")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farm.numbers.compare.compare import CompareOutcome
 
-_EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
+_EXECUTING = "{} is for execution: leave it, or --programs-only, out"
 
 
 @click.command("compare")
@@ -35,9 +35,9 @@ _EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
 @click.option("--options", "side_options", multiple=True, metavar="'NAME=VALUE ...'",
               help="Backend options of a side, may be empty: twice for A and B.")  # fmt: skip
 @click.option("--checkout", default="", callback=named, metavar="DIR",
-              help="B is this source tree of ExecuTorch as it is ...")  # fmt: skip
+              help="B is this source tree of ExecuTorch in its present state ...")  # fmt: skip
 @click.option("--base", default="", callback=named, metavar="COMMIT",
-              help="... and A this commit of it, in a worktree of farm's own.")  # fmt: skip
+              help="... and A is this commit of it, in a separate worktree.")  # fmt: skip
 @click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.  [default: SM8650]")
 @click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=", ".join(BACKENDS))
@@ -47,7 +47,7 @@ _EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
 @click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @devices_options
 @click.option("--pairs", type=click.IntRange(10, 1000), default=10, show_default=True, metavar="N",
-              help="Least pairs that confirm anything; more where many jobs are compared.")  # fmt: skip
+              help="Least number of pairs; more for many jobs.")  # fmt: skip
 @click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the page here as well.")
 @limit_option("Jobs of a kind that are listed.")
@@ -81,7 +81,7 @@ def command(
     from farm.numbers.compare.request import ComparisonRequest, sides_of
 
     if not given["suites"]:
-        raise UsageError("--suite must be given; 'farm suites' lists what there is")
+        raise UsageError("--suite must be given; 'farm suites' lists the suites")
     attached = {"--device": given["devices"], "--label": given["labels"], "--devices": given["most_devices"]}
     if given["virtual"]:
         refuse_together(attached, FOR_ATTACHED)

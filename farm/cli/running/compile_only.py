@@ -62,7 +62,7 @@ def compiled_lines(compilation: Compilation, columns_at_most: int) -> list[str]:
     lines = [_cut(line, columns_at_most) for line in lines]
     for job in failures:
         lines += ["", *wrapped(f"{job.job}: {job.reason}", columns_at_most)]
-        lines += [f"  what the compiler printed: {job.log}"] if job.log else []
+        lines += [f"  output of the compiler: {job.log}"] if job.log else []
     total = ", ".join(f"{counts[outcome]} {outcome}" for outcome in CompileOutcome if counts[outcome])
     return [*lines, "", f"{total}; nothing was run, and nothing is recorded"]
 

@@ -31,14 +31,14 @@ _NAME = WIDTH - 2 * _FIGURES
 
 @click.command("debug")
 @click.argument("job")
-@soc_option("SoC, where JOB has no target and results on several.")
-@click.option("--precision", help="Precision, where JOB has no target and the case has several.")
-@click.option("--method", help="Which method, of a case that has several; otherwise the one that it executes.")
+@soc_option("SoC, if JOB has no target and results on several.")
+@click.option("--precision", help="Precision, if JOB has no target and the case has several.")
+@click.option("--method", help="Method of a case with several; otherwise the method that the case executes.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Which of the inputs of the case.")  # fmt: skip
-@timeout_option("Longest that the job may take on one device.", 600.0)
+              help="Number of the sample among the inputs of the case.")  # fmt: skip
+@timeout_option("Time limit of the job on one device.", 600.0)
 @click.option(
     "--metric",
     "metrics",
@@ -240,7 +240,7 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
     if not lines:
         lines.append("nothing diverges")
     if "device" not in outcome.devices:
-        lines.append("device: none was asked for; the simulator is all that ran")
+        lines.append("device: not requested; only the simulator ran")
     lines += [f"note: {note}" for note in attempt.notes]
     return [part for line in lines for part in wrapped(line)]
 

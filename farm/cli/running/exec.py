@@ -64,28 +64,28 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 @click.option("--input-list", type=FILE, metavar="FILE",
               help="The same from a file: a line for each inference, with names of files beside it.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="For random inputs, which it takes where no files are named.")  # fmt: skip
+              help="Seed of random inputs, used without files.")  # fmt: skip
 @click.option("--expect", multiple=True, type=FILE, metavar="FILE",
-              help="What an output should be, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
-@click.option("--method", default="forward", show_default=True, help="Which method of the program runs.")
+              help="Expected output, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
+@click.option("--method", default="forward", show_default=True, help="Method of the program to run.")
 @click.option("--state", "state", multiple=True, metavar="OUTPUT:INPUT", callback=_state,
               help="Each inference takes this input from this output of the one before; repeatable.")  # fmt: skip
 @click.option("--prompt", type=FILE, metavar="FILE",
               help="Generate text after these token ids, .npy or .json; of a static decoder.")  # fmt: skip
 @click.option("--new", type=click.IntRange(1, 1_000_000), metavar="N", show_default="32",
-              help="With --prompt: most tokens that are generated after each.")  # fmt: skip
+              help="With --prompt: most tokens generated after each prompt.")  # fmt: skip
 @click.option("--stop", type=click.IntRange(min=0), multiple=True, metavar="ID",
-              help="With --prompt: a token after which nothing more is generated; repeatable.")  # fmt: skip
+              help="With --prompt: token that ends the generation; repeatable.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
-              help="With --prompt: go on for so long, to see what the heat costs.")  # fmt: skip
+              help="With --prompt: generate for S seconds, to measure the loss of rate by heat.")  # fmt: skip
 @click.option("--output", type=FOLDER, metavar="FOLDER",
-              help="Save the outputs here, raw and .npy; and the profile, if one was asked for.")  # fmt: skip
-@click.option("--soc", default="", help="SoC to run on; what the program was compiled for may be left out.")
-@click.option("--backend", default="", help="Backend; what the program was compiled for may be left out.")
+              help="Save the outputs here, raw and .npy, and the profile if taken.")  # fmt: skip
+@click.option("--soc", default="", help="SoC to run on; otherwise the SoC that the program was compiled for.")
+@click.option("--backend", default="", help="Backend; otherwise the backend that the program was compiled for.")
 @click.option("--device", help="Run it on this attached device: name, serial or id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
-              help="How closely to look inside; detailed shows every node.")  # fmt: skip
+              help="Profiling level; detailed shows every node.")  # fmt: skip
 @click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each iteration (1).")
 @limit_option("Most rows of a profile.")
 @program_options
@@ -167,18 +167,18 @@ def exec_command(
             text.job = job_of(text.job)
         request = OneOffRequest(job=text.job, seconds=seconds, program=other, **{**asked_for, **_ONCE})
         with opened(config_file) as (config, store):
-            told = run_generation(use_toolchain(config, toolchain), store, text, request, output)
-        show(exec_text.data(text, told), exec_text.lines(text, told, seconds), as_json=as_json)
-        return _saved(output, told.one.exit_code, there=bool(told.generated))
+            generated = run_generation(use_toolchain(config, toolchain), store, text, request, output)
+        show(exec_text.data(text, generated), exec_text.lines(text, generated, seconds), as_json=as_json)
+        return _saved(output, generated.one.exit_code, there=bool(generated.generated))
     refuse_together(
         {"--program": other, "--new": new, "--stop": stop, "--seconds": seconds},
-        "{} is for text: it goes with --prompt",
+        "{} is for generated text: it needs --prompt",
     )
     ready = plan_ready(asked)
     if heap:
         require_heap(ready.job.target.backend)
     if ready.is_random:
-        notice(f"NO INPUTS WERE NAMED: they are random (seed {asked.seed}), and so the outputs mean little")
+        notice(f"NO INPUTS GIVEN: they are random (seed {asked.seed}), so the outputs mean little")
     request = OneOffRequest(job=ready.job, **asked_for)
     with opened(config_file) as (config, store):
         selected = use_toolchain(config, toolchain)
@@ -219,7 +219,7 @@ def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[
     )]  # fmt: skip
     for figures in outcome.outputs:
         lines += _output_lines(figures, several=len(ready.samples) > 1)
-    lines += [f"  {one.label}  against what was expected: {_comparison(one)}" for one in attempt.comparisons]
+    lines += [f"  {one.label}  against the expected output: {_comparison(one)}" for one in attempt.comparisons]
     lines += ["", *filter(None, map(_time_line, attempt.measurements))]
     if attempt.operators:
         from farm.report.terminal.profile import profile_lines
@@ -279,11 +279,11 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 
 @click.command("rerun")
 @click.argument("job")
-@click.option("--run", "ref", metavar="RUN", help="Its result in this run: latest, latest~1 or an id.")
+@click.option("--run", "ref", metavar="RUN", help="Result of this run: latest, latest~1 or an id.")
 @click.option("--device", default="",
-              help="Run it on this device: name, serial or id, or 'same' for the one it ran on.")  # fmt: skip
+              help="Run it on this device: name, serial or id, or 'same' for that of the past result.")  # fmt: skip
 @click.option("--script", type=FOLDER, metavar="FOLDER",
-              help="Run nothing: write all it takes to FOLDER, with a shell script that needs adb alone.")  # fmt: skip
+              help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
 @program_options
 @one_off_options
 @toolchain_option

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @click.command("nightly")
 @click.argument("file", type=FILE, metavar="nightly.toml")
-@click.option("--check", is_flag=True, help="Say what would be run, and what is wrong with the file; run nothing.")
-@click.option("--resume", is_flag=True, help="Finish the last night of this name, which was killed or interrupted.")
-@json_option("Print the night, or what would be run, as JSON.")
+@click.option("--check", is_flag=True, help="Print the plan, and errors of the file; run nothing.")
+@click.option("--resume", is_flag=True, help="Finish the last nightly run of this name, killed or interrupted.")
+@json_option("Print the nightly run, or its plan, as JSON.")
 def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, as_json: bool) -> int:
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
@@ -43,7 +43,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     from farm.dispatch.notify.credentials import Credentials
 
     if check and resume:
-        raise UsageError("--check runs nothing, so that there is nothing to resume: leave one of them out")
+        raise UsageError("--check runs nothing, and --resume runs: leave one of them out")
     config = load_config(config_file)
     plan, jobs = read_plan(file, config)
     credentials = Credentials(plan.webhooks, plan.mail)
@@ -63,12 +63,12 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
     work = CellWork(config, plan, confirm_candidates, debug_failures)
     night = run_night(config, plan, credentials, _front, work, resume=resume)
-    _tell(night, as_json=as_json)
+    _show_night(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code
 
 
-def _tell(night: Night, *, as_json: bool) -> None:
+def _show_night(night: Night, *, as_json: bool) -> None:
     from farm.dispatch.nightly.render import night_annotations, night_lines, night_markdown
     from farm.report.formats.github import add_summary
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @click.command("profile")
 @click.argument("job", required=False)
-@click.option("--run", "run", help="Of this run, instead of the newest that has a profile.")
+@click.option("--run", "run", help="Profile of this run, instead of the newest profile.")
 @click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
 @click.option("--by", type=click.Choice(["module", "line"]),
-              help="Add up what each module of the model took, or each line of its code.")  # fmt: skip
+              help="Sum the times by module of the model, or by line of its code.")  # fmt: skip
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
-              help="With --by module: as parts of modules of N names, layers.3 of layers.3.conv for 2.")  # fmt: skip
+              help="With --by module: shorten modules to N names: layers.3 of layers.3.conv for 2.")  # fmt: skip
 @limit_option("Most rows of a table.")
 @click.option("--trace", type=OUTPUT_FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
@@ -143,7 +143,7 @@ def _compare(config_file: Path | None, job: str, runs: tuple[str, str], limit: i
         if one.comparable:
             lines += ["", *change_lines(one.nodes, limit, width())]
         echo("\n".join(lines))
-    echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: what has no ~ may be noise, too.")
+    echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: a change without ~ may be noise, too.")
     if any(one.device_kind == "virtual" for one in found):
         echo("  VIRTUAL: two runs of one program on the simulator often differ by half.")
 

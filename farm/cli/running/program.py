@@ -67,7 +67,7 @@ def program_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--library", "by_library", type=FILE, multiple=True, metavar="FILE",
                      help="With --program: a library that it needs; repeatable."),
         click.option("--program-flag", "by_flag", multiple=True, metavar="NAME=VALUE",
-                     help="With --program: one more flag of it, as decoder_model_version=qwen3; repeatable."),
+                     help="With --program: another flag, as decoder_model_version=qwen3; repeatable."),
     )  # fmt: skip
     for option in reversed(options):
         run = option(run)

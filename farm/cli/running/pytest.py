@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 @click.command("pytest")
-@click.option("--soc", default="", help="SoC of the devices; where only devices of one are attached, that one.")
+@click.option("--soc", default="", help="SoC of the devices; otherwise the only SoC of the attached devices.")
 @click.option(
     "--backend",
     default=DEFAULT_BACKEND,
     show_default=True,
-    help=f"What programs are compiled for: {', '.join(BACKENDS)}.",
+    help=f"Backend of the programs: {', '.join(BACKENDS)}.",
 )
 @devices_options
 @purpose_options
@@ -80,7 +80,7 @@ def command(
         attached = {"--device": devices, "--label": labels, "--devices": asked["most_devices"]}
         refuse_together(attached, FOR_ATTACHED)
         if not asked["soc"]:
-            raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists what there is")
+            raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")
     asked["purpose"] = Purpose(asked["purpose"] or Purpose.TRIAL)
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)

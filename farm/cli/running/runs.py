@@ -21,9 +21,9 @@ _HEAD = ("run", "purpose", "age", "user", "exit", "jobs", "name")
 
 
 @click.command("list")
-@click.option("--user", default="", metavar="NAME", help="Of this user alone.")
-@click.option("--purpose", type=click.Choice(["trial", "nightly", "manual"]), help="For this purpose alone.")
-@line_option("What belongs to it alone.")
+@click.option("--user", default="", metavar="NAME", help="Only runs of this user.")
+@click.option("--purpose", type=click.Choice(["trial", "nightly", "manual"]), help="Only runs with this purpose.")
+@line_option()
 @limit_option("Most runs.")
 @json_option()
 def list_command(
@@ -41,7 +41,7 @@ def list_command(
     with opened(config_file, readonly=True) as (_, store):
         chosen = "" if line is None else line_text(store.status.line_to_show(line))
         runs, total = store.browse.runs(RunFilter(user=user, purpose=purpose or "", line=chosen), limit)
-    lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run is like that" if total else "no run"]
+    lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run matches" if total else "no run"]
     lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
     # Names come last, since they are cut when the terminal is narrow.
     at_most = max(width(), LEAST_WIDTH)

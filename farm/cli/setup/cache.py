@@ -73,9 +73,7 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
             f"{_files(files)}: 'farm setup cache prune --older 30d --yes' removes them, and farm fetches them again"
         )
     if trees := worktrees(cache.root):
-        lines.append(
-            f"{_worktrees(trees)}: 'farm setup cache prune --older 30d --yes' removes those that no command uses"
-        )
+        lines.append(f"{_worktrees(trees)}: 'farm setup cache prune --older 30d --yes' removes the unused ones")
     shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
     answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown, "worktrees": trees}
     show(answer, lines, as_json=as_json)
@@ -83,11 +81,11 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 
 @command.command("prune")
 @config_option
-@click.option("--older", metavar="AGE", help="Not used for so long: 30d, 12h, 90m.")
-@click.option("--keep", metavar="SIZE", help="Least recently used beyond this size: 10GB, 500MB.")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--yes", is_flag=True, help="Remove; otherwise say what would go, and change nothing.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, whoever asks.")
+@click.option("--older", metavar="AGE", help="Bundles unused for this time: 30d, 12h, 90m.")
+@click.option("--keep", metavar="SIZE", help="Least recently used bundles beyond this size: 10GB, 500MB.")
+@click.option("--all", "everything", is_flag=True, help="All bundles.")
+@click.option("--yes", is_flag=True, help="Remove; otherwise only list the bundles and files to remove.")
+@click.option("--dry-run", is_flag=True, help="Only list the bundles and files to remove, also without a terminal.")
 def prune(
     config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, dry_run: bool
 ) -> None:
@@ -104,13 +102,13 @@ def prune(
     from farm.builds.toolchains.overview import remove_environment
 
     if sum(map(bool, (older, keep, everything))) != 1:
-        raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
+        raise UsageError("no choice of bundles: give one of --older AGE, --keep SIZE, --all")
     if yes and dry_run:
         raise UsageError("--yes removes, and --dry-run does not: leave one of them out")
     if not (yes or dry_run):
         dry_run = sys.stdout.isatty()
         if not dry_run:
-            notice("add --yes: without it this removes only where there is no terminal")
+            notice("add --yes: without it the command removes only when there is no terminal")
     config = load_config(config_file)
     cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)

@@ -15,9 +15,9 @@ def command(context: click.Context, shell: str) -> None:
     """Print the script with which a shell completes farm's commands, options and values.
 
     \b
-    bash  farm setup completion bash > ~/.local/share/bash-completion/completions/farm
-    zsh   farm setup completion zsh > ~/.zfunc/_farm     (a folder of $fpath)
-    fish  farm setup completion fish > ~/.config/fish/completions/farm.fish
+    farm setup completion bash > ~/.local/share/bash-completion/completions/farm
+    farm setup completion zsh > ~/.zfunc/_farm     (a folder of $fpath)
+    farm setup completion fish > ~/.config/fish/completions/farm.fish
 
     Tab then offers suites, cases, SoCs, devices, runs, toolchains and more,
     from farm.toml, the store and the cache.

@@ -121,7 +121,7 @@ def _attached() -> tuple[dict[str, list[str]] | None, str]:
     asking.start()
     asking.join(_SCAN_SECONDS)
     if not found:
-        return {}, f"the server on {server.place} did not tell in {_SCAN_SECONDS:g} s who is attached"
+        return {}, f"the server on {server.place} did not list its devices within {_SCAN_SECONDS:g} s"
     return found[0]
 
 
@@ -156,7 +156,7 @@ def _abilities(abilities: list[Ability]) -> Iterator[str]:
         yield from wrapped(f"  {f'all {having} SoCs' if every else ', '.join(socs)}", hanging="")
     if repairs:
         yield ""
-        yield from wrapped("In brackets: what is missing, there or for other devices, and what to do about it.", 80, "")
+        yield from wrapped("In brackets: the missing parts, there or for other devices, and their repair.", 80, "")
     for number, (repair, gaps) in enumerate(repairs.items(), 1):
         where = ", ".join(dict.fromkeys(gap.where for gap in gaps if gap.where))
         what = _shortened([gap.what for gap in gaps])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("notify")
-@click.option("--test", is_flag=True, help="Send everybody a notice that says that it is a test.")
+@click.option("--test", is_flag=True, help="Send a test notice to all receivers.")
 @json_option()
 def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
     """Show the receivers of notices about quarantined devices, or test them.
@@ -33,7 +33,7 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
     config = load_config(config_file)
     if not config.notify.is_set:
         raise UsageError(
-            f"{config.file or 'farm.toml'}: notify: nobody is named: add [[notify.webhook]] or [notify.mail], "
+            f"{config.file or 'farm.toml'}: notify: no receiver: add [[notify.webhook]] or [notify.mail], "
             "as docs/reference/configuration.md has them"
         )
     credentials = Credentials(config.notify.webhook, config.notify.mail)

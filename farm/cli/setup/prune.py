@@ -60,15 +60,15 @@ def _age(context: click.Context, option: click.Parameter, value: str | None) -> 
 
 
 @click.command("prune")
-@click.option("--keep", callback=_age, metavar="AGE", help="Runs that are not older stay: 90d, 12w, 36h.")
-@click.option("--keep-nightly", callback=_age, metavar="AGE", help="The same for nightly runs.")
-@click.option("--keep-runs", type=click.IntRange(min=1), metavar="N", help="The N newest runs stay.")
+@click.option("--keep", callback=_age, metavar="AGE", help="Keep runs up to this age: 90d, 12w, 36h.")
+@click.option("--keep-nightly", callback=_age, metavar="AGE", help="Keep nightly runs up to this age.")
+@click.option("--keep-runs", type=click.IntRange(min=1), metavar="N", help="Keep the N newest runs.")
 @click.option(
-    "--keep-results", type=click.IntRange(min=1), metavar="N", help="Runs with the N newest results of any job stay."
+    "--keep-results", type=click.IntRange(min=1), metavar="N", help="Keep runs with the N newest results of any job."
 )
 @click.option("--orphans", is_flag=True, help="Also files in the state folder of runs that this store does not have.")
-@click.option("--yes", is_flag=True, help="Delete; otherwise say what would go, and change nothing.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, as without --yes.")
+@click.option("--yes", is_flag=True, help="Delete; otherwise only list the runs to delete.")
+@click.option("--dry-run", is_flag=True, help="Only list the runs to delete, as without --yes.")
 @json_option()
 def command(
     config_file: Path | None, *, orphans: bool, yes: bool, dry_run: bool, as_json: bool, **given: str | int | None
@@ -99,7 +99,7 @@ def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: 
     if asked.keep is None and asked.keep_runs is None:
         if orphans and asked.keep_nightly is None:
             return None
-        raise UsageError("say which runs stay: --keep 90d or --keep-runs 500, or keep in [retention] of farm.toml")
+        raise UsageError("no rule for runs to keep: --keep 90d, --keep-runs 500, or [retention] keep in farm.toml")
     return Rules(
         None if asked.keep is None else age_ms(asked.keep),
         None if asked.keep_nightly is None else age_ms(asked.keep_nightly),
@@ -175,7 +175,7 @@ def _lines(answer: PruneAnswer, again: str) -> list[str]:
     if answer.not_shrunk:
         lines.append(f"the database keeps its size, and uses the room again: {answer.not_shrunk}")
     if answer.stopped:
-        lines.append("stopped: every run is there whole, or gone; the same command goes on")
+        lines.append("stopped: every run is complete or deleted; the same command continues")
     if again and (freed.runs or freed.artifacts or freed.folders or freed.shared):
         lines.append(f"nothing was deleted: {again}")
     return lines

@@ -1,4 +1,4 @@
-"""`farm store`."""
+"""`farm lab roles`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @click.command("roles")
-@click.option("--apply", "is_applied", is_flag=True, help="Do it, instead of printing it.")
+@click.option("--apply", "is_applied", is_flag=True, help="Apply the SQL instead of printing it.")
 @click.option("--prefix", metavar="NAME", default="farm", show_default=True,
-              help="What the names of the groups begin with, where two farms share a server.")  # fmt: skip
+              help="Prefix of the groups' names, if two farms share a server.")  # fmt: skip
 @config_option
 def command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
     """Print or apply the SQL for roles and their rights on PostgreSQL.

@@ -151,13 +151,13 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
     stage_into(runtime, folder)
     echo(f"{folder}: {len(runtime.files)} files")
-    echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
+    echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder with the pushed files:")
     # Commands are not wrapped, so that they can be copied.
     echo(f"  {device_command(runtime, backend, mode)}")
 
 
 @command.command("env")
-@soc_option("Checked for an HTP; the simulator is the same for every SoC.")
+@soc_option("SoC to check for an HTP; the simulator is the same for every SoC.")
 @json_option()
 def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     """Print the environment for tools outside farm.

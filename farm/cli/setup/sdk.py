@@ -33,7 +33,7 @@ def command() -> None:
     \b
     farm setup sdk list                     SDKs here, and SDKs to fetch
     farm setup sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
-    farm setup sdk fetch --accept-licence   Qualcomm's SDK, by ExecuTorch's downloader
+    farm setup sdk fetch --accept-licence   Qualcomm's SDK, as ExecuTorch has it
     farm setup sdk use 2.49                 the default, in farm.toml
     A toolchain has its own: qnn = "2.49" in its table.
     """
@@ -77,10 +77,10 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 @config_option
 @click.argument("version", required=False)
 @click.option(
-    "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Whose ExecuTorch says where Qualcomm's SDK is."
+    "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Toolchain whose ExecuTorch names Qualcomm's SDK."
 )
 @click.option("--accept-licence", is_flag=True, help="You have read and accept Qualcomm's licence.")
-@click.option("--sha256", default="", help="What the archive's hash must be.")
+@click.option("--sha256", default="", help="Expected hash of the archive.")
 def fetch(
     config_file: Path | None, version: str | None, toolchain: str | None, sha256: str, *, accept_licence: bool
 ) -> None:

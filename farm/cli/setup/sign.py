@@ -41,16 +41,16 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 
 @click.command("sign")
 @click.option("--lpai", callback=_version, metavar="VERSION", help="Version of the LPAI: v6.  [required]")
-@click.option("--direct", is_flag=True, help="Sign what direct mode needs too; wants --htp.")
+@click.option("--direct", is_flag=True, help="Sign the files of direct mode too; needs --htp.")
 @click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
 @click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
 @click.option(
     "--hexagon-sdk", type=_ROOT, callback=_folder, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml."
 )
-@click.option("--force", is_flag=True, help="Sign again what is signed already, by whomever.")
-@click.option("--adopt", is_flag=True, help="Sign nothing: vouch for signed files that are there.")
+@click.option("--force", is_flag=True, help="Sign files again that are signed already, by any user.")
+@click.option("--adopt", is_flag=True, help="Sign nothing: vouch for the present signed files.")
 @click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
-@timeout_option("Longest that one file may take.")
+@timeout_option("Time limit of one file.")
 @json_option()
 def command(
     config_file: Path | None,
@@ -71,7 +71,7 @@ def command(
     \b
     farm setup sign --lpai v6                      the skel
     farm setup sign --lpai v6 --direct --htp v81   also the files of direct mode
-    farm setup sign --lpai v6 --adopt              vouch for files that came signed
+    farm setup sign --lpai v6 --adopt              vouch for signed files
 
     elfsigner asks whether you agree to its license terms; this command agrees
     in your name. Its output is shown and not kept. User and time of a signature

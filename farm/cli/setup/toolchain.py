@@ -161,7 +161,7 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
     ]
     yield str(facts["name"])
     yield from columns([row for row in rows if row[1]], indent="  ")
-    yield from ("", "what its bundles depend on")
+    yield from ("", "dependencies of its bundles")
     yield from columns([(name, text[:40]) for name, text in sorted(tools.versions.items())], indent="  ")
     yield from (["", "worth a look"] if source.warnings else [])
     for warning in source.warnings:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
               help="Take the results of this run: latest, or an id; otherwise the newest of each job.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @click.option("--margin", type=click.FloatRange(0, 10), default=1.0, show_default=True, metavar="FACTOR",
-              help="Times the margin, which is the distance from worst to median.")  # fmt: skip
-@click.option("--looser", is_flag=True, help="Loosen limits as well, where what was measured does not keep them.")
+              help="Factor of the margin, which is the distance from worst to median.")  # fmt: skip
+@click.option("--looser", is_flag=True, help="Loosen limits as well, if the measurements violate them.")
 @click.option("--apply", "apply_it", is_flag=True, help="Write them into the manifest; comments stay.")
 @json_option("Print JSON instead of a diff.")
 def tune_command(
