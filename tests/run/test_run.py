@@ -309,7 +309,7 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(stub_home: StubHome, sl
     assert "1 passed" in said
     assert "Traceback" not in said
     assert "farm: finishing the running jobs; Ctrl-C again stops at once" in said
-    assert "does what is missing" in said.splitlines()[-1]
+    assert "executes the missing jobs" in said.splitlines()[-1]
     assert wait_for_no_process(stub_home) == {}
     with tables(stub_home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(130,)]

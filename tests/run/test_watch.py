@@ -77,4 +77,4 @@ def test_an_edit_runs_what_it_concerns_and_ctrl_c_ends_it(home: FarmHome) -> Non
 def test_what_does_not_go_together_with_it_is_refused(home: FarmHome) -> None:
     write(home, one=1.25)
     done = home.farm(*RUN, "--json", code=2)
-    assert "--watch goes on until Ctrl-C, with what changes: leave --json out" in done.stderr
+    assert "--watch runs changed jobs until Ctrl-C: leave --json out" in done.stderr

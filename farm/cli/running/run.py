@@ -57,18 +57,18 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
               help=f"{TOOLCHAIN_HELP}; repeatable: one run after the other.")  # fmt: skip
 @purpose_options
 @click.option("--nightly", is_flag=True, help="The same as --purpose nightly.")
-@click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
+@click.option("--resume", metavar="RUN", help="Execute the missing jobs of a run, stale ones too: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
-              show_default=True, help="What is kept of every program's inside: see farm jobs profile.")  # fmt: skip
+              show_default=True, help="Profiling level of every program: see farm jobs profile.")  # fmt: skip
 @click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each job and iteration (1).")
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf", "--last-failed", "last_failed", is_flag=True,
               help="Only the jobs that failed when you ran them last; all when none did.")  # fmt: skip
-@click.option("--ff", "--failed-first", "failed_first", is_flag=True, help="Those first, then the others.")
+@click.option("--ff", "--failed-first", "failed_first", is_flag=True, help="The jobs of --lf first, then the others.")
 @click.option(
     "--changed-since",
     metavar="RUN",
@@ -79,25 +79,25 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
               help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
-@click.option("--detach", is_flag=True, help="Shared farm: hand the run in and stop; farm runs watch follows it.")
+@click.option("--detach", is_flag=True, help="Shared farm: submit the run and stop; farm runs watch follows it.")
 @click.option("--build", "build", type=click.Choice(["hosts", "here"]), show_default="hosts",
-              help="Shared farm: who compiles what is not compiled yet, build hosts or this machine.")  # fmt: skip
+              help="Shared farm: compile on build hosts or on this machine.")  # fmt: skip
 @click.option("--wait", "wait", is_flag=True,
               help="Shared farm: wait for an SoC or a toolchain that no living host has, however long.")  # fmt: skip
 @click.option("--watch", is_flag=True,
-              help="Then wait, and run again what an edit of toolchain or suite touches, until Ctrl-C.")  # fmt: skip
+              help="Then wait, and run jobs again after edits of toolchain or suite, until Ctrl-C.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--compile-only", is_flag=True,
               help="Compile and stop: no device is needed, and no run is recorded.")  # fmt: skip
 @click.option("--rebuild", is_flag=True,
-              help="Compile what is cached as well, and say where the new program differs.")  # fmt: skip
+              help="Compile cached bundles as well, and report differences of the new programs.")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
               help="Inferences before those, not timed.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
-              help="Programs that generate text go on for so long, to see what the heat costs.")  # fmt: skip
-@timeout_option("Longest that a job may take on the device.")
+              help="Programs generate text for S seconds, to measure the loss of rate by heat.")  # fmt: skip
+@timeout_option("Time limit of a job on the device.")
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON instead of a summary.")
@@ -230,9 +230,7 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     """Raise UsageError for options of a fresh run that exclude each other; `outputs` are options that name a result."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
-        raise UsageError(
-            f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list what there is"
-        )
+        raise UsageError(f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list them")
     if asked.virtual:
         attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
         refuse_together(attached, FOR_ATTACHED)
@@ -246,12 +244,12 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     if asked.confirm:
         refuse_together({"--collect-only": asked.collect_only}, "--confirm measures again: leave {} out")
     if asked.collect_only and asked.budget_s is not None:
-        raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
+        raise UsageError("the jobs within a budget depend on the devices: leave --budget out to list the jobs")
     if asked.rebuild:
         because = "--rebuild compiles everything once: leave {} out"
         refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
     if asked.detach:
-        because = "a run that nobody follows has no report yet, 'farm runs watch' writes it: leave {} out"
+        because = "a submitted run has no report yet, 'farm runs watch' writes it: leave {} out"
         given = {"--html": outputs["--html"], "--junitxml": outputs["--junitxml"], "--watch": asked.watch}
         refuse_together(given | {"--confirm": asked.confirm}, because)
     if asked.watch:
@@ -262,7 +260,7 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
             "--purpose nightly": _purpose(asked) == "nightly",
             "a second --toolchain": asked.toolchains[1:],
         }
-        refuse_together(given | narrowing | timed, "--watch goes on until Ctrl-C, with what changes: leave {} out")
+        refuse_together(given | narrowing | timed, "--watch runs changed jobs until Ctrl-C: leave {} out")
     if len(asked.toolchains) > 1:
         refuse_together({"a second --toolchain": asked.collect_only}, "the jobs of one run are listed: leave {} out")
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
@@ -339,7 +337,7 @@ def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
     own = {"resume", "budget_s", "detach", "build", "wait", "html", "junitxml", "as_json", "config_file"}
     given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
     if given:
-        raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
+        raise UsageError(f"--resume keeps the options of the run: leave {given[0].opts[-1]} out")
     config = load_config(config_file)
     with make_front() as front:
         outcome = resume(config, asked.resume, front, asked.budget_s, manner=_manner(asked, front))
@@ -361,5 +359,5 @@ def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, a
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
     if outcome.exit_code == INTERRUPTED:
-        notice(f"interrupted: 'farm run --resume {outcome.view.id}' does what is missing")
+        notice(f"interrupted: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code
