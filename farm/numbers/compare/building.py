@@ -35,22 +35,22 @@ _SAY_EVERY_S = 15.0
 
 
 class BuildingSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side compiles, and with what."""
+    """Jobs and configuration that a side compiles."""
 
     label: str
     config: Config
     tools: Toolchain
     jobs: Mapping[str, Job]
-    """By the name that both sides have for it."""
+    """Jobs by the name common to both sides."""
 
 
 class BuiltJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling a job gave."""
+    """Result of compiling a job."""
 
     bundle: Bundle | None = None
     cached: bool = False
     failure: Attempt | None = None
-    """As it is judged, where there is no bundle; neither is there for what nobody came to."""
+    """Judged failure of a job without a bundle; a job that was not reached has neither."""
 
 
 def build_sides(
@@ -78,7 +78,7 @@ def build_sides(
             if cached:
                 built[number][name] = BuiltJob(bundle=load_bundle(cache.folder(key)), cached=True)
             elif key not in known:
-                # What both sides need is compiled once: a key names everything that goes into a bundle.
+                # Bundles needed by both sides are compiled once, as a key covers all inputs.
                 known.add(key)
                 log = logs / f"{key}.log"
                 requests[number][key] = BuildRequest(job, key, dict(side.tools.versions), str(log))
@@ -104,7 +104,7 @@ def _build(
     folder: Path,
     stop: threading.Event,
 ) -> dict[str, BuildReply]:
-    """Return the replies to all requests, or to those that were answered before `stop` was set."""
+    """Return the replies to all requests, or the replies that came before `stop` was set."""
     replies: dict[str, BuildReply] = {}
     counts = [0 for _ in sides]
     pools = []
@@ -135,7 +135,7 @@ def _build(
     totals = [len(one) for one in requests]
     shown = ", ".join(f"{total} of {side.label}" for total, side in zip(totals, sides, strict=True) if total)
     logger.info("compiling %s", shown)
-    # One builder alone: the sides take turns as a whole.
+    # With a single builder the sides compile one after the other.
     groups = [[pool] for pool in pools] if sides[0].config.builders == 1 else [pools]
     said_s = time.monotonic()
     try:
@@ -161,7 +161,7 @@ def _build(
 
 
 def shares(builders: int, requests: Sequence[int]) -> list[int]:
-    """Return how many builders each side gets: in proportion to what it compiles, and one at least."""
+    """Return the number of builders of each side, in proportion to its requests and at least one."""
     total = sum(requests)
     if not total or builders == 1:
         return [1 for _ in requests]

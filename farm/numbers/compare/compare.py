@@ -1,4 +1,4 @@
-"""`farm perf compare` from names to a page: sides, jobs, bundles, what is the same, pairs of what differs, findings."""
+"""`farm perf compare` from names to a page: sides, jobs, bundles, equal programs, pairs of differing ones, findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 WORSE = 3
 """Exit code: B is worse."""
 REPORT_FILE, PAGE_FILE = "compare.json", "compare.html"
-# What is known is written again so often, for the case that nothing else can be.
+# Seconds between two writes of the findings, so that a kill loses few of them.
 _KEEP_EVERY_S = 20.0
 
 
@@ -57,11 +57,11 @@ class CompareOutcome(msgspec.Struct, frozen=True):
 
     report: CompareReport
     folder: Path
-    """Where REPORT_FILE and PAGE_FILE are."""
+    """Folder of REPORT_FILE and PAGE_FILE."""
 
     @property
     def exit_code(self) -> int:
-        """That of the command."""
+        """Exit code of the command."""
         report = self.report
         if report.interrupted:
             return INTERRUPTED
@@ -71,11 +71,11 @@ class CompareOutcome(msgspec.Struct, frozen=True):
 
 
 def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> CompareOutcome:
-    """Compile both sides, run what differs in turns, and return what came of it, which is kept in the state folder.
+    """Compile both sides, run differing programs in turns, and return the outcome, which is kept in the state folder.
 
-    `store` is asked for leases only: nothing is recorded there. After Ctrl-C what is known is reported. Raises
-    UsageError, NothingSelectedError, MissingToolError before anything is compiled, NoDeviceError where nothing at all
-    could be compared for want of a device.
+    `store` gives leases only and gets no records. Ctrl-C reports the findings so far. Raises UsageError,
+    NothingSelectedError, MissingToolError before the first build, NoDeviceError if no job could be compared without a
+    device.
     """
     from farm.base.processes import Supervisor
     from farm.base.publish import make_folders, own_folder
@@ -162,7 +162,7 @@ def require_no_lone_stub(tools: Sequence[Toolchain]) -> None:
 
 
 class _KnownJobs:
-    """What is known of all jobs so far."""
+    """Findings on all jobs so far."""
 
     def __init__(
         self,
@@ -193,12 +193,12 @@ class _KnownJobs:
                 logger.info("%s: %s", side.label, warning)
 
     def to_run(self) -> list[JobToRun]:
-        """Return the jobs that a device has to say something about."""
+        """Return the jobs that need a device."""
         found = []
         for name in self.names:
             jobs = [side.jobs[name] for side in self._sides]
             built = [one.get(name, BuiltJob()) for one in self.built]
-            # Nobody came to it.
+            # The job was not reached.
             if any(one.bundle is None and one.failure is None for one in built):
                 continue
             a, b = (
@@ -215,7 +215,7 @@ class _KnownJobs:
         return turns_text(len(differing), len(self.names), sum(self._job(one.name).same for one in differing), what)
 
     def report(self, *, interrupted: bool) -> CompareReport:
-        """Return what there is to say."""
+        """Return the report of the findings."""
         pool = self.pool
         outcomes = dict(pool.outcomes) if pool else {}
         metrics = paired(outcomes)

@@ -1,4 +1,4 @@
-"""What differs, run on all devices that can be had: a bench and a thread each."""
+"""Execution of differing programs on all available devices: a bench and a thread for each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Who has a device waits no longer than this for a second one.
+# Longest wait for a further device while one is held.
 _TAKEN_S = 5.0
 _MOST_DEVICES = 4
 # A device that fails is begun anew, and its job tried again, so often.
@@ -43,7 +43,7 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     target: Target
-    """Of either side: SoC and backend are the same."""
+    """Target of either side: SoC and backend are equal."""
     a: Side | None
     """None where that side was not compiled."""
     b: Side | None
@@ -59,7 +59,7 @@ class MeasuringPool:
         request: ComparisonRequest,
         stop: threading.Event,
     ) -> None:
-        """`configs` are those of A and B; after `stop` is set no job begins."""
+        """Take the `configs` of A and B; no job begins after `stop` is set."""
         self._configs, self._store, self._request = configs, store, request
         self._stop = stop
         self._lock = threading.Lock()
@@ -68,13 +68,13 @@ class MeasuringPool:
         self.devices: dict[str, Device] = {}
         """Serials by the name of the thread that uses it."""
         self.outcomes: dict[str, JobOutcome] = {}
-        """By the name of the job."""
+        """Outcomes by job name."""
         self.left_out: dict[str, str] = {}
-        """Why a job was not executed, by its name."""
+        """Reasons of jobs that were not executed, by job name."""
 
     def run(self, jobs: Sequence[JobToRun], look: Callable[[], None] = lambda: None) -> None:
         """Run all of `jobs`; `look` is called now and then, in this thread."""
-        # Of each job its cycles, and on hardware its latency as well.
+        # Each job claims its cycles, and on hardware its latency as well.
         claims = len(jobs) * (1 if self._request.virtual else 2)
         self._most_pairs = max(self._request.pairs, pairs_needed(claims))
         queues: dict[str, deque[JobToRun]] = {}
@@ -135,7 +135,7 @@ class MeasuringPool:
         """Raises InfraError, with its job put back once."""
         with self._lock:
             self.devices[threading.current_thread().name] = bench.device
-        # Of each mode that side A has jobs in.
+        # Runtimes of side A by mode.
         runtimes: dict[Mode, Runtime | None] = {}
         while not self._stop.is_set():
             try:

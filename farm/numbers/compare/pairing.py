@@ -1,4 +1,4 @@
-"""One job on one bench: each side judged once, then both in turns until its numbers are decided."""
+"""A job on a bench: each side is judged once, then both run in turns until its numbers are decided."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POINTS = 0.5
 
 
 class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of both sides, and what pairs say of both claims: that B is worse, and that it is better."""
+    """Number of both sides, with the results of pairs on both claims: B is worse, and B is better."""
 
     series: Series
     pairs: tuple[Pair, ...]
@@ -53,14 +53,14 @@ class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What executing a job gave."""
+    """Result of executing a job on both sides."""
 
     a: Attempt | None = None
     b: Attempt | None = None
     metrics: tuple[MeasuredMetric, ...] = ()
     device: str = ""
     problem: str = ""
-    """Why it could not be compared; empty where it could."""
+    """Reason of a missing comparison; empty for none."""
     outputs: tuple[int, int] | None = None
     """Output files of the judged turns that are equal byte for byte, and all; None where a side has none."""
 
@@ -96,9 +96,9 @@ def _equal_outputs(bench: InterleavedBench, a: Side | None, b: Side | None) -> t
 
 
 def paired(outcomes: Mapping[str, JobOutcome]) -> dict[str, tuple[PairedMetric, ...]]:
-    """Return the numbers of every job, with chance taken out of what is confirmed among all of them."""
+    """Return the numbers of every job, with false discoveries among all confirmations controlled."""
     rows = [(name, one) for name, outcome in outcomes.items() for one in outcome.metrics]
-    # What was measured once claims nothing.
+    # A single measurement supports no claim.
     family = [number for number, (_, one) in enumerate(rows) if one.decides and one.worse.pairs > 1]
     worse = dict(zip(family, control([rows[number][1].worse for number in family]), strict=True))
     better = dict(zip(family, control([rows[number][1].better for number in family]), strict=True))
@@ -154,7 +154,7 @@ def _measure(
 
 
 def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> MeasuredMetric:
-    """Return what pairs say of both claims about a series."""
+    """Return the results of pairs on both claims about a series."""
     up = series.direction is not Direction.HIGHER
     worse, better = (confirm(series.scale, pairs, up=way, level=P_UNSUSPECTED) for way in (up, not up))
     whole = tuple(pair for pair in pairs if all(pair))
@@ -164,11 +164,10 @@ def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> Me
 def times_of(
     first: Attempt, second: Attempt, *, virtual: bool, one_simulator: bool = True, same_share: bool = True
 ) -> list[tuple[Series, bool]]:
-    """Return the times that both have, and whether each decides.
+    """Return the times of both sides, each with the decision whether it counts.
 
-    On a simulator `latency` and rates are its host's clock, and `htp_cycles` of two simulators are those of their own
-    speed. Where the sides do not leave the `same_share` to the CPU, the one that delegates more has more cycles, and is
-    no worse for it.
+    On a simulator `latency` and rates come from its host's clock, and `htp_cycles` depend on the simulator's speed.
+    Without the `same_share` on the CPU, the side that delegates more has more cycles and is not worse for it.
     """
     known = {one.metric: one for one in first.measurements}
     both = [one for one in second.measurements if one.metric in (*TIMES, *TEXT_RATES) and one.metric in known]
@@ -183,8 +182,8 @@ def times_of(
 def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
     """Return the figures that both judged turns have, each as one pair.
 
-    Those against the FP32 module decide, which is the same on both sides. Each side has a quantized module of its own,
-    so that a figure against it is of another thing. A difference short of the gate is taken for none: outputs repeat.
+    Figures against the FP32 module decide, as it is equal on both sides. Figures against the quantized module, which
+    each side has for itself, are not comparable. A difference below the gate counts as none: outputs repeat.
     """
     known = {one.metric: one for one in first.measurements}
     both = [one for one in second.measurements if figure_of(one.metric) is not None and one.metric in known]

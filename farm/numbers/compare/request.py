@@ -1,4 +1,4 @@
-"""What `farm perf compare` is asked: two sides, and on which jobs."""
+"""Request of `farm perf compare`: two sides and their jobs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TWO = 2
 
 
 class SideRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side is asked to be."""
+    """Requested properties of a side."""
 
     toolchain: str = ""
     """As `--toolchain` takes it; empty is the default."""
     base: str = ""
     """A commit of the checkout `toolchain`, whose source tree farm makes itself; empty for the checkout as it is."""
     qnn: str = ""
-    """A version of QNN or a path; empty is that of the toolchain."""
+    """Version or path of QNN; empty for the toolchain's."""
     options: str = ""
     """`name=value name=value` for targets of this side alone."""
 
@@ -51,7 +51,7 @@ class SideRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared, and where."""
+    """Sides to compare, jobs and devices."""
 
     sides: tuple[SideRequest, SideRequest]
     socs: tuple[str, ...]
@@ -59,7 +59,7 @@ class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = DEFAULT_BACKEND
     precisions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    """Of targets of both sides: every combination is a target of its own."""
+    """Option sets of both sides: every combination is its own target."""
     keyword: str = ""
     """As pytest's -k."""
     jobs: tuple[Job, ...] = ()
@@ -78,9 +78,9 @@ class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
 def sides_of(
     toolchains: Sequence[str], qnn: Sequence[str], options: Sequence[str], checkout: str, base: str
 ) -> tuple[SideRequest, SideRequest]:
-    """Return both sides: what is given once is of both, what is given twice is of A, then of B.
+    """Return both sides: a single value holds for both, two values for A and B.
 
-    Raises UsageError where the sides would be the same, or are more than two.
+    Raises UsageError for equal sides, or for more than two.
     """
     if bool(checkout) != bool(base):
         raise UsageError("--checkout DIR and --base COMMIT belong together: B is the checkout as it is, A that commit")
@@ -128,7 +128,7 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest) -> 
     elif any(one.base for one in request.sides):
         from farm.builds.toolchains.worktrees import toolchain_at
 
-        # What farm.toml says of the checkout holds for its commit too: Python and QNN are no difference of theirs.
+        # The settings of farm.toml for the checkout hold for its commit too, so that Python and QNN do not differ.
         found = toolchain_at(config, Path(side.toolchain).resolve())
         toolchain = msgspec.structs.replace(found, name=side.toolchain, named=False)
     elif side.toolchain not in ("", DEFAULT):

@@ -52,7 +52,7 @@ class Symptom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_compared(job: ComparedJob) -> None:
-    """Raise InfraError for a job that was not compared, UsageError for one that does not pass at the good commit."""
+    """Raise InfraError for a job without a comparison, UsageError for a job that fails at the good commit."""
     if job.group is CompareGroup.NOT_COMPARED:
         raise InfraError(f"{job.name} was not compared: {job.text}")
     if job.a.state is JobState.FAILED:

@@ -1,1 +1,1 @@
-"""What got worse: a look back after each run, interleaved A/B, the first bad run, the likely cause."""
+"""Regressions: interleaved pairs, the first bad run, and the likely cause."""

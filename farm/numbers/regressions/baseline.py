@@ -1,4 +1,4 @@
-"""What a number is compared with, and saying that its new level is right."""
+"""Level that a number is compared with, and acceptance of a new level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNDECIDED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
 
 
 class Level(msgspec.Struct, frozen=True):
-    """What the next run of one number is compared with."""
+    """Level that the next run of a number is compared with."""
 
     job_id: str
     metric: str
@@ -37,13 +37,13 @@ class Level(msgspec.Struct, frozen=True):
     runs: int
     """Comparable ones, of the 21 that count."""
     enough: bool
-    """Whether there are as many as a judgement needs."""
+    """True if the runs suffice for a judgement."""
     median: float
     """On the level of the newest run; NaN without runs."""
     since: str
     """The first run of the level: of the class, or the newest step."""
     events: tuple[SeriesEvent, ...]
-    """What parted or moved the series, oldest first."""
+    """Events that parted or moved the series, oldest first."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -53,11 +53,11 @@ class Accepted(msgspec.Struct, frozen=True):
     metric: str
     alert: int
     declared: bool
-    """There was no alert of it: the step is known because somebody says so."""
+    """True for a step without an alert, known from a user alone."""
 
 
 def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
-    """Return what the numbers of jobs in a line are compared with. Raises UnknownNameError."""
+    """Return the levels of the numbers of jobs in a branch. Raises UnknownNameError."""
     from farm.results.analysis.candidates import BASELINE, LEAST_BASELINE
     from farm.results.analysis.history import split
 
@@ -72,7 +72,7 @@ def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]
             first = max([0, *compared.steps])
             series = compared.series.series
             if series.exact:
-                # It is compared with the run before alone.
+                # An exact metric is compared with the run before alone.
                 first = len(compared.values) - len(
                     list(takewhile(compared.values[-1].__eq__, reversed(compared.values)))
                 )

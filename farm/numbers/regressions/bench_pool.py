@@ -45,7 +45,7 @@ class BenchPool:
     """A device for each SoC, backend and kind, kept warm."""
 
     def __init__(self, factory: BenchFactory, stack: ExitStack, end_s: float) -> None:
-        """`end_s`, on the clock of `time.monotonic`: how long a device is waited for that somebody else has."""
+        """Take `end_s`, the end of waits for a busy device on the clock of `time.monotonic`."""
         self._factory, self._stack, self._end_s = factory, stack, end_s
         self._open: dict[tuple[str, str, str], InterleavedBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
@@ -72,10 +72,10 @@ class BenchPool:
         return self._open[key]
 
     def give_up(self, past: StoredResult, why: str) -> None:
-        """Let nothing be measured there any more."""
+        """Exclude the bench of `past` from further measurements."""
         self.broken[self.key(past)] = why
 
     @staticmethod
     def key(past: StoredResult) -> tuple[str, str, str]:
-        """Return what a device has to be."""
+        """Return the required properties of a device."""
         return past.view.soc, past.view.backend, past.kind

@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class BisectOutcome(msgspec.Struct, frozen=True):
-    """Where a step is."""
+    """Position of a step."""
 
     runs: tuple[StoredResult, ...]
     """The comparable ones, oldest first: the first is the good one, the last the bad one."""
     values: tuple[float, ...]
-    """What each had measured; NaN where it had not."""
+    """Recorded value of each run; NaN for none."""
     left_out: int
     """Runs between them whose case is another test."""
     device: str
@@ -45,11 +45,11 @@ class BisectOutcome(msgspec.Struct, frozen=True):
     """The bad run's bundle against the good run's."""
     probes: tuple[Probe, ...]
     bracket: Bracket
-    """Of `runs`; all of them where the step was not confirmed."""
+    """Bounds in `runs`; all runs for an unconfirmed step."""
 
     @property
     def found(self) -> bool:
-        """Whether there is a step."""
+        """True if a step was confirmed."""
         return self.whole.confirmation.answer is Answer.CONFIRMED
 
     @property
@@ -69,7 +69,7 @@ class BisectOutcome(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why it is a range and not a run; empty where it is one."""
+        """Reason of a range instead of a single run; empty for a single run."""
         between = range(self.bracket.good + 1, self.bracket.bad)
         reasons = {probe.number: probe.reason for probe in self.probes}
         unknown = [f"{self.runs[number].run.id}: {reasons[number]}" for number in between if number in reasons]

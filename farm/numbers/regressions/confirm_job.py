@@ -1,4 +1,4 @@
-"""Two results of one job, compared on one device: which two, where, and what the change is attributed to."""
+"""Comparison of two results of a job on one device: choice of results and device, and attribution of the change."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So many results are looked at for one of another bundle.
+# Most results searched for one with another bundle.
 _MOST_BACK = 50
 
 
 class PairsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how often two results are compared."""
+    """Device and number of pairs for a comparison of two results."""
 
     virtual: bool = False
     device: str = ""
-    """Name, serial or id of an attached device; empty is that of the new run, or any of the SoC and kind."""
+    """Name, serial or id of an attached device; empty for the new run's device, or any of its SoC and kind."""
     pairs: int = PAIRS
     inferences: int = INFERENCES
     least_inferences: int = 0
-    """Those that somebody named; 0 where nobody did, and a runner that leaves files of each may make fewer."""
+    """Inferences named by the user; 0 for none, so that a runner with files per inference may make fewer."""
     command: str = ""
 
 
 class ConfirmOutcome(msgspec.Struct, frozen=True):
-    """What pairs of two results' bundles note."""
+    """Outcome of pairs of two results' bundles."""
 
     good: StoredResult
     new: StoredResult
@@ -62,18 +62,18 @@ class ConfirmOutcome(msgspec.Struct, frozen=True):
     differences: dict[str, tuple[str, str]]
     """Facts that are not the same in both runs, good and new."""
     attribution: Attribution | None
-    """Of the first change that is there; None where there is none."""
+    """Attribution of the first change; None for no change."""
     turns: tuple[Turn, ...]
     """All that was measured."""
 
     @property
     def same_bundle(self) -> bool:
-        """Whether the program is the same, so that only runtime, SDK, device or the night can be to blame."""
+        """True for equal programs, so that only runtime, SDK, device or the date can be the cause."""
         return self.good.attempt.bundle_key == self.new.attempt.bundle_key
 
     @property
     def confirmed(self) -> bool:
-        """Whether anything got worse."""
+        """True if a number got worse."""
         whole = self.attribution is not None and self.attribution.whole.answer is Answer.CONFIRMED
         return whole or any(one.confirmation.answer is Answer.CONFIRMED for one in self.compared)
 
@@ -166,9 +166,9 @@ def bench_for(
 
 
 def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts: Sequence[StoredResult]) -> None:
-    """Raise UsageError for a bundle that is gone and cannot be made again, with the nearest run that has one.
+    """Raise UsageError for a pruned bundle that cannot be made again, with the nearest run that has one.
 
-    Also for more inferences than its runner can be asked for, where somebody named them.
+    Raises UsageError also for more named inferences than its runner can make.
     """
     for past in pasts:
         try:
@@ -212,7 +212,7 @@ def confirm_job(
         compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
         worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
         attribution = None
-        # What the bundles do not show, another runner or SDK may.
+        # A change without a difference of bundles may come from runner or SDK.
         if worst is not None or swaps.alone.keys() - {"program"}:
             one = worst or compared[0]
             logger.info("swapping what differs, one at a time")

@@ -52,17 +52,17 @@ _TAKEN_S = 5.0
 
 
 class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the numbers of a run."""
+    """Findings on the numbers of a run."""
 
     run_id: str
     alerts: tuple[AlertRecord, ...]
-    """Its candidates and exact changes, whatever became of them."""
+    """Suspected and exact changes of the run in every state."""
     shifts: tuple[str, ...]
-    """What is off as a whole, one line each."""
+    """Shifts of whole devices, one line each."""
     not_measured: int = msgspec.field(name="not_asked")
     """Candidates that there was no time or no device for."""
     problems: tuple[str, ...]
-    """Why, one line each."""
+    """Reasons, one line each."""
     changed: int
     """Programs that changed, are no candidates, and were measured."""
     changed_not_measured: int = msgspec.field(name="changed_not_asked")
@@ -81,7 +81,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> list[str]:
-        """Say what was not measured, a line each."""
+        """Return a line for each number that was not measured."""
         lines = [f"not all candidates were measured: {problem}" for problem in self.problems]
         return lines + [self.not_all_changed] * bool(self.changed_not_measured)
 
@@ -101,11 +101,11 @@ def confirm_run(
     budget_s: float | None = None,
     factory: BenchFactory | None = None,
 ) -> RunFindings:
-    """Judge the numbers of a run, measure its candidates again, the least probable first, and record what came of it.
+    """Judge the numbers of a run, measure suspected changes again, the least probable first, and record the results.
 
-    What there is no time or no device for stays a candidate; what could not be measured is unknown, with the reason.
-    Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
-    chance taken out of it.
+    A number without time or device stays suspected; a number whose measurement failed is unknown, with the reason.
+    Raises UnknownNameError for a missing run, KeyboardInterrupt after recording the results so far, with false
+    discoveries controlled.
     """
     factory = factory or BenchFactory(config, store, request)
     end_s = math.inf if budget_s is None else time.monotonic() + budget_s
@@ -183,7 +183,7 @@ class _ConfirmRun:
         left = []
         for index in looked.night.candidates:
             compared = looked.compared[index]
-            # What was measured before is not measured again.
+            # Measured numbers are not measured again.
             if alert := alerts.get(compared.key):
                 left.append((compared, looked.night.judgements[index], alert))
         # Numbers of one program are measured by the same pairs.
@@ -215,9 +215,9 @@ class _ConfirmRun:
     def _member(
         self, compared: ComparedSeries, representatives: Sequence[RemeasuredSeries], *, up: bool
     ) -> RemeasuredSeries | None:
-        """Return what a few pairs show of a series that others stepped with; None where it has to be measured as any.
+        """Return the result of a few pairs for a series that stepped with others; None if it needs all pairs.
 
-        Only that it stepped as well is taken from so few, never that it did not.
+        Few pairs can show that it stepped as well, never that it did not.
         """
         step = common_step([one.confirmation for one in representatives])
         if step is None:
@@ -241,7 +241,7 @@ class _ConfirmRun:
         pairs = self._pairs(len(found), is_candidate=False)
         family = len(found) + len(self._family_before(is_candidate=False))
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
-        # Without a candidate nobody's device is waited for.
+        # Without a suspected change the run waits for no busy device.
         self._benches.wait_s = _TAKEN_S
         not_measured = 0
         impossible: list[str] = []
@@ -263,7 +263,7 @@ class _ConfirmRun:
         return not_measured
 
     def _measured_before(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
-        """Return by series and device kind the runs of which pairs were measured, or somebody decided."""
+        """Return the runs with measured pairs or a user's decision, by series and device kind."""
         found: dict[tuple[int, str], set[str]] = {}
         own = self._store.alerts.of_run(self._run_id, unchanged=True)
         for one in (*itertools.chain(*looked.alerts.values()), *own):
@@ -279,7 +279,7 @@ class _ConfirmRun:
         self._record(result)
 
     def _pairs(self, measured: int, *, is_candidate: bool) -> int:
-        """Return how many pairs each of so many numbers takes, together with those of earlier calls."""
+        """Return the pairs for each of `measured` numbers, together with the numbers of earlier calls."""
         return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_candidate=is_candidate))))
 
     def _family_before(self, *, is_candidate: bool) -> list[Confirmation]:
@@ -295,9 +295,9 @@ class _ConfirmRun:
         ]
 
     def _control(self) -> None:
-        """Take back what is confirmed by chance, among all candidates that were measured, and among all others."""
+        """Control false discoveries among all measured suspected changes, and among all other numbers."""
         for is_candidate in (True, False):
-            # What could not be measured had no chance to be confirmed.
+            # Unmeasured numbers could not be confirmed.
             measured = [
                 one
                 for one in self._results
@@ -330,7 +330,7 @@ class _ConfirmRun:
                 state=_STATES[confirmation.answer],
                 last_good=result.points[result.good].run_id,
                 first_bad=result.points[result.bad].run_id,
-                # What could not be measured stays as great as it looked.
+                # An unmeasured change keeps its first estimate.
                 change=alert.change if math.isnan(confirmation.change) else confirmation.change,
                 low=confirmation.low,
                 high=confirmation.high,

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from farm.results.analysis.scale import Series
 
 FACTS = {Factor.RUNTIME: "native_runner", Factor.SDK: "qnn"}
-"""Which fact of a run tells of a factor."""
+"""Fact of a run by factor."""
 _LIBRARIES = "qnn_content"
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """What a change is attributed to, and the measurements it rests on."""
+    """Attribution of a change with its measurements."""
 
     metric: str
     explanation: Explanation
@@ -44,7 +44,7 @@ class Attribution(msgspec.Struct, frozen=True):
 
 
 class Swaps(msgspec.Struct, frozen=True):
-    """What can be swapped between two runs on a bench."""
+    """Factors that can be swapped between two runs on a bench."""
 
     old: Side
     new: Side
@@ -55,7 +55,7 @@ class Swaps(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> tuple[Factor, ...]:
-        """What is not the same in both runs."""
+        """Factors that differ between the runs."""
         return tuple(factor for factor in Factor if factor in self.alone or factor in self.not_swapped)
 
 
@@ -106,8 +106,8 @@ def swap_factors(
 ) -> Attribution:
     """Swap each factor that differs by itself, and name those that explain the change of `series`.
 
-    `program` is what the two bundles gave already, on the runtime of the bench: where nothing else can be swapped, that
-    is all there is, and nothing is measured again. Raises as `compare`.
+    `program` is the result of the two bundles on the runtime of the bench: without another factor to swap it is the
+    whole answer, and no pairs are measured. Raises as `compare`.
     """
     swaps = swaps or plan_swaps(bench, good, new)
     if program is not None and swaps.alone.keys() <= {Factor.PROGRAM}:
@@ -150,7 +150,7 @@ def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, fac
 
 
 def _gone(bench: InterleavedBench, past: StoredResult, factor: Factor) -> str:
-    """Return why the runner or the SDK of a run cannot be had any more, empty when it can."""
+    """Return the reason why the runner or the SDK of a run is unavailable; empty for none."""
     cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, factor)
     if not value:
         return f"run {past.run.id} does not note which it had"
@@ -179,7 +179,7 @@ def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Factor, st
 
 
 def _devices(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> tuple[str, str] | None:
-    """Return the serials of the devices where the runs had two; a virtual one of a run's own is like any other."""
+    """Return the serials of the devices if the runs had two; virtual devices of runs are equal."""
     was, now = _device(good), _device(new)
     return None if bench.virtual or was == now else (was[0], now[0])
 
@@ -190,7 +190,7 @@ def _device(past: StoredResult) -> tuple[str, str]:
 
 
 def _other_device(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> str:
-    """Lease what is lacking of both runs' devices, and return why that cannot be, empty when it could."""
+    """Lease the missing devices of both runs, and return the reason of a failure; empty for success."""
     was, now = _device(good), _device(new)
     if was[0] == now[0]:
         return f"{was[0]} had another system then: {was[1]}"

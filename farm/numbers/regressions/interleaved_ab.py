@@ -53,37 +53,37 @@ logger = logging.getLogger(__name__)
 
 # A side that ended so often the wrong way is not asked again.
 _MOST_FAILURES = 3
-# Executions before those that count, in every turn.
+# Warm-up executions of every turn.
 _WARM_UP = 1
 _TURN_SECONDS = 300.0
 
 
 class Role(StrEnum):
-    """Which side of a pair."""
+    """Side of a pair."""
 
     GOOD = "good"
     NEW = "new"
 
 
 class Side(msgspec.Struct, frozen=True):
-    """What one side of pairs runs."""
+    """Program and settings of a side."""
 
     job: Job
     bundle: Bundle
     profile: Profile = Profile.AUTO
     """As in the run that it is of: `htp_cycles` are there only where there is one."""
     heap: bool = False
-    """It is measured for the DSP's heap alone, as in the run that it is of: every turn has a process of its own."""
+    """True to measure the DSP heap alone, as in its run: every turn has its own process."""
     seconds: int | None = None
-    """It generates for so long in every turn, as in the run that it is of."""
+    """Seconds of generation in every turn, as in its run."""
     runtime: Runtime | None = None
-    """None is that of the bench."""
+    """Runtime of the side; None for the bench's."""
     device: str = ""
     """Serial of one of the bench's devices; empty is the first."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """What it runs on: sides that have the same share a process."""
+        """Device and runtime: sides with an equal place share a process."""
         return self.runtime.digest if self.runtime else "", self.device
 
     @property
@@ -93,7 +93,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What one side gave in one pair."""
+    """Result of a side in a pair."""
 
     role: Role
     pair: int
@@ -108,11 +108,11 @@ class Turn(msgspec.Struct, frozen=True):
     measurements: tuple[Measurement, ...] = ()
     """All samples of this turn; none where it failed."""
     failure: str = ""
-    """Why it is in no pair: it crashed, or its numbers are wrong."""
+    """Reason of exclusion from pairs: a crash or wrong numbers."""
 
 
 class InterleavedBench:
-    """One device of an SoC and kind, and what is compared on it. Use it as a context manager, in one thread."""
+    """Device of an SoC and kind with the sides compared on it. Use it as a context manager, in one thread."""
 
     def __init__(
         self,
@@ -126,11 +126,10 @@ class InterleavedBench:
         until_s: float = math.inf,
         least_inferences: int = 0,
     ) -> None:
-        """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
+        """Take a virtual device of its own with `virtual`, else an attached one of `choice` under a lease.
 
-        `store` is asked for leases only. A device that somebody else has is waited for until `until_s` on the clock of
-        `time.monotonic`. `least_inferences` are those of a turn that somebody named: a runner that cannot be asked for
-        as many makes no fewer, and the side is refused.
+        `store` gives leases only. The bench waits for a busy device until `until_s` on the clock of `time.monotonic`.
+        `least_inferences` of a turn come from the user: a side whose runner cannot make as many is refused.
         """
         self.config, self.virtual = config, virtual
         self._store, self._choice = store, choice or Choice()
@@ -144,7 +143,7 @@ class InterleavedBench:
         self._runs: dict[tuple[str, str], DeviceRun] = {}
         self._proven: dict[tuple[str, ...], str] = {}
         self.judged: dict[tuple[str, ...], Attempt] = {}
-        """By the key of a side: its newest turn of which outputs were compared, whatever it says."""
+        """Newest turn with compared outputs, by the key of its side."""
         self.outputs: dict[tuple[str, ...], tuple[str, ...]] = {}
         """SHA-256 of each output file of the same turn, by sample and number; none for a turn without all of them."""
         self._said: set[tuple[str, ...]] = set()
@@ -159,7 +158,7 @@ class InterleavedBench:
         self.tools: Toolchain = prepare(self.config, virtual=self.virtual)
         with self._stack:
             self._stack.enter_context(self._acquirer)
-            # Before leases are given back nothing of ours is on the devices any more.
+            # Files and sessions leave the devices before their leases end.
             self._open = self._stack.enter_context(ExitStack())
             acquired = self._acquirer.acquire(None if self.virtual else self._choice)
             self.device, self.runtime, self.fence = acquired
@@ -171,7 +170,7 @@ class InterleavedBench:
         self._stack.close()
 
     def side(self, stored: StoredResult) -> Side:
-        """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
+        """Return the side of a stored result. Raises UsageError for a pruned bundle that cannot be made again."""
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor)
         return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds)
@@ -184,7 +183,7 @@ class InterleavedBench:
             raise NoDeviceError(f"{SERIAL_VARIABLE} names {clean_text(name)}, and {serial} is another device")
         now_ms = self._store.leases.now_ms()
         for lease in self._store.leases.all():
-            # Whoever holds one device and waits for another may wait for somebody who does the same.
+            # Waiting for a second device while holding one could deadlock with another user.
             if serial in (lease.device, lease.device.partition("@")[0]) and lease.token and lease.expires_ms > now_ms:
                 raise NoDeviceError(f"{serial} is with {lease.user}")
         self._acquired[serial] = self._acquirer.acquire(Choice((serial,)))
@@ -205,16 +204,15 @@ class InterleavedBench:
         renew: bool = False,
         fresh: bool = False,
     ) -> dict[str, list[Pair]]:
-        """Run both in turns and return the samples of each pair by metric; who begins changes from pair to pair.
+        """Run both sides in turns and return the samples of each pair by metric; the first side alternates.
 
-        `numerics`: bring and compare outputs in every turn, not only in the first. `begin` is the number of the first
-        pair: the good one begins even ones. `renew`: in new processes; `fresh`: in new ones in every turn. A side that
-        fails has no samples, nor has the other one in that pair, and `turns` says why. A side that is new to the bench
-        is warmed up first, and judged as by its run; when that fails nothing is measured. Raises InfraError for the
-        farm's and the device's trouble.
+        `numerics` compares outputs in every turn, not only in the first. `begin` is the number of the first pair: the
+        good side begins even pairs. `renew` uses new processes, `fresh` new ones in every turn. If a side fails, the
+        pair has no samples and `turns` has the reason. A new side is warmed up first and judged as by its run; after a
+        failure no pair is measured. Raises InfraError for trouble of farm and device.
         """
         was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
-        # A profile costs time, and a device that goes on gets warm: both have those of the new one.
+        # Profiling costs time and long executions heat the device: both sides use the new side's settings.
         same = {"profile": now.profile, "heap": now.heap, "seconds": now.seconds}
         sides = {Role.GOOD: msgspec.structs.replace(was, **same), Role.NEW: now}
         found: dict[str, list[Pair]] = {}
@@ -259,7 +257,7 @@ class InterleavedBench:
         """Return why a side cannot be measured, empty when it can; it is run and judged once, and warm after that."""
         if side.key not in self._proven:
             failure = self._turn(role, side, -1, 1, full=True).failure
-            # As in a run, whatever ends the runner is tried once more before it is blamed.
+            # As in a run, a job that ends the runner is tried once more.
             self._proven[side.key] = failure and self._turn(role, side, -1, 1, full=True).failure
         return self._proven[side.key]
 
@@ -290,7 +288,7 @@ class InterleavedBench:
     def _run(
         self, side: Side, acquired: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
     ) -> tuple[int, tuple[Measurement, ...], str]:
-        """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
+        """Return the begin of a turn, its measurements, and the reason of its failure. Raises InfraError."""
         self._count += 1
         folder = self._acquirer.folder / "raw" / str(self._count)
         run = self._device_run(acquired, runtime)
@@ -308,7 +306,7 @@ class InterleavedBench:
             options = self._reduced(options, side, runtime)
         raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh or side.heap)
         if full:
-            # A runtime of its own may be that of an older farm.
+            # A side's own runtime may come from an older farm.
             attempt = run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
             self.judged[side.key] = attempt
             self.outputs[side.key] = _output_hashes(raw, side.bundle)
@@ -319,7 +317,7 @@ class InterleavedBench:
         return (raw.started_ms, *measured)
 
     def require_inferences(self, side: Side) -> None:
-        """Raise UsageError where somebody named more inferences in a turn than a side's runner can be asked for."""
+        """Raise UsageError if the user named more inferences per turn than a side's runner can make."""
         manifest, runtime = side.bundle.manifest, side.runtime or self.runtime
         times, named = self._least_inferences + _WARM_UP, f"--inferences and {_WARM_UP} to warm up"
         problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times, named)
@@ -327,7 +325,7 @@ class InterleavedBench:
             raise UsageError(f"{side.job.id}: {problem}")
 
     def _reduced(self, options: RunnerOptions, side: Side, runtime: Runtime) -> RunnerOptions:
-        """Return options with no more inferences than `runtime` can be asked for, which is said once."""
+        """Return options with at most the inferences that `runtime` can make; a reduction is logged once."""
         made = reduced(options, side.bundle.manifest)
         if made.iterations < options.iterations:
             self.require_inferences(side)
@@ -351,7 +349,7 @@ class InterleavedBench:
         return self._runs[key]
 
     def _require_lease(self) -> None:
-        """Raise LeaseLostError when somebody else may have used a device meanwhile."""
+        """Raise LeaseLostError if another user may have used a device meanwhile."""
         fences = {lease.device: lease.fence for lease in self._store.leases.all() if lease.token}
         for one in self._acquired.values():
             if one.fence is not None and fences.get(one.fence[0]) != one.fence[1]:
@@ -366,7 +364,7 @@ def _output_hashes(raw: RawResult, bundle: Bundle) -> tuple[str, ...]:
 
 
 def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
-    """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
+    """Return the measurements of a turn with its figures, or the reason of its failure. Raises InfraError."""
     # Skipped is a heap that cannot be measured.
     if attempt.verdict in {Verdict.INFRA, Verdict.SKIPPED}:
         raise InfraError(attempt.reason)

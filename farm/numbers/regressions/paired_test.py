@@ -41,7 +41,7 @@ class Claim(NamedTuple):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What pairs note about one claim."""
+    """Result of pairs on a claim."""
 
     series: Series
     confirmation: Confirmation
@@ -55,16 +55,16 @@ class Probe(msgspec.Struct, frozen=True):
     number: int
     """Index of the run."""
     confirmation: Confirmation | None
-    """None where its bundle is gone, or is one that was compared already."""
+    """Confirmation; None for a pruned bundle, or one that was compared already."""
     answer: Answer
     reason: str
-    """One line."""
+    """Reason in one line."""
 
 
 def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()) -> list[Series]:
-    """Return series that both results have: those named, or the time that says most.
+    """Return common series of both results: the named ones, or the most informative time.
 
-    Raises UnknownNameError, UsageError for what is not measured in pairs.
+    Raises UnknownNameError, and UsageError for metrics that pairs do not measure.
     """
     known = {one.metric: one for one in new.attempt.measurements}
     both = {one.metric for one in good.attempt.measurements} & known.keys()
@@ -108,7 +108,7 @@ def confirm_change(
     gate: float | None = None,
     fresh: bool = False,
 ) -> Confirmation:
-    """Tell whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, as `compare` does."""
+    """Return whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, by `compare`."""
     return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
 
 
@@ -127,14 +127,13 @@ def compare(
     fresh: bool = False,
     measured: MeasuredPairs | None = None,
 ) -> list[Compared]:
-    """Measure pairs, as many again once while a claim is unknown, and return what all of them note of each claim.
+    """Measure pairs, doubled once while a claim is unknown, and return the result of each claim.
 
-    What they confirm of times is confirmed once more, in new processes for every turn, and has the size that it has in
-    these; with `fresh` all pairs are such, once. `gate` is on the scale of the series, `level` what a p-value has to be
-    below, and `first_level` as well where as many pairs are left. `early`: end as soon as it is clear that nothing is
-    so. `measured` has pairs of these sides that were measured just before, and gets those that are measured now. A side
-    that crashes or whose numbers are wrong is the reason of an unknown. Raises InfraError for the farm's and the
-    device's trouble, UsageError for a bundle that is gone.
+    Confirmed times are confirmed once more, with new processes in every turn, and get the size from these pairs; with
+    `fresh` all pairs are of that kind, once. `gate` is on the scale of the series, `level` the bound of p-values, and
+    `first_level` that of the first half. `early` ends as soon as no claim can hold. `measured` has pairs of these sides
+    measured just before, and receives the new ones. A side that crashes or has wrong numbers makes the claim unknown.
+    Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
@@ -142,7 +141,7 @@ def compare(
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
     measured = {} if measured is None else measured
-    # The greatest memory of a process is that of both sides, where it runs both.
+    # The peak memory of a process that runs both sides belongs to both.
     of_process = any(claim.series.metric == PEAK_MEMORY for claim in claims)
     fresh = fresh or was.place != now.place or now.heap or of_process
 
@@ -156,7 +155,7 @@ def compare(
         return measured.setdefault((was.key, now.key, fresh), {})
 
     def pairs_of(begin: int, count: int, *, renew: bool, fresh: bool) -> dict[str, list[Pair]]:
-        """Return pairs by metric, of which those that all claims have are not measured again."""
+        """Return pairs by metric; pairs known for all claims are not measured again."""
         known, there = known_pairs(fresh=fresh), slice(begin, begin + count)
         if not all(_whole(known.get(one.series.metric, [])[there])[count - 1 :] for one in claims):
             more = bench.measure(was, now, count, enough(), numerics=numerics, begin=begin, renew=renew, fresh=fresh)
@@ -204,9 +203,9 @@ def first_bad(
 ) -> Bracket:
     """Narrow the runs among which the first bad one is, by running old bundles in pairs with the good one's.
 
-    `runs` and `values` are of the comparable runs, oldest first; None is one whose bundle is gone. `change` is the
-    confirmed step: what is nearer to its far side is bad. At most MOST_PROBES bundles are run; a run of a bundle whose
-    answer is known costs none. `on_probe` hears of each. Raises as `compare`.
+    `runs` and `values` belong to the comparable runs, oldest first; None for a pruned bundle. `change` is the confirmed
+    step: runs nearer to its far side are bad. At most MOST_PROBES bundles are run; a known bundle costs none.
+    `on_probe` is called for each. Raises as `compare`.
     """
     good = runs[bracket.good]
     if good is None:
@@ -216,7 +215,7 @@ def first_bad(
     bad = runs[bracket.bad]
     if bad is not None:
         answers.setdefault(bad.attempt.bundle_key, Answer.CONFIRMED)
-    # Equal outputs that are not any more: no history tells where, and any difference is one.
+    # An infinite change means that equal outputs now differ: the history has no weights, and any difference counts.
     finite = math.isfinite(change)
     weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
     gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
@@ -236,7 +235,7 @@ def first_bad(
 
 
 def _known(number: int, past: StoredResult | None, answers: dict[str, Answer]) -> Probe | None:
-    """Return what is known of a run without measuring."""
+    """Return the answer for a run that is known without measuring."""
     if past is None:
         return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
     answer = answers.get(past.attempt.bundle_key)
@@ -282,7 +281,7 @@ def _compared_again(claim: Claim, one: Compared, found: dict[str, list[Pair]], g
 
 
 def _whole(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Return pairs without those that are missing."""
+    """Return the pairs without missing ones."""
     return tuple(pair for pair in pairs if all(pair))
 
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RemeasuredSeries:
-    """One number that was measured again."""
+    """Number that was measured again."""
 
     points: Sequence[Point]
     confirmation: Confirmation
@@ -54,7 +54,7 @@ class RemeasuredSeries:
     is_candidate: bool = True
     """Otherwise it was measured because its program changed."""
     of: tuple[RemeasuredSeries, ...] = ()
-    """What stepped with it and was measured in full, where it was only looked at itself."""
+    """Fully measured series that stepped with it, if it was only sampled itself."""
     alert: AlertRecord | None = None
     """As it was before."""
     state: AlertState = AlertState.CANDIDATE
@@ -151,7 +151,7 @@ class Remeasurement:
         try:
             self._attribute(number, self._benches.of(now), result)
         except FarmError as error:
-            # The change is confirmed, whatever causes it.
+            # The change stays confirmed without a known cause.
             logger.warning("%s: since when, and for which cause, is not known: %s", number.past.job_id, error)
             if isinstance(error, InfraError):
                 self._benches.give_up(now, reason_line(str(error)))
@@ -187,7 +187,7 @@ class Remeasurement:
             bench, series, runs, values, bracket, change, *effort, on_probe=probes.append, measured=self._measured
         )
         result.good, result.bad = bracket.good, bracket.bad
-        # What came after the first bad run is no part of its step.
+        # Runs after the first bad run are no part of its step.
         bundle = number.points[bracket.bad].bundle
         for probe in probes:
             of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].bundle == bundle
