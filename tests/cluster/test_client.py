@@ -265,7 +265,7 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared,
         run_id = run_of(terminal.text)
         if answer in ("leave", "twice"):
             assert code == 130
-            assert f"run {run_id} goes on" in terminal.text
+            assert f"run {run_id} continues" in terminal.text
             host.let()
             waits_for(lambda: len(host.ran) == 4)
         elif answer == "cancel":
