@@ -64,8 +64,8 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
               show_default=True, help="Profiling level of every program: see farm jobs profile.")  # fmt: skip
 @click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each job and iteration (1).")
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
-@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
-@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
+@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first job that is failed or infra.")
+@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N jobs that are failed or infra.")
 @click.option("--lf", "--last-failed", "last_failed", is_flag=True,
               help="Only the jobs that failed when you ran them last; all when none did.")  # fmt: skip
 @click.option("--ff", "--failed-first", "failed_first", is_flag=True, help="The jobs of --lf first, then the others.")
