@@ -35,7 +35,7 @@ class AcquiredDevice(NamedTuple):
     device: Device
     runtime: Runtime
     fence: tuple[str, int] | None = None
-    """Id of the device, and its lease's fence; None where nobody else can use it."""
+    """Id of the device, and its lease's fence; None for a device that no other user can reach."""
 
 
 class DeviceAcquirer:
@@ -53,10 +53,10 @@ class DeviceAcquirer:
         until_s: float = math.inf,
         priority: Priority = Priority.PERSON,
     ) -> None:
-        """`name` begins that of the folder. `purpose` is shown to others who want the device; `otherwise` is what to
-        use where none is attached.
+        """Take the prefix `name` of the folder, the `purpose` shown to other users, and the hint `otherwise` for a
+        missing device.
 
-        A device that somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
+        Acquisition waits for a busy device until `until_s` on the clock of `time.monotonic`.
         """
         self._config, self._store, self._target = config, store, target
         self._name, self._purpose, self._otherwise, self._until_s = name, purpose, otherwise, until_s

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
 _LAST_SECONDS = 15.0
-"""Of a command that is at its end: how long it waits for what is on its way."""
+"""Longest wait at the end of a command for notices in transit."""
 
 
 def hide_secrets(config: Config) -> None:
@@ -42,7 +42,7 @@ class Announcer:
         self._sending: dict[threading.Thread, Quarantine] = {}
 
     def look(self) -> None:
-        """Send what is due, from threads of their own; the store is asked once in two seconds."""
+        """Send due notices, each from its own thread; the store is asked once in two seconds."""
         if self._config.is_set and time.monotonic() >= self._looked_s + _LOOK_SECONDS:
             self._looked_s = time.monotonic()
             with contextlib.suppress(FarmError):
@@ -52,7 +52,7 @@ class Announcer:
                     thread.start()
 
     def close(self) -> None:
-        """Send what is due, and wait a little for what is on its way."""
+        """Send due notices, and wait shortly for those in transit."""
         self._looked_s = float("-inf")
         self.look()
         deadline = time.monotonic() + _LAST_SECONDS

@@ -41,7 +41,7 @@ class DevicePool:
         self._retired: dict[int, str] = {}
         """Reason for the end of a device's use."""
         self._waiting_since: dict[str, float] = {}
-        """By SoC without a device; infinite once that was noted."""
+        """Begin of the wait by SoC without a device; infinite once it was logged."""
         self._problems: dict[str, str] = {}
         """Last problem, by action."""
         self._revive: Callable[[], Sequence[str]] = tuple
@@ -93,7 +93,7 @@ class DevicePool:
             return [device for number, device in enumerate(self._devices) if self.is_ours(number)]
 
     def give_up(self, socs: Collection[str], reason: str) -> None:
-        """Wait no more for devices of these SoCs."""
+        """Stop waiting for devices of these SoCs."""
         for number, device in enumerate(self._devices):
             if device.soc in socs:
                 self.retire(number, reason)
@@ -112,7 +112,7 @@ class DevicePool:
             return is_kept and self.leases.holds(number)
 
     def is_retired(self, number: int) -> bool:
-        """Return whether a device is not used any more."""
+        """Return whether the run has given up a device."""
         return number in self._retired
 
     def want_no_more(self) -> None:

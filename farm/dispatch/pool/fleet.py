@@ -30,12 +30,12 @@ _NO_HEAP = "ExecuTorch measures the DSP's heap on Android and QNX, not on Linux"
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which attached devices a run may use; everything, when nothing is said."""
+    """Choice of attached devices for a run; all by default."""
 
     devices: tuple[str, ...] = ()
     """Names, serials or ids."""
     labels: tuple[str, ...] = ()
-    """Every one of them."""
+    """Required labels, all of them."""
     heap: bool = False
     """Only devices whose DSP's heap ExecuTorch measures."""
 
@@ -48,8 +48,8 @@ class Fleet(msgspec.Struct, frozen=True):
     leased: bool
     """Others may use them as well: each needs a lease."""
     revive: Callable[[], list[str]] = list
-    """Starts again what leads to them and has ended, or they themselves where they are virtual and this process's own;
-    returns a line for each, and what else is to be said of what leads to them."""
+    """Function that starts ended servers, tunnels and own virtual devices again; it returns a line for each, and
+    warnings about servers."""
 
 
 def virtual_fleet(
@@ -62,15 +62,15 @@ def virtual_fleet(
     *,
     mode: Mode = "traditional",
 ) -> Fleet:
-    """Boot `count` virtual devices of every SoC, with their storage in `folder`: nobody else knows of them.
+    """Boot `count` private virtual devices of every SoC, with their storage in `folder`.
 
-    Raises MissingToolError for a runtime that cannot be had.
+    Raises MissingToolError for a missing runtime.
     """
     from farm.builds.runtime.runtime import virtual_runtime
     from farm.devices.adb.server import start_adb_server
     from farm.devices.virtual.boot import Reviver, boot
 
-    # First, as it may be what is missing.
+    # Runtimes come first, as one may be missing.
     runtimes = {soc.name: virtual_runtime(config, soc, backend, mode=mode) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
@@ -128,9 +128,9 @@ def attached_kind(config: Config, socs: Sequence[str], choice: Choice, superviso
 
 
 def narrowed(scan: Scan, names: Collection[str]) -> Scan:
-    """Return the devices for a command that names `names`: without names the one of ANDROID_SERIAL, where it is set.
+    """Return the devices for a command with `names`: without names the device of ANDROID_SERIAL, if that is set.
 
-    A name on the command line wins, as `adb -s` does. Raises NoDeviceError where ANDROID_SERIAL names no device.
+    A name on the command line wins, as with `adb -s`. Raises NoDeviceError if ANDROID_SERIAL names no device.
     """
     if names or scan.pinned is None:
         return scan
@@ -140,7 +140,7 @@ def narrowed(scan: Scan, names: Collection[str]) -> Scan:
 
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
-    """Raise UnknownNameError for a wanted device that nobody ever heard of, or a label that none has."""
+    """Raise UnknownNameError for a chosen device or label that the store does not know."""
     known = {name for one in scan.devices for name in one.known_as}
     known |= {one.serial for one in scan.unusable} | {
         name for one in registered.values() for name in (one.id, one.name)
@@ -151,7 +151,7 @@ def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Cho
     labels = {label for device in scan.devices for label in device.labels}
     labels |= {label for one in registered.values() for label in one.labels}
     for label in choice.labels:
-        # Of a device that cannot be asked now only farm.toml knows them.
+        # The labels of an unreachable device are known to farm.toml alone.
         if label not in labels and not scan.unusable:
             raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
 
@@ -193,10 +193,10 @@ def _root_refusal(device: Device) -> str:
 def choose(
     scan: Scan, registered: Mapping[str, Registered], socs: Sequence[str], choice: Choice
 ) -> tuple[list[Device], list[str]]:
-    """Return the devices that may be used, and of the others what they are and why not. Pure.
+    """Return the usable devices, and the others with their reasons. Pure.
 
-    Where an SoC has hardware, its virtual devices are left out unless they are named: their numbers are not compared.
-    Raises IllegalTargetError where the heap is wanted, and devices that cannot measure it are the only ones.
+    Virtual devices of an SoC with hardware are left out unless named, as their numbers are not comparable. Raises
+    IllegalTargetError for a heap measurement without a device that supports it.
     """
     usable, refused, without_heap = [], [], []
     for device in scan.devices:
@@ -240,11 +240,11 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
 class _Called(Protocol):
     @property
     def called(self) -> str:
-        """What messages call a device."""
+        """Name of a device in messages."""
 
 
 def out_of_use(device: _Called, known: Registered) -> str:
-    """Return why nobody gets a device, and what gives it back; empty where it is in use. Pure."""
+    """Return the reason why a device is out of use, with the command to return it; empty for none. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""
         return f"out of service{note}; 'farm devices enable {device.called}' puts it back"
@@ -258,7 +258,7 @@ def out_of_use(device: _Called, known: Registered) -> str:
 def runtimes_of(
     config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device], mode: Mode = "traditional"
 ) -> dict[str, Runtime]:
-    """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for one that cannot be had."""
+    """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for a missing runtime."""
     from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
 
     by_name = {soc.name: soc for soc in socs}

@@ -1,4 +1,4 @@
-"""What is attached now, how it is, and who has it: for `farm devices`."""
+"""Attached devices with health and holder, for `farm devices`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-# More of them are told by their SoC.
+# Most devices named in a wait; more are named by their SoC.
 _NAMES_SHOWN = 2
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, attached or known from before. What a device did not tell is None or empty."""
+    """Device that is attached or known from before. Unreported values are None or empty."""
 
     id: str
     serial: str
@@ -51,18 +51,18 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     build: str = ""
     labels: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
-    """That farm runs on its SoC; none for an SoC without a profile."""
+    """Backends of its SoC; none for an SoC without a profile."""
     root: bool | None = None
     battery_percent: int | None = None
     temperature_c: float | None = None
     free_bytes: int | None = None
     state: str = ""
-    """`ready`, adb's word for what is not, or `absent`."""
+    """`ready`, adb's state of an unready device, or `absent`."""
     reason: str = ""
-    """Why it cannot be used, and what to do."""
+    """Reason why it is unusable, and the next step."""
     in_service: bool = True
     holder: str = ""
-    """Who leases it, or has reserved it."""
+    """User with its lease or reservation."""
     purpose: str = ""
     until_ms: int = 0
     """When a reservation ends; 0 for a lease, which its holder renews."""
@@ -70,13 +70,13 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     health_reason: str = ""
     last_seen_ms: int = 0
     agent: str | msgspec.UnsetType = msgspec.UNSET
-    """Of a shared farm: the name of the agent whose host it hangs on; not there for a device of no agent."""
+    """Name of its agent on a shared farm; unset for a device without one."""
     also_at: tuple[str, ...] = ()
     """Names of adb for its other addresses, which are used where the first one is gone."""
 
 
 def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
-    """Ask every attached device how it is, and return it and those that are known and absent; sorted by serial."""
+    """Ask every attached device for its state; return attached and absent known devices, sorted by serial."""
     from farm.devices.discovery import scan_all
     from farm.store.leases.registry import Seen
 
@@ -91,7 +91,7 @@ def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list
 
 
 def with_agents(found: Sequence[DeviceRow], agents: Sequence[Agent]) -> list[DeviceRow]:
-    """Return the rows with what the agents of a shared farm say of devices that are not attached here. Pure."""
+    """Return the rows, completed by the agents' reports on devices that are not attached here. Pure."""
     devices = {device.id: (agent, device) for agent in agents for device in agent.facts.devices}
 
     def told(row: DeviceRow) -> DeviceRow:
@@ -122,13 +122,13 @@ def rows(
     known: Mapping[str, Registered],
     leases: Mapping[str, Lease],
 ) -> list[DeviceRow]:
-    """Put together what is known of every device; `answers` has its status, or why there is none. Pure."""
+    """Return a row for every device; `answers` has its status or the reason of a missing one. Pure."""
     found = [
         _attached(device, answers[device.id], known.get(device.id), leases.get(device.id)) for device in scan.devices
     ]
     here = {row.id for row in found}
     for unusable in scan.unusable:
-        # By the two ids that a device of that serial can have: see Device.id.
+        # A device of that serial has one of two ids: see Device.id.
         ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
         before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
         row = DeviceRow(id=unusable.serial, serial=unusable.serial)
@@ -144,9 +144,9 @@ def rows(
 
 
 def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
-    """Return what the store knows of a device that is not asked now.
+    """Return the row of a device from the store alone.
 
-    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`: not whether it is attached.
+    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`, without a statement about its presence.
     """
     state = "idle"
     if not known.in_service:
@@ -226,7 +226,7 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
 
 
 def _row(known: Registered, lease: Lease | None, **more: Any) -> DeviceRow:
-    """Return what is known of a device, with what its lease says and `more`."""
+    """Return the row of a known device, with its lease and `more`."""
     same = ("id", "serial", "name", "host", "soc", "kind", "os", "product", "labels", "in_service")
     names = (*same, "health", "health_reason", "last_seen_ms")
     return DeviceRow(**{name: getattr(known, name) for name in names}, **_held(lease), **more)
@@ -247,7 +247,7 @@ def _held(lease: Lease | None) -> dict[str, Any]:
 
 
 def _clean(row: DeviceRow) -> DeviceRow:
-    """Return it without what a terminal would obey, whoever wrote it: what others hold and say is among it."""
+    """Return the row without control sequences of a terminal, as it has texts of other users."""
     fields = msgspec.structs.asdict(row)
     return replace(row, **{name: clean_text(text, 1000) for name, text in fields.items() if isinstance(text, str)})
 
@@ -276,7 +276,7 @@ def _names(row: DeviceRow) -> set[str]:
 
 
 def wanted_of(one: Waiting, known: Mapping[str, DeviceRow | Registered]) -> str:
-    """Return what somebody waits for: `desk`, `1 of 3 SM8650`. Pure."""
+    """Return the text of a wait's target: `desk`, `1 of 3 SM8650`. Pure."""
     if len(one.devices) <= _NAMES_SHOWN and one.count == len(one.devices):
         rows = (known.get(id_) or DeviceRow(id=id_, serial=id_) for id_ in one.devices)
         return " and ".join(one_line(row.name or row.serial) for row in rows)
@@ -285,5 +285,5 @@ def wanted_of(one: Waiting, known: Mapping[str, DeviceRow | Registered]) -> str:
 
 
 def _backends(soc: Soc, kind: str) -> tuple[str, ...]:
-    """Return the backends that an SoC has, where it is a virtual one those that can be simulated."""
+    """Return the backends of an SoC; for a virtual device the simulated ones."""
     return tuple(backend for backend in soc.backends if kind != "virtual" or BACKENDS[backend].on_host != "absent")

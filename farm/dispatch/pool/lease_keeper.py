@@ -41,7 +41,7 @@ class LeaseTerms(NamedTuple):
 
 
 class LeaseKeeper:
-    """What a run holds of its devices, by their numbers. Several threads may use it."""
+    """Leases of a run by device number. Safe for several threads."""
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class LeaseKeeper:
         terms: LeaseTerms | None,
         lock: threading.RLock,
     ) -> None:
-        """Without `terms` the devices are this run's own. `lock` guards what is held, and what depends on it."""
+        """Take the lease `terms`, None for the run's own devices, and the `lock` that guards leases and their users."""
         self._devices, self._store, self._terms, self._lock = tuple(devices), store, terms, lock
         self._number = {device.id: number for number, device in enumerate(self._devices)}
         self._leases: dict[int, Lease] = {}
         self._until_s: dict[int, float] = {}
         self._requests: dict[str, str] = {}
-        """Token of what is waited for, by SoC."""
+        """Tokens of waiting requests by SoC."""
         self._asked_at = float("-inf")
         self.take: Callable[[Device], None] = lambda _: None
         """Called with a device when it becomes this run's, before anything uses it."""
         self.leaving: set[int] = set()
-        """Devices that somebody else is to have: their workers are letting go."""
+        """Devices to hand over to another user after their job."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether others may use the devices as well."""
+        """True if other users may use the devices as well."""
         return self._terms is not None
 
     def holds(self, number: int) -> bool:
@@ -86,7 +86,7 @@ class LeaseKeeper:
         return not any(device.soc == soc and number in self._leases for number, device in enumerate(self._devices))
 
     def renew(self) -> list[int]:
-        """Renew what is held, and note what somebody with a better right waits for; return the devices that were lost.
+        """Renew leases, and mark devices that a waiter with a better right should get; return the lost devices.
 
         Raises StoreError.
         """
@@ -114,9 +114,9 @@ class LeaseKeeper:
         return lost
 
     def ask(self, soc: str, numbers: Sequence[int], *, wanted: bool) -> None:
-        """Wait for those of `numbers`, devices of an SoC, that are not held, and take those that became free.
+        """Wait for the unheld devices among `numbers`, of one SoC, and take the free ones.
 
-        Not `wanted`, none is waited for any more. Raises StoreError.
+        Without `wanted` the wait ends. Raises StoreError.
         """
         terms = self._terms
         if terms is None:
@@ -156,7 +156,7 @@ class LeaseKeeper:
                 self._leases[number], self._until_s[number] = lease, until_s
 
     def unusable(self) -> dict[int, str]:
-        """Return devices that are not held and that nobody is given any more, with the reason; now and then."""
+        """Return unheld devices that are out of use, with the reason; checked at intervals."""
         if time.monotonic() < self._asked_at + _REGISTRY_SECONDS:
             return {}
         self._asked_at = time.monotonic()
@@ -171,7 +171,7 @@ class LeaseKeeper:
         return found
 
     def why_unused(self, number: int, reason: str) -> str:
-        """Return what to say of a device that is used no more, and what to do where it is quarantined."""
+        """Return the message about a device out of use, with the next step for a quarantined one."""
         device, health = self._devices[number], ("", "")
         with contextlib.suppress(FarmError):
             health = self._store.devices.health([device.id])[device.id]

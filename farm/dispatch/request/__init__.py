@@ -1,1 +1,1 @@
-"""What a run is asked for and what it leaves: jobs, plan, budget, intent, ending."""
+"""Request of a run and its records: job selection, plan, budget, intent, ending."""

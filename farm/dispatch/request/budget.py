@@ -34,11 +34,11 @@ class Budget:
         self.seconds = seconds
         self.is_limited = seconds is not None
         self.is_over = False
-        """It ended while jobs ran."""
+        """True once the budget ended during jobs."""
 
     @property
     def left_s(self) -> float | None:
-        """What is left of it; None where it has no end."""
+        """Remaining seconds; None for an unlimited budget."""
         return max(0.0, self.end_s - time.monotonic()) if self.is_limited else None
 
     def cut(
@@ -101,7 +101,7 @@ class Budget:
 
 
 def _stale(reason: str, past: ExpectedJob | None) -> Stale:
-    """Return why a job is left out, with what was known of it."""
+    """Return the reason of a skipped job, with its last known result."""
     if past is None:
         return Stale(reason)
     return Stale(reason, past.last.time_ms, past.last.outcome, past.last.run_id)

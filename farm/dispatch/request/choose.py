@@ -1,4 +1,4 @@
-"""From what the user asked for to the jobs of a run: suites, pytest's own options, and what the store knows."""
+"""Selection of a run's jobs: suites, pytest's options, and results in the store."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def _select(request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 def check_ready(jobs: Sequence[Job], request: RunRequest | None = None) -> None:
-    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none.
+    """Raise IllegalTargetError for a `.pte` of another target, ConfigError for a file of another kind.
 
-    Raises UsageError where `request` names more executions than direct mode's runner can be asked for.
+    Raises UsageError if `request` names more executions than direct mode's runner can make.
     """
     ready = [job for job in jobs if job.case.pte]
     if ready:
@@ -158,7 +158,7 @@ def _check_executions(request: RunRequest, jobs: Sequence[Job]) -> None:
 
     times = request.iterations + request.warm_up
     for job in jobs:
-        # What is to be compiled has one output at least; with more, the job itself is refused later.
+        # A program to compile has at least one output; with more, the job itself is refused later.
         outputs = len(read_ready(job).outputs) if job.case.pte else 1
         if problem := too_many("direct mode's runner", job.case.samples, outputs, times):
             raise UsageError(f"{job.id}: {problem}")
@@ -174,11 +174,11 @@ def narrow(
     kind: str,
     cache_dir: Path | None = None,
 ) -> tuple[Job, ...]:
-    """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
+    """Return the `jobs` that remain after selection by the store: --changed-since, then --shard, then --lf.
 
-    `kind` is that of the devices, as `device_kind_of` returns it. `tools` is the toolchain, of the line `line`; None,
-    which is not for --changed-since, where it is not to be looked at, nor at the bundles in `cache_dir`. What failed is
-    asked last: it changes while other shards run, and what a shard has must not.
+    `kind` is the kind of the devices, as from `device_kind_of`. `tools` is the toolchain, of the branch `line`; None
+    (not for --changed-since) skips the toolchain and the bundles in `cache_dir`. Failed jobs are selected last: they
+    change while other shards run, and the jobs of a shard must not.
 
     Raises UsageError for a run that cannot be compared, NothingSelectedError.
     """
@@ -285,9 +285,9 @@ def collect(
 ) -> list[str]:
     """Return the ids of the jobs that `request` selects, in the order of the manifests; `judged` as in `select`.
 
-    `kind_of` says of what kind the devices are, in place of `device_kind_of`, where they are not attached here.
+    `kind_of` replaces `device_kind_of` for devices that are not attached here.
 
-    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
+    Raises UsageError for an impossible selection, NothingSelectedError for an empty one.
     """
     if request.toolchain:
         from farm.builds.toolchains.select import toolchain_of

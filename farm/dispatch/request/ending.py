@@ -1,4 +1,4 @@
-"""What every command that leaves a run in the store has in common: what it returns and what it writes."""
+"""End of every command with a run in the store: exit code and report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write_report(view: RunView, path: Path, store: Store, config: Config) -> Path:
-    """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
+    """Write the HTML report of a run, with its history in the store, and return the file."""
     from farm.report.html.context import artifact_links
     from farm.report.html.page_of_run import keep_templates, write_html
     from farm.store.artifacts import open_artifacts
@@ -28,7 +28,7 @@ def write_report(view: RunView, path: Path, store: Store, config: Config) -> Pat
     artifacts = open_artifacts(config)
 
     def links(known: Background) -> dict[str, str]:
-        # Of a shared farm, what ran on this machine alone left its files here.
+        # On a shared farm only jobs of this machine left their files here.
         artifacts.share(record for records in known.artifacts.values() for record in records)
         return artifact_links(known, artifacts, path)
 
@@ -39,7 +39,7 @@ def write_report(view: RunView, path: Path, store: Store, config: Config) -> Pat
 def report_context(
     store: Store, view: RunView, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
 ) -> ReportContext:
-    """Return what the store knows beyond a run; `links` says where a page finds its artifacts, by hash."""
+    """Return the context of a run in the store; `links` has the links of a page to artifacts, by hash."""
     from farm.report.formats.layers_csv import shown_places
     from farm.report.html.context import ReportContext
     from farm.report.html.layer_graph import shown_graphs
@@ -48,7 +48,7 @@ def report_context(
     background = store.history.background(view.id)
     return ReportContext(
         status=store.status.of_run(view.id),
-        # None recorded may mean that nobody has looked, so that the page leaves them out.
+        # An empty list may mean that the run was not judged yet, so that the page leaves alerts out.
         alerts=tuple(store.alerts.of_run(view.id)) or None,
         background=background,
         links=links(background),
@@ -59,9 +59,9 @@ def report_context(
 
 
 def exit_code_of(view: RunView) -> int:
-    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure.
+    """Return the exit code of `farm run` for a run: 0, 1 (a job failed) or 4 (infrastructure). Pure.
 
-    Stale jobs change nothing of it, as a budget is meant to leave some out; where it left out all, 5: nothing was run.
+    Jobs skipped by a budget do not change it; if the budget skipped all jobs, the code is 5: no job was run.
     """
     from farm.report.model.summary import Outcome, summarize
 

@@ -79,7 +79,7 @@ def _only_soc(config: Config, name: str, command: str) -> str:
 
 
 def known_suites(config: Config, name: str) -> dict[str, Path]:
-    """Return the manifests of suites by name, that of `name` also where this user ran it from, last, by its path."""
+    """Return the manifests of suites by name; for `name` also the path from which this user ran it last."""
     known = find_suites(config.suite_folders)
     if "/" not in name and name not in known and (manifest := _manifest_run_last(config, name)):
         known[name] = manifest

@@ -1,4 +1,4 @@
-"""What the controller decided before anything runs, as a file that every worker reads."""
+"""Plan of a run before its first execution, as a file that every device process reads."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _SILENCE_SECONDS = 900.0
 
 
 class PlannedJob(msgspec.Struct, frozen=True):
-    """One job and the key of its bundle."""
+    """Job and the key of its bundle."""
 
     job: Job
     key: str
     cached: bool
     """The bundle was there when the run began."""
     failed_before: bool = False
-    """Its newest verdict before this run, on such devices, was failed."""
+    """True if its newest verdict before this run, on such devices, was failed."""
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """One run: jobs in dispatch order, devices, and where things are."""
+    """Plan of a run: jobs in dispatch order, devices, and paths."""
 
     run_id: str
     folder: Path
-    """Of this run: plan, build replies, raw results, logs."""
+    """Folder of the run: plan, build replies, raw results, logs."""
     cache_root: Path
     jobs: tuple[PlannedJob, ...]
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]
-    """By the device's serial."""
+    """Runtimes by the device's serial."""
     iterations: int
     warm_up: int
     timeout_s: float
     artifact_root: Path
-    """Where files of attempts are kept."""
+    """Folder of files of attempts."""
     reducible: bool = False
     """Iterations and warm-up are farm's own choice."""
     profile: Profile = Profile.AUTO
@@ -56,9 +56,9 @@ class RunPlan(msgspec.Struct, frozen=True):
     seconds: int | None = None
     """Programs that generate go on for so long; None: every prompt once."""
     optrace: OptraceTools | None = None
-    """What makes the SDK's timelines; only for a run that wants them."""
+    """Tools for the SDK's timelines, only in a run with them."""
     canaries: tuple[PlannedJob, ...] = ()
-    """What tells whether a device is fit, one a SoC: see canary.py."""
+    """Jobs of the health check, one per SoC: see canary.py."""
     leased: bool = False
     """Devices are leased; otherwise they are this run's own."""
     health: HealthConfig = HealthConfig()
@@ -77,11 +77,11 @@ class RunPlan(msgspec.Struct, frozen=True):
     @property
     def most_silence_s(self) -> float:
         """After so many seconds without a sign that it goes on a worker is ended."""
-        # What a job is asked to go on for is no silence.
+        # The requested duration of a job is no silence.
         return _SILENCE_SECONDS + 2 * (self.timeout_s + (self.seconds or 0))
 
     def prepare_folder(self) -> None:
-        """Make the folders that everybody writes into, with nothing of an earlier part of the run, and write it."""
+        """Make empty folders for all processes of the run, and write the plan."""
         for name in ("builds", "workers"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)

@@ -9,29 +9,29 @@ from farm.base.errors import UsageError
 
 
 class Profile(StrEnum):
-    """What `farm run --profile` may be."""
+    """Values of `farm run --profile`."""
 
     AUTO = "auto"
-    """What costs no latency: cycles on the simulator, nothing on hardware."""
+    """Profiling without a cost in latency: cycles on the simulator, none on hardware."""
     OFF = "off"
     BASIC = "basic"
     """Totals of every program."""
     DETAILED = "detailed"
     """Every node."""
     OPTRACE = "optrace"
-    """What the SDK's tools make a timeline of: compiled in."""
+    """Profiling that is compiled in, for timelines of the SDK's tools."""
 
     @property
     def kept(self) -> bool:
-        """Whether it was asked for, so that the profile is kept with the attempt."""
+        """True for a requested profile, which is kept with the attempt."""
         return self not in (Profile.AUTO, Profile.OFF)
 
     def flags(self, kind: str) -> dict[str, str]:
         """Return the runner's flags for it on a device that is `virtual` or `hardware`."""
         if self is Profile.AUTO:
-            # The simulator's speed does not change with it; that of hardware would.
+            # Profiling changes the speed of hardware and not that of the simulator.
             return {"profile_level": "2"} if kind == "virtual" else {}
-        # What was compiled in counts where nothing is said when running.
+        # Without a level at run time the compiled one applies.
         level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)
         return {} if level is None else {"profile_level": level}
 

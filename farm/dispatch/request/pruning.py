@@ -1,4 +1,4 @@
-"""What old runs leave on this machine: their folders and their artifacts."""
+"""Removal of old runs' folders and artifacts on this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.store.view import RunView
 
-# What has no end and is older was killed.
+# Age from which a run without an end counts as killed.
 _MAY_RUN_S = 86_400
-# Of a run that somebody names: still longer than it takes to record what was put.
+# Age of artifacts for a run named by the user, longer than the time between storing and recording a file.
 _NAMED_GRACE_S = 600
 BISECTS, COMPARES = "bisects", "compares"
 """Folders of a state directory: what searches among commits, and comparisons, found out."""
 
 
 class Freed(msgspec.Struct):
-    """What is gone, or would be."""
+    """Sums of removed files, or of files to remove."""
 
     runs: int = 0
     folders: int = 0
@@ -45,7 +45,7 @@ class Freed(msgspec.Struct):
 
 
 def require_deletable(config: Config, store: Store, run: RunView) -> None:
-    """Raise UsageError for a run that somebody works at, or that an open alert names."""
+    """Raise UsageError for a run in progress, or one that an open alert names."""
     if named := store.pruning.alerts_naming(run.id):
         numbers = ", ".join(f"#{number}" for number in named)
         raise UsageError(
@@ -55,13 +55,13 @@ def require_deletable(config: Config, store: Store, run: RunView) -> None:
     if order is not None and (order.state == "open" or order.held):
         raise UsageError(f"run {run.id} is going on: 'farm runs cancel {run.id}' ends it, then it can be deleted")
     is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
-    # What is here tells by its lock whether anybody works at it.
+    # The lock of a folder here shows whether a process works at the run.
     if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:
         raise UsageError(f"run {run.id} may be going on, on {run.host}: wait for it, or delete it there")
 
 
 def delete_run(config: Config, store: Store, run_id: str) -> Freed:
-    """Delete a run, however new, with all that is of it alone. Raises UsageError while somebody works at it."""
+    """Delete a run of any age with all files of its own. Raises UsageError for a run in progress."""
     freed = Freed()
     Remains(config, store.pruning).delete(run_id, freed)
     store.pruning.sweep()
@@ -88,7 +88,7 @@ class Remains:
                 freed.artifact_bytes += size
 
     def remove(self, run_id: str, freed: Freed) -> None:
-        """Remove a run from the store and what is here of it; nothing while somebody works at it."""
+        """Remove a run from the store with its files here, unless it is in progress."""
         folder = self.find_folder(run_id)
         if folder is None:
             self._remove(run_id, freed)
@@ -98,7 +98,7 @@ class Remains:
                 self._remove_folder(folder, freed)
 
     def delete(self, run_id: str, freed: Freed) -> None:
-        """Remove a run that somebody named, of however late. Raises UsageError while somebody works at it."""
+        """Remove a run named by the user, of any age. Raises UsageError for a run in progress."""
         folder = self.find_folder(run_id)
         with nullcontext() if folder is None else in_progress(folder):
             if not self._remove(run_id, freed, named=True):
@@ -155,7 +155,7 @@ class Remains:
             freed.folder_bytes += _size(folder)
 
     def remove_evidence(self, folders: Iterable[Path], freed: Freed) -> None:
-        """Remove folders of `evidence` that nobody works at."""
+        """Remove folders of `evidence` that no process works at."""
         for folder in folders:
             with suppress(UsageError), in_progress(folder):
                 self._remove_folder(folder, freed)
@@ -186,7 +186,7 @@ class Remains:
 
 
 def _newest(folder: Path) -> float:
-    """Return when a folder, or what is directly in it, was written last, in seconds."""
+    """Return the newest modification time of a folder and its direct entries, in seconds."""
     return max([folder.lstat().st_mtime, *(one.lstat().st_mtime for one in folder.iterdir())])
 
 

@@ -1,4 +1,4 @@
-"""What is recorded of a run that begins, the same for every command: who, where, and with which toolchain."""
+"""Record of a beginning run, equal for every command: user, host and toolchain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Longer, and the run begins without: it is only for people.
 _GIT_SECONDS = 5.0
-# More than anybody has between two nights; a history that was rewritten may have no end.
+# Most counted commits, beyond any number between two nightly runs; a rewritten history may have no end.
 _MOST_COUNTED = 10_000
 
 
@@ -43,10 +43,10 @@ def run_record(
     night: str = "",
     again: RunToolchain | None = None,
 ) -> RunRecord:
-    """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
+    """Return the record of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
 
-    `again` is the toolchain of the run whose program is only run again. A name that means another run so far is
-    logged, except of a night: every night has the same names.
+    `again` is the toolchain of a run whose program is run again. A name that an earlier run has is logged, except for
+    nightly runs, whose names repeat.
     """
     if not night and (before := store.runs.newest_called(name)):
         logger.info("%r means this run from now on: it meant %s", name, before)
@@ -73,7 +73,7 @@ def run_record(
 
 
 def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: Purpose) -> RunToolchain:
-    """Return what a store keeps of a toolchain, with the commits since the newest run of its line."""
+    """Return a toolchain's record, with the commits since the newest run of its branch."""
     source, folder = tools.source, config.toolchain.checkout
     since: tuple[RunCommit, ...] = ()
     more, last = 0, ""
@@ -98,14 +98,14 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: 
 
 
 def is_private_run(tools: Toolchain, purpose: Purpose) -> bool:
-    """Return whether a run is only compared with its line: a trial, and what is being edited, belong to none."""
+    """Return whether a run is only compared with its branch, as a local run and one of edited sources are."""
     return purpose is Purpose.TRIAL or tools.private or tools.source.dirty
 
 
 def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit, ...], int]:
-    """Return the commits after `last` up to `now` along first parents, newest first, and how many more there are.
+    """Return the commits after `last` up to `now` along first parents, newest first, and the number of further ones.
 
-    Nothing where `last` is empty or not among those before `now`, or where git cannot tell.
+    No commits if `last` is empty or no ancestor of `now`, or if git fails.
     """
     if not last or last == now:
         return (), 0
@@ -117,7 +117,7 @@ def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit,
             timeout_s=_GIT_SECONDS,
         )  # fmt: skip
     except FarmError:
-        # Another branch, a shallow clone, or no git any more: the run is worth more than what it is compared with.
+        # Another branch, a shallow clone or a missing git: the run goes on without its list of commits.
         return (), 0
     found = [RunCommit(*entry.partition(" ")[::2]) for entry in text.split("\0") if entry]
     return tuple(found[:COMMITS_LIMIT]), max(0, len(found) - COMMITS_LIMIT)

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and how it ended: plain data."""
+"""Request of a run and its outcome: plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farm.store.view import Purpose, RunView
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """Request of the user."""
 
     socs: tuple[str, ...]
     suites: tuple[str, ...]
@@ -29,7 +29,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int = 3
     warm_up: int = 1
     reducible: bool = False
-    """Nobody named iterations or warm-up: a runner that leaves files of each execution may make fewer."""
+    """True if the user named neither iterations nor warm-up: a runner with files per execution may make fewer."""
     timeout_s: float = 300.0
     options: tuple[str, ...] = ()
     """`name=value,value`: every combination is a target of its own."""
@@ -40,11 +40,11 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Programs that generate go on for so long; None: every prompt once."""
     command: str = ""
     choice: Choice = Choice()
-    """Which attached devices may be used."""
+    """Choice of attached devices."""
     most_devices: int | None = None
     """Attached devices of each SoC at most; None for all that are free."""
     name: str = ""
-    """What the run is called."""
+    """Name of the run."""
     purpose: Purpose = Purpose.TRIAL
     """A nightly run hands a device over, between two jobs, to a person who waits for it."""
     night: str = ""
@@ -52,26 +52,26 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     changed_since: str | None = None
     """A run: only jobs that have changed since, or that it has no verdict of."""
     shard: Shard | None = None
-    """One part of the jobs."""
+    """Part of the jobs to run; None for all."""
     last_failed: bool = False
     """Only jobs that did not pass when this user ran them last."""
     failed_first: bool = False
-    """Those before all others."""
+    """True to run failed jobs before all others."""
     budget_s: float | None = None
     """How long the run may take; what does not fit is stale."""
     toolchain: str = ""
-    """What compiles, as `--toolchain` takes it; empty for the environment that farm runs in."""
+    """Toolchain as `--toolchain` takes it; empty for the environment of farm."""
     rebuild: bool = False
-    """Compile all of it, also what is cached."""
+    """True to compile all jobs, also cached ones."""
     confirm: bool = False
-    """Whoever asks measures again, afterwards, what stands out."""
+    """True if suspected changes are measured again after the run."""
     wait_s: float | None = None
     """How long to wait for attached devices, also for absent ones; then SoCs without one are left out. None: for busy
     ones as long as the run may take, and for absent ones not at all."""
 
     @property
     def asks_the_store(self) -> bool:
-        """Whether its jobs depend on what was run before."""
+        """True if its jobs depend on earlier runs."""
         return self.changed_since is not None or self.shard is not None or self.last_failed
 
 
@@ -87,4 +87,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     toolchain: str = ""
     """The same."""
     left: bool = False
-    """It goes on, on a shared farm, and nobody follows it."""
+    """True for a run that continues on a shared farm without a follower."""

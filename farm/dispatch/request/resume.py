@@ -1,4 +1,4 @@
-"""What a run was asked to do, kept beside it, so that one that did not come to its end can be finished."""
+"""Request of a run, kept beside it, so that an unfinished run can be resumed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE, _LOCK = "intent.json", "lock"
-# What another version of farm, or nobody whole, wrote.
+# Errors of a file from another version of farm, or of an incomplete one.
 _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 
 
 def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job], toolchain: str = "") -> None:
-    """Write down what a run is to do; without a request it is one of a command that nobody resumes.
+    """Write the intent of a run; without a request it belongs to a command that is not resumed.
 
-    `toolchain` is then what it is called that was selected.
+    `toolchain` is then the name of the selected toolchain.
     """
     make_folders(folder)
     own = {"request": request} if request is not None else {"toolchain": toolchain}
@@ -45,10 +45,9 @@ def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job], 
 
 
 def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
-    """Return what the run in `folder` is to do.
+    """Return the intent of the run in `folder`.
 
-    Raises UsageError when it was never written down here, or by somebody else, or when the code of its cases has
-    changed since.
+    Raises UsageError for a missing intent, for one of another user, and for changed code of its cases.
     """
     from farm.dispatch.request.request import RunRequest
 
@@ -76,7 +75,7 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
 
 
 def planned_jobs(folder: Path) -> tuple[Job, ...]:
-    """Return the jobs of the run in `folder` as this user planned them; none where that is not known here any more."""
+    """Return the jobs of the run in `folder` as this user planned them; none if that is unknown here."""
     try:
         return _jobs(_read(folder))
     except (OSError, UsageError, *_UNREADABLE):
@@ -84,7 +83,7 @@ def planned_jobs(folder: Path) -> tuple[Job, ...]:
 
 
 def toolchain_of_run(config: Config, run_id: str) -> str:
-    """Return the `--toolchain` of a run that this user began here; empty for the default, and where nobody knows."""
+    """Return the `--toolchain` of a run that this user began here; empty for the default or an unknown one."""
     from farm.dispatch.request.request import RunRequest
 
     try:
@@ -97,9 +96,9 @@ def toolchain_of_run(config: Config, run_id: str) -> str:
 
 
 def config_of_run(config: Config, run: RunView, given: str) -> Config:
-    """Return `config` with the toolchain selected that was given, or else that of a run.
+    """Return `config` with the `given` toolchain selected, or else the toolchain of a run.
 
-    Raises UsageError, MissingToolError where it cannot be used, or is only another user's or machine's.
+    Raises UsageError or MissingToolError for an unusable toolchain, or one of another user or machine.
     """
     from farm.builds.toolchains.select import use_toolchain
 
@@ -107,9 +106,9 @@ def config_of_run(config: Config, run: RunView, given: str) -> Config:
 
 
 def config_to_run_again(config: Config, run: RunView, given: str) -> Config:
-    """Return the same; where the toolchain of the run is gone `config` itself, which runs a bundle of the cache.
+    """Return the same; if the run's toolchain is gone, `config` itself, which runs a cached bundle.
 
-    One that has to be made again is refused with what is different. Raises as `config_of_run` for what was given.
+    A bundle to be made again is refused with the differences. Raises as `config_of_run` for a `given` toolchain.
     """
     try:
         return config_of_run(config, run, given)
@@ -121,7 +120,7 @@ def config_to_run_again(config: Config, run: RunView, given: str) -> Config:
 
 
 def _recorded(run: RunView) -> str:
-    """Return what the store calls the toolchain of a run. Raises UsageError for a path, which anybody may own."""
+    """Return the name of a run's toolchain in the store. Raises UsageError for a path, which any user may own."""
     name = run.toolchain.name if run.toolchain else ""
     if "/" in name or name.startswith((".", "~")):
         raise UsageError(f"{name} is of another user or machine, whose programs are not started")
@@ -129,7 +128,7 @@ def _recorded(run: RunView) -> str:
 
 
 def changed_code(folder: Path, job: Job) -> list[str]:
-    """Return where the code of `job`, of the run in `folder`, is that has changed since; none where nobody knows."""
+    """Return the places of changed code of `job` since the run in `folder`; none if unknown."""
     try:
         return _changed(_read(folder), [job])
     except (OSError, UsageError, *_UNREADABLE):
@@ -137,9 +136,9 @@ def changed_code(folder: Path, job: Job) -> list[str]:
 
 
 def _read(folder: Path) -> dict[str, msgspec.Raw]:
-    """Return what is written in the folder of a run. Raises UsageError where somebody else could have written it.
+    """Return the intent in the folder of a run. Raises UsageError if another user could have written it.
 
-    It names code and arguments of pytest, which are executed.
+    The intent names code and arguments of pytest, which are executed.
     """
     file = folder / _FILE
     with file.open("rb") as opened:
@@ -164,13 +163,13 @@ def _sources(jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Return those of `jobs` without a verdict about the code: not tried, or only the farm was to blame. Pure."""
+    """Return the `jobs` without a verdict on the code: not tried, or failed by infrastructure alone. Pure."""
     decided = {job.id for job in view.jobs if job.decisive is not None and job.decisive.verdict is not Verdict.INFRA}
     return tuple(job for job in jobs if job.id not in decided)
 
 
 def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -> None:
-    """Raise UsageError when numbers made now would not be comparable with those that the run has."""
+    """Raise UsageError if new numbers would not be comparable with those of the run."""
     changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if changed:
         changes = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)
@@ -181,9 +180,9 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
 
 @contextmanager
 def in_progress(folder: Path) -> Iterator[int]:
-    """Keep others from working at the same run; yield the process id of who did so last, 0 for nobody.
+    """Lock a run for this process; yield the process id of its last owner, which is dead, 0 for none.
 
-    Raises UsageError while somebody does: who did so last is dead.
+    Raises UsageError while another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as file:

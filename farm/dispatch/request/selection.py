@@ -1,4 +1,4 @@
-"""Which jobs of a suite a run is for, and in which order: pure. Rules: docs/guides/selecting_jobs.md."""
+"""Jobs of a run and their order. Pure. Rules: docs/guides/selecting_jobs.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One part of several."""
+    """Part of the jobs, with its number and the number of parts."""
 
     index: int
     """From 1."""
@@ -31,7 +31,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What a verdict is about."""
+    """Version of a job that a verdict belongs to."""
 
     bundle_key: str
     judged_by: str
@@ -39,7 +39,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job is expected to take, seconds."""
+    """Expected seconds of a job."""
 
     job_id: str
     soc: str
@@ -69,16 +69,16 @@ def _holds(version: Version, verdict: LastVerdict | None) -> bool:
 
 
 def total_seconds(job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, float]:
-    """Return what each job takes as a whole; one that was never judged, the median of the others."""
+    """Return the total seconds of each job; a job without a history gets the median of the others."""
     known = {job_id: past[job_id].total_seconds if job_id in past else None for job_id in job_ids}
     usual = _median([seconds for seconds in known.values() if seconds is not None])
     return {job_id: usual if seconds is None else seconds for job_id, seconds in known.items()}
 
 
 def in_shard(seconds: Mapping[str, float], shard: Shard) -> set[str]:
-    """Return the jobs of one shard: every job is in exactly one of them, whoever asks, for the same `seconds`.
+    """Return the jobs of a shard: for equal `seconds` every job is in exactly one shard on every machine.
 
-    The longest job first, each to the shard that has least to do: no two shards differ by more than the longest job.
+    The longest job goes first, each to the shard with the least work: shards differ by at most the longest job.
     """
     loads = [(0.0, 0, index) for index in range(1, shard.count + 1)]
     found = set()
@@ -93,7 +93,7 @@ def in_shard(seconds: Mapping[str, float], shard: Shard) -> set[str]:
 def by_value(now: Mapping[str, Version], past: Mapping[str, ExpectedJob], first: Collection[str] = ()) -> list[str]:
     """Return jobs, the most valuable first: new or changed ones, then those that failed, then the longest not run.
 
-    `first` come before all others; equals stay in their order.
+    Jobs in `first` come before all others; equal ones keep their order.
     """
 
     def rank(job_id: str) -> tuple[bool, int, int]:
@@ -109,9 +109,9 @@ def by_value(now: Mapping[str, Version], past: Mapping[str, ExpectedJob], first:
 def costs(
     jobs: Sequence[tuple[str, str, str]], past: Mapping[str, ExpectedJob], cached: Mapping[str, bool]
 ) -> tuple[Cost, ...]:
-    """Return what jobs are expected to take; `jobs` has id, SoC and bundle of each, `cached` is by bundle.
+    """Return the expected costs of jobs; `jobs` has id, SoC and bundle of each, `cached` is by bundle.
 
-    What is not known of a job is the median of those of which it is; when nothing is known of any, 0.
+    An unknown cost is the median of the known ones, or 0 without any.
     """
     known = [past[job_id] for job_id, _, _ in jobs if job_id in past]
     usual_build = _median([one.build_seconds for one in known if one.build_seconds is not None])

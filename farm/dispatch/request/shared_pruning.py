@@ -1,4 +1,4 @@
-"""What nothing in the store names of the files that the hosts of a shared farm have in common."""
+"""Common files of a shared farm without a reference in the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SharedRemains:
         self._objects = open_objects(config, patience_s=READER_PATIENCE_S)
 
     def measure(self, artifacts: Collection[str], freed: Freed) -> None:
-        """Add what `remove` would free once nothing names `artifacts` any more. Raises ArtifactsError."""
+        """Add the bytes that `remove` would free once `artifacts` have no reference. Raises ArtifactsError."""
         unused = {*artifacts, *self._named.unused_archives()}
         found = self._unnamed(unused)
         freed.shared += len(found)
@@ -39,9 +39,9 @@ class SharedRemains:
                 freed.shared_bytes += nbytes
 
     def _unnamed(self, unused: Collection[str]) -> dict[str, int]:
-        """Return the sizes of old files that nothing names, or only what is about to go (`unused`), by name."""
+        """Return the sizes of old files without a reference, except from `unused` ones, by name."""
         old = time.time() - GRACE_S
-        # What is there is listed first: what is named afterwards is found among what is named.
+        # Files are listed before references, so that a file referenced meanwhile is found among the references.
         found = {one.name: one.nbytes for one in self._objects.all() if one.modified_s < old}
         named = self._named.named_files(found) - set(unused)
         return {name: nbytes for name, nbytes in found.items() if name not in named}

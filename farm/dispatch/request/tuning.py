@@ -1,4 +1,4 @@
-"""What a store knows of one case -> limits for its manifest: `farm suites tune`."""
+"""Results of a case in the store -> limits for its manifest: `farm suites tune`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """Request of the user."""
 
     name: str
     """`suite/case`."""
@@ -43,20 +43,20 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunedPrecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What is suggested at one precision."""
+    """Suggestion for a precision."""
 
     precision: str
     places: tuple[str, ...]
-    """Where it was measured."""
+    """Targets and devices of the measurements."""
     limits: tuple[SuggestedLimit, ...]
     written: dict[str, dict[str, float]]
     """All limits that are to be in force, by reference."""
     changes: bool
-    """Whether that is another thing than what is in force."""
+    """True if the suggestion differs from the limits in force."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """What is suggested for one case, and what was left out of it."""
+    """Suggestions for a case, and the omitted precisions."""
 
     manifest: Path
     case: str
@@ -197,7 +197,7 @@ def observed(attempt: Attempt, place: str) -> Iterator[MeasuredOutput]:
         for figure in COMPARED:
             value = getattr(comparison, figure.name, None)
             metric = f"{figure.word}_{comparison.reference}[{comparison.output}]"
-            # Those without a column are measurements alone.
+            # Figures without a column are measurements alone.
             if kept := samples.get(metric, () if value is None else (value,)):
                 figures[figure.name] = kept
         yield MeasuredOutput(place, comparison.reference, figures)
