@@ -1,4 +1,4 @@
-"""The numbers of a run against those of the runs before it: which are candidates? No device is asked."""
+"""Comparison of a run's numbers with earlier runs for suspected changes, without a device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 TIMES = ("htp_cycles", "latency")
-"""Metrics of how long a program takes, the one that says most first."""
+"""Metrics of a program's time, the most informative first."""
 TEXT_RATES = ("prefill_rate",)
-"""Beside them, of a program that generates text: its latency is that of its decode steps."""
+"""Further rates of text generation, whose latency is that of decode steps."""
 _OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 
 
@@ -31,12 +31,12 @@ _NAMED = 3
 
 
 class ComparedSeries(msgspec.Struct, frozen=True):
-    """One number of the run, and the runs that it is compared with."""
+    """Number of the run, and the runs that it is compared with."""
 
     past: JobPast
     series: SeriesPast
     points: tuple[Point, ...]
-    """That can be compared with the newest, which is the last, oldest first; their values are `values`."""
+    """Points comparable with the newest one, which is last, oldest first; their values are `values`."""
     values: tuple[float, ...]
     steps: dict[int, float]
     """Index of the first run on a new level, and the change."""
@@ -45,7 +45,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, str]:
-        """What its alerts are found by: series and device kind."""
+        """Key of its alerts: series and device kind."""
         return self.series.id, self.points[-1].device_kind
 
     @property
@@ -63,16 +63,16 @@ class LookBack(msgspec.Struct, frozen=True):
 
     compared: tuple[ComparedSeries, ...]
     night: NightJudgement
-    """Its indices are those of `compared`."""
+    """Judgement of the run, with indices into `compared`."""
     alerts: Mapping[tuple[int, str], Sequence[AlertRecord]]
-    """Of other runs, by series and device kind."""
+    """Alerts of other runs, by series and device kind."""
     insufficient: int
     """Numbers that have too few runs to compare with."""
     private: str = ""
-    """The run's id where it is only compared with its line: nobody else is told of it."""
+    """Id of a local run, whose findings are shown to its user alone; empty for a run of its branch."""
 
     def summary_lines(self, *, confirm: bool = False) -> list[str]:
-        """Return what a user is shown of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
+        """Return the lines for the user, none for a quiet run. `confirm` is true if numbers are measured again."""
         lines = [shift.reason for shift in self.night.shifts]
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
@@ -92,7 +92,7 @@ class LookBack(msgspec.Struct, frozen=True):
 
 
 def is_judged(past: JobPast, one: SeriesPast) -> bool:
-    """Return whether a number is one of the program: times of a simulated device are those of this machine."""
+    """Return whether a number belongs to the program: times of a simulated device depend on this machine."""
     counter = counter_of(one.series.metric)
     if one.series.metric == VERIFICATION_TIME or (counter is not None and not counter.judged):
         return False
@@ -108,9 +108,9 @@ def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tupl
 
 
 def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
-    """Judge every number of a run against the runs of its line before it. Nothing is written.
+    """Judge every number of a run against earlier runs of its branch, without a record.
 
-    A private run is judged as one that came after those of the line; `programs` as in `judge_night`.
+    A local run is judged as if it came after the runs of the branch; `programs` as in `judge_night`.
     """
     from farm.results.analysis.candidates import Finding
     from farm.results.analysis.nights import Observation, judge_night
@@ -118,7 +118,7 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
     pasts = store.history.pasts_of_run(run_id)
     line, private = store.runs.line(run_id)
     alerts = known_alerts(store, pasts, line)
-    # Also those of newer runs: a run is looked at again when it is resumed, or came late from another machine.
+    # Alerts of newer runs count as well: a run is judged again after a resume or a late import.
     known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
     compared = [one for past in pasts for one in compared_series(past, known)]
     night = judge_night(
@@ -149,7 +149,7 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
     """Yield the numbers of a job's newest run that are judged; `known` is of `known_alerts`. Pure."""
     from farm.results.analysis.history import split
 
-    # What can be compared is a question of the runs, the same for all numbers of a job.
+    # Runs are comparable or not for all numbers of a job alike.
     comparable = {point.run_id for point in split(past.runs).comparable()}
     indices = [index for index, run in enumerate(past.runs) if run.run_id in comparable]
     left = next((one.values for one in past.series if one.series.metric == _LEFT), None)
@@ -169,15 +169,15 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
 
 
 def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
-    """Return the numbers to measure though they are no candidates, the most suspicious first. Pure.
+    """Return the numbers to measure without a suspicion by history, the most suspicious first. Pure.
 
-    They are the time of a job whose program is another than that of the oldest comparable run, where history does not
-    rule out that it got worse. `measured` has by series and device kind the runs that were measured: a program that was
-    is not measured again in later runs of it.
+    These are times of jobs whose program differs from that of the oldest comparable run, if the history does not
+    exclude a regression. `measured` has the measured runs by series and device kind: a measured program is not measured
+    again in later runs.
     """
     from farm.results.analysis.candidates import Finding, may_hide_regression
 
-    # The number of each job and kind of device that says best how long its program takes.
+    # Most informative time of each job and kind of device.
     best: dict[tuple[str, str], tuple[int, int]] = {}
     for index, one in enumerate(looked.compared):
         metric, job = one.series.series.metric, (one.past.job_id, one.points[-1].device_kind)
@@ -211,7 +211,7 @@ def found_alerts(looked: LookBack) -> list[NewAlert]:
 
 
 def record_look_back(store: Store, run_id: str) -> LookBack:
-    """Judge every number of a run, record the alerts, and return what was found."""
+    """Judge every number of a run, record the alerts, and return the findings."""
     looked = look_back(store, run_id)
     store.alerts.record(run_id, found_alerts(looked))
     return looked

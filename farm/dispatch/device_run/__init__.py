@@ -1,1 +1,1 @@
-"""One bundle on one device, from the lease to the recorded attempt: `DeviceRun`, which all commands use."""
+"""Execution of a bundle on a device, from the lease to the recorded attempt: `DeviceRun`, used by all commands."""

@@ -1,4 +1,4 @@
-"""Which files of an execution are kept with its attempt, as artifacts."""
+"""Choice of an execution's files that are kept with its attempt as artifacts."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt
 
 OUTPUT = "output:"
-"""What the kind of an artifact that is an output begins with; its file name follows."""
+"""Prefix of the kind of an output's artifact; its file name follows."""
 INPUT = "input:"
 """Prefix of the kind of an artifact that is an input, before its file name."""
 TOKENS = "tokens"
-"""The kind of what a program generated in an attempt that passed: token ids by prompt, as JSON."""
+"""Kind of the generated tokens of a passed attempt: token ids by prompt, as JSON."""
 
 _OUTPUTS = "output_*.raw"
-# Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
+# Most bytes of all outputs of an attempt: a hundred times those of a segmentation network.
 _OUTPUT_BYTES = 64 << 20
-# One file that a command keeps by name: the layers of a network of a thousand.
+# Most bytes of a file that a command keeps by name: the layers of a network of a thousand.
 _FILE_BYTES = 256 << 20
 
 
@@ -72,7 +72,7 @@ class FailedFiles:
 
 
 class AttemptArtifacts:
-    """Keeps what a command wants of the files of its executions. What goes wrong here changes no verdict."""
+    """Keeper of the files that a command selects from its executions. Errors here change no verdict."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class AttemptArtifacts:
     def keep(
         self, attempt: Attempt, bundle: Bundle, folder: Path, session: Callable[[], DeviceSession]
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-        """Keep what is wanted of `folder`; return the attempt, with notes on what could not be had."""
+        """Keep the selected files of `folder`; return the attempt, with notes on missing ones."""
         notes, kept = list(attempt.notes), []
         wanted = self._wanted(folder, notes) | self._of_failure(attempt, bundle, folder, notes)
         for path, kind in wanted.items():
@@ -117,7 +117,7 @@ class AttemptArtifacts:
         return msgspec.structs.replace(attempt, notes=tuple(notes)), tuple(kept)
 
     def keep_files(self, files: Mapping[str, Path | bytes]) -> tuple[tuple[ArtifactRecord, ...], tuple[str, ...]]:
-        """Keep `files` by their kinds; return notes on those that are not here afterwards."""
+        """Keep `files` by their kinds; return notes on files that could not be kept."""
         kept, notes = [], []
         for kind, content in files.items():
             try:
@@ -133,9 +133,9 @@ class AttemptArtifacts:
     def keep_crash_logs(
         self, attempt: Attempt, transport: Transport, device: Device, folder: Path, *, since_s: float
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-        """Keep what a device's logs say of a crash, and return the attempt with the known trouble that they tell of.
+        """Keep the device's logs of a crash, and return the attempt with the known trouble in them.
 
-        What cannot be kept is left out.
+        Logs that cannot be kept are left out.
         """
         kept, texts = [], []
         for kind, path in collect_crash_logs(transport, device.os, folder, since=since_s).items():
@@ -145,7 +145,7 @@ class AttemptArtifacts:
         return explain_by_logs(attempt, texts), tuple(kept)
 
     def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
-        """Return the kinds of the files to keep; what is too large is left out, and noted where it was asked for."""
+        """Return the kinds of the files to keep; too large files are left out, with a note if requested."""
         wanted = {}
         outputs = sorted(folder.glob(_OUTPUTS)) if self._outputs else []
         if sum(path.stat().st_size for path in outputs) <= _OUTPUT_BYTES:
@@ -179,7 +179,7 @@ class AttemptArtifacts:
 
 
 def _tokens(folder: Path, prompts: int) -> dict[str, bytes]:
-    """Return what was generated after each prompt the first time, by the kind of such an artifact."""
+    """Return the tokens generated after each prompt in the first round, by the kind of their artifact."""
     try:
         report = read_report(folder / RESULT_FILE)
     except (ReportError, OSError):

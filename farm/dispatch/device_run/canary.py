@@ -1,9 +1,9 @@
-"""The program that says whether a device is fit, and that a session keeps loaded.
+"""Program of the health check, which a session also keeps loaded.
 
-One a SoC and backend, of no suite and always the same, so that what it takes on one device, year by year, is the drift
-of that device. For HTP a session keeps it loaded as well, its anchor: QNN goes down with the last program that is
-loaded, and two loads of the same program share one handle in ExecuTorch 1.5 without counting, so that what stays loaded
-has to be a program that no suite has.
+Each SoC and backend has one program outside of all suites that never changes, so that its time on a device shows the
+drift of that device over years. For HTP it is also the anchor that a session keeps loaded: QNN shuts down with the last
+loaded program, and two loads of a program share one handle in ExecuTorch 1.5 without a count, so that the anchor must
+not be a program of a suite.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One bundle on one device, from the lease to the recorded attempt: every command that runs programs does it by this.
+"""Execution of a bundle on a device, from the lease to the recorded attempt: the one way for every command.
 
-root, takeover   session, begin           who gets the device: as root where the runtime needs that, and alone
-canary           probe                    whether the device computes what it ought to
-stage            stage, stage_ahead       bundle -> device, unless it is virtual and the program needs another
-heat gate        execute, HeatGate.wait   a device that is hot or empty is waited for before a measurement
+root, takeover   session, begin           access to the device: as root if the runtime needs it, and alone
+health check     probe                    correct results of a known program
+stage            stage, stage_ahead       bundle -> device, refused for a program that a virtual device cannot run
+heat gate        execute, HeatGate.wait   wait for a hot or empty device before a measurement
 execute          execute, run             RawResult
-judge, damage    judge, excuse_damage     Attempt; what damaged files lead to says nothing about the code
+judge, damage    judge, excuse_damage     Attempt; results of damaged files do not count against the code
 files to keep    keep, keep_crash_logs    ArtifactRecords
 record           record                   in the store, under the fence of the lease
 """
@@ -77,7 +77,7 @@ _T = TypeVar("_T")
 
 
 class HeatGate:
-    """Waits until a device is cool and charged enough to be measured on. Every device has one of its own."""
+    """Wait of a device for a temperature and charge that suit measurements. Each device has its own."""
 
     def __init__(self, limits: HealthConfig, *, stop: Callable[[], bool] = lambda: False) -> None:
         """`stop` returns True to end a wait."""
@@ -86,9 +86,9 @@ class HeatGate:
         self._too_hot = ""
 
     def wait(self, device: Device, transport: Transport) -> str:
-        """Wait at most `gate_wait_s`, and return what a reader of the numbers should know; empty for nothing.
+        """Wait at most `gate_wait_s`, and return a remark for readers of the numbers; empty for none.
 
-        A device that does not answer is not waited for: what runs on it next says what is wrong.
+        An unanswering device is not waited for: the next execution reports its problem.
         """
         if time.monotonic() < self._looked_at + _STATUS_SECONDS:
             return self._too_hot
@@ -163,13 +163,13 @@ class DeviceRun:
         self._sessions = 0
         self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
         self.canary_latency_ns: tuple[float, ...] = ()
-        """Of every inference of the canary, when it ran last."""
+        """Latency of each inference in the last health check."""
         self.canary_cause = Cause.NONE
         """Cause of its failure when it ran last."""
         self.lacks_heap = ""
         """Reason in one line why ExecuTorch measured no heap around the canary; empty for a heap that it measured."""
         self._executing = threading.Lock()
-        # One thread: the cable is one, and what is staged first is needed first.
+        # One thread suffices: a device has one cable, and bundles are needed in the order of staging.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
 
     def __enter__(self) -> Self:
@@ -180,14 +180,14 @@ class DeviceRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be anything of this run on the device."""
+        """True if files of this run may be on the device."""
         return self._session is not None
 
     @property
     def session(self) -> DeviceSession:
-        """The session that programs run in, begun where there is none. Raises DeviceError where root is not to be had.
+        """Session of the programs, begun on first use. Raises DeviceError if root is required and unavailable.
 
-        What a former owner left is removed with the first thing that is staged.
+        Files of a former owner are removed with the first staged bundle.
         """
         if self._session is None:
             self._get_root()
@@ -229,9 +229,9 @@ class DeviceRun:
         self._keep_canary_loaded()
 
     def probe(self, folder: Path) -> str:
-        """Run the canary, or ask for a sign of life without one; return what is wrong, empty when nothing is.
+        """Run the health check, or ask for a sign of life without one; return the problem, empty for none.
 
-        What it leaves is in the local `folder`. Raises LocalError.
+        Its files lie in the local `folder`. Raises LocalError.
         """
         self.canary_cause = Cause.NONE
         try:
@@ -266,17 +266,17 @@ class DeviceRun:
         return "" if self.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:
-        """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile.
+        """Return the flags of the runner for jobs of `target`: run-time options and profiling.
 
-        Direct mode's runner has none of either.
+        Direct mode's runner has no flags.
         """
         profiled = profile is not None and not target.direct
         return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile and profiled else {})}
 
     def stage(self, bundle: Bundle) -> Staged:
-        """Bring a bundle to the device. Never raises for what the device does, but for root.
+        """Bring a bundle to the device. Device failures become part of the result, except a refused root.
 
-        Raises NeedsDeviceError, as all that brings a program to run.
+        Raises NeedsDeviceError, as each function that runs a program.
         """
         require_device(bundle, self.device)
         if self._stager is not None:
@@ -295,7 +295,7 @@ class DeviceRun:
         return self._in_stager(stage)
 
     def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
-        """Bring many bundles in one go, in the thread that stages; the first job reports what goes wrong there."""
+        """Push many bundles in one batch, in the staging thread; the first job reports a failure."""
 
         def prepare() -> None:
             try:
@@ -314,9 +314,9 @@ class DeviceRun:
     def execute(
         self, job_id: str, staged: Staged, folder: Path, options: RunnerOptions, *, alone: bool = False
     ) -> RawResult:
-        """Wait for the heat gate, run what is staged, and leave what comes back in the new local `folder`.
+        """Wait for the heat gate, run the staged bundle, and pull its files into the new local `folder`.
 
-        `alone`: in a process of the runner that runs nothing else. Never raises for what the device does.
+        `alone` uses a runner process for this job only. Device failures become part of the result.
         """
         note = self._gate.wait(self.device, self.transport) if self._gate is not None else ""
         if options.seconds is None:
@@ -330,11 +330,11 @@ class DeviceRun:
     def judge(
         self, job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False
     ) -> Attempt:
-        """Return what an execution says of its job, as `farm.results.judge.judge`; infra where files were damaged."""
+        """Return the attempt of an execution, as `farm.results.judge.judge`; infra if files were damaged."""
         return self.excuse_damage(judge(job, bundle, raw, operators=operators, any_runner=any_runner), bundle, raw)
 
     def excuse_damage(self, attempt: Attempt, bundle: Bundle, raw: RawResult) -> Attempt:
-        """Return an attempt of one of the last executions; infra where what it ran, or gave, is not what was sent."""
+        """Return an attempt of a recent execution; infra if its files on the device or its outputs were damaged."""
         if attempt.verdict is not Verdict.FAILED or attempt.cause not in _MAY_BE_DAMAGE:
             return attempt
         with self._executing:
@@ -348,9 +348,9 @@ class DeviceRun:
         return self._artifacts.keep(attempt, bundle, folder, lambda: self.session)
 
     def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-        """Keep what the logs say of an attempt that was refused, ended the runner or lost the device, in `folder`.
+        """Keep the device's logs of an attempt that was refused, ended the runner or lost the device, in `folder`.
 
-        The attempt is returned with the known trouble that they tell of.
+        The attempt is returned with the known trouble in the logs.
         """
         if self._artifacts is None or attempt.cause not in _LOGGED:
             return attempt, ()
@@ -362,7 +362,7 @@ class DeviceRun:
             shutil.rmtree(folder, ignore_errors=True)
 
     def record(self, store: Store, run_id: str, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
-        """Record an attempt under the fence. Raises LeaseLostError where somebody else has the device, StoreError."""
+        """Record an attempt under the fence. Raises LeaseLostError if another user has the device, StoreError."""
         store.record_attempt(run_id, attempt, artifacts=artifacts, fence=self.fence)
 
     def break_off(self) -> None:
@@ -377,10 +377,10 @@ class DeviceRun:
                 self._session.end_process()
 
     def end_session(self, *, free: bool = False) -> None:
-        """Remove from the device what is there, with `free` also what is kept; the next use begins a new session."""
+        """Remove the session's files, with `free` also kept objects, from the device; the next use begins a new session."""
         session, self._session = self._session, None
         if session is not None:
-            # After what is being staged, which may use it.
+            # Closed in the staging thread, after a bundle in progress that may use it.
             self._in_stager(partial(session.close, free=free)).result()
 
     def close(self) -> None:
@@ -399,7 +399,7 @@ class DeviceRun:
             return execute(job_id, staged.workspace, folder, options)
 
     def _explained(self, canary: Attempt, folder: Path) -> Attempt:
-        """Return an attempt of the canary; of one that was refused, with the known trouble in the device's logs."""
+        """Return the attempt of the health check; a refused one with the known trouble in the device's logs."""
         if canary.cause not in _REFUSED:
             return canary
         logs = collect_crash_logs(self.transport, self.device.os, folder, since=canary.started_ms / 1000)

@@ -34,14 +34,14 @@ _MARKS = 20
 
 
 class DeviceWorker:
-    """Whether the device of one worker is fit to measure on. Belongs to one thread."""
+    """Health of a device process's device. Belongs to one thread."""
 
     def __init__(
         self, plan: RunPlan, number: int, record: Callable[[HealthEvent], None], stop: Callable[[], bool]
     ) -> None:
-        """`record` records a health event of a device; it raises FarmError if the event cannot be recorded.
+        """Take `record`, which records a health event of a device and raises FarmError on failure.
 
-        `stop` returns whether this device is not waited for any more, well or not."""
+        `stop` returns whether waits for this device should end, healthy or not."""
         self._plan, self._record_event, self._stop = plan, record, stop
         self.device = plan.devices[number]
         self._cache = BundleCache(plan.cache_root)
@@ -67,11 +67,11 @@ class DeviceWorker:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything of ours on the device."""
+        """True if files of this run may be on the device."""
         return self.run.is_open
 
     def begin(self) -> None:
-        """Begin a session ahead of the first job, as far as the device lets us: `check` returns what is wrong."""
+        """Begin a session ahead of the first job; `check` reports a failure."""
         with contextlib.suppress(FarmError):
             _ = self.run.session
 
@@ -89,13 +89,13 @@ class DeviceWorker:
         ids = {device.serial: device.id for device in self._plan.devices}
         for one in others:
             reason = f"a job that failed on it passed on {self.device.serial}: {one.reason}"
-            # Those of other hosts are known by their ids.
+            # Devices of other hosts are known by their ids.
             self._record(ids.get(one.device, one.device), str(Event.OUTVOTED), Health.SUSPECT, reason)
 
     def check(self, *, anew: bool = False) -> str:
-        """Return an empty text when the device may be measured on, else what is wrong with it.
+        """Return an empty text for a device fit for measurements, else its problem.
 
-        Called before every job: the canary runs first of all, and after every doubt, or `anew`. Raises LocalError.
+        Called before every job: the health check runs at first, after every doubt, and with `anew`. Raises LocalError.
         """
         self._doubt = self._doubt or anew
         if self.given_up:
@@ -112,7 +112,7 @@ class DeviceWorker:
 
     @property
     def given_up(self) -> bool:
-        """Whether the device is of no use any more."""
+        """True once the run has given up the device."""
         return self._health is Health.QUARANTINED
 
     def recover(self, *, outvoted: int = 0) -> str:
@@ -145,9 +145,9 @@ class DeviceWorker:
         return problem
 
     def _await_room(self, problem: str) -> str:
-        """Wait until somebody has removed files from the device, for as long as for room on this machine.
+        """Wait until space is free on the device, as long as for space on this machine.
 
-        Returns why its canary does not pass, empty when it does.
+        Returns the problem of its health check, empty for none.
         """
         deadline = time.monotonic() + self._plan.health.disk_wait_s
         while self.run.is_full and not self._stop() and time.monotonic() < deadline:
@@ -196,10 +196,10 @@ class DeviceWorker:
         return planned.cached or has_reply(self._plan.folder, planned.key)
 
     def _probe(self) -> str:
-        """Return what is wrong with the device, empty when nothing is."""
+        """Return the problem of the device, empty for none."""
         problem = self.run.probe(self._plan.folder / "raw" / f"canary-{self.device.serial}")
         if problem:
-            # Of a full device all goes that is ours: somebody needs the room.
+            # All objects of farm leave a full device to free space.
             self.run.end_session(free=self.run.is_full)
         return problem
 
@@ -210,7 +210,7 @@ class DeviceWorker:
         self._reason = why or self._reason
         self._marks = [*self._marks, mark][-_MARKS:]
         self._doubt = self._doubt or is_doubtful(mark)
-        # Whoever outvoted it has recorded that.
+        # The device that outvoted this one has recorded the event.
         if event not in (Event.JOB_DONE, Event.OUTVOTED) or self._health is not before:
             latency_ns = self.run.canary_latency_ns if event is Event.CANARY_OK else ()
             self._record(self.device.id, str(event), self._health, why or reason, latency_ns)

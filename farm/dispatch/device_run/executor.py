@@ -40,7 +40,7 @@ _LOG_BYTES = 64 * 1024
 
 
 class Executor:
-    """Runs jobs on the device of a worker. Belongs to one thread, and has one of its own for what runs there."""
+    """Executor of jobs on a device. Belongs to one thread, and has its own thread for executions."""
 
     def __init__(self, plan: RunPlan, device_worker: DeviceWorker) -> None:
         self._plan, self._device_run = plan, device_worker.run
@@ -58,12 +58,12 @@ class Executor:
         return planned.cached or has_reply(self._plan.folder, planned.key)
 
     def run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
-        """Return what is to be recorded of a job, and the files that belong to the last attempt.
+        """Return the records of a job, and the files of its last attempt.
 
-        `following` is staged meanwhile. Where the job was executed and `may_begin` returns True, it begins as soon as
-        the outputs are here, so that the device need not wait for what is done with them.
+        `following` is staged meanwhile. After the execution, if `may_begin` returns True, it begins as soon as the
+        outputs are here, so that the device need not wait for their judgement.
 
-        Raises LocalError for trouble of this machine, which says nothing about the job or the device.
+        Raises LocalError for trouble of this machine, which concerns neither job nor device.
         """
         if why := self._device_run.lacks_heap:
             return (unmeasured(planned.job, planned.key, self._device_run.device.serial, why),), ()
@@ -83,7 +83,7 @@ class Executor:
                 self._staged[following.job.id] = self._stage(following)
             execution = running.result()
             if following is not None and execution.is_broken:
-                # It was staged while the device, or what leads to it, was in trouble.
+                # The next job was staged during trouble of the device or its connection.
                 self._staged.pop(following.job.id, None)
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
@@ -130,7 +130,7 @@ class Executor:
         return infeasible(attempt, setting, error)
 
     def forget(self) -> None:
-        """Let go of what was staged, and of what runs, once it has ended."""
+        """Drop staged bundles, and the running execution once it has ended."""
         self.finish()
         self._begun.clear()
         self._staged.clear()
@@ -155,7 +155,7 @@ class Executor:
         return self._thread.submit(lambda: self._execute(planned, staging.result(), alone=self._alone(planned)))
 
     def _alone(self, planned: PlannedJob) -> bool:
-        # The greatest memory of a process is that of all the jobs that it ran.
+        # The peak memory of a process covers all jobs that it ran.
         return self._plan.heap or planned.job.case.generate is not None
 
     def _execute(
@@ -187,7 +187,7 @@ class Executor:
         except FarmError as error:
             return self._infra(planned, str(error)), ()
         finally:
-            # What it says is in the store now; raw outputs of every run would fill the disk.
+            # The result is in the store now; raw outputs of every run would fill the disk.
             shutil.rmtree(execution.folder, ignore_errors=True)
 
     def _infra(self, planned: PlannedJob, reason: str) -> Attempt:
@@ -237,18 +237,18 @@ class Executor:
 
 
 class _JobExecution(NamedTuple):
-    """One execution, not judged yet."""
+    """Execution before its judgement."""
 
     staged: Staged
     folder: Path
     raw: RawResult | None
     """None where the farm itself failed."""
     problem: str = ""
-    """Why there is no result."""
+    """Reason of a missing result."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether the device, or what leads to it, did not do its part."""
+        """True if the device or its connection failed."""
         return self.raw is None or bool(self.raw.error)
 
     @property

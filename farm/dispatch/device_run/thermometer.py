@@ -1,4 +1,4 @@
-"""How warm a device gets while a program goes on: before, meanwhile and after, where it says so."""
+"""Temperature of a device before, during and after a long execution, if the device reports it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Thermometer:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        # A device that does not answer is not waited for twice; who breaks off does not want to know.
+        # After an error the thread is not awaited, as the device may not answer.
         if error is None:
             self._thread.join(STATUS_SECONDS)
             if not self._thread.is_alive():
@@ -46,6 +46,6 @@ class Thermometer:
         try:
             celsius = read_status(self._transport, os=self._device.os).temperature_c
         except (InfraError, OSError):
-            # What runs on it says what is wrong: it is gone, or another's.
+            # The execution itself reports an absent device or a lost lease.
             return
         self.readings += () if celsius is None else (celsius,)

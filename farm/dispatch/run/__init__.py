@@ -1,1 +1,1 @@
-"""One `farm run`: the controller, its workers, and which of them gets which job."""
+"""`farm run` on one machine: steps of a run, builds, watch mode."""

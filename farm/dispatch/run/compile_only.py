@@ -40,7 +40,7 @@ FAILED = 1
 
 
 class CompileOutcome(StrEnum):
-    """What became of one job."""
+    """Outcome of compiling a job."""
 
     COMPILED = "compiled"
     CACHED = "cached"
@@ -51,18 +51,18 @@ class CompileOutcome(StrEnum):
 
 
 class CompiledJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job, and its bundle where it has one."""
+    """Job with its bundle, if there is one."""
 
     job: str
     outcome: CompileOutcome
     reason: str = ""
-    """Of a failure; how a program that was compiled anew differs from the cached one."""
+    """Reason of a failure, or the difference of a new program from the cached one."""
     log: str = ""
-    """File with what the compiler printed: of a failure."""
+    """File with the compiler's output, for a failure."""
     key: str = ""
-    """Of its bundle."""
+    """Key of its bundle."""
     folder: str = ""
-    """Where its bundle is; empty without one."""
+    """Folder of its bundle; empty without one."""
     seconds: float = 0.0
     """How long it took now."""
     pte_bytes: int = 0
@@ -73,14 +73,14 @@ class CompiledJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compilation(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of all jobs, in the order of the manifests."""
+    """Outcome of all jobs, in the order of the manifests."""
 
     jobs: tuple[CompiledJob, ...]
     interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
-        """As that of a run: 1 where a job fails, known issues aside, 4 where the machine is at fault."""
+        """Exit code as of a run: 1 if a job fails, known issues aside, 4 if the machine is at fault."""
         outcomes = {job.outcome for job in self.jobs}
         if self.interrupted:
             return INTERRUPTED
@@ -212,7 +212,7 @@ class _Compiling:
         return self._folder / f"{key}.log"
 
     def _kept_log(self, key: str) -> str:
-        """Return where what the compiler printed stays, "" where it printed nothing."""
+        """Return the file of the compiler's output, "" for an empty one."""
         from farm.base.publish import make_folders
 
         log, kept = self._log(key), self._config.cache_dir / "logs" / f"{key}.log"

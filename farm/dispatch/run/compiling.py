@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Whoever waits for a reply to be written looks again after so long.
+# Seconds between two looks for room to write a reply.
 _ROOM_SECONDS = 0.5
 
 
@@ -39,10 +39,10 @@ def builders(
     store: Store,
     rebuild: Rebuild | None = None,
 ) -> Iterator[int]:
-    """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
+    """Compile the missing bundles of the plan during the body; yield the number of missing bundles of jobs.
 
-    Every reply is left for the workers and recorded for all jobs that share the bundle. Canaries come first, as every
-    device waits for its own.
+    Every reply is written for the device processes and recorded for all jobs that share the bundle. Health checks come
+    first, as every device waits for its own.
     """
     from farm.builds.bundles.cache import BundleCache
     from farm.builds.compile.pool import BuilderPool, MemoryLimits
@@ -77,7 +77,7 @@ def builders(
 
 
 class _Builds:
-    """What becomes of the replies."""
+    """Handler of the replies of builders."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Builds:
         self._plan, self._listener, self._store, self._cache = plan, listener, store, cache
         self._rebuild = rebuild
         self.over = threading.Event()
-        """Nobody waits for replies any more."""
+        """Set once no process waits for replies."""
         self.jobs_of: dict[str, list[str]] = {}
         """Job ids by bundle key; canaries have none."""
         for planned in plan.jobs:
@@ -117,7 +117,7 @@ class _Builds:
         except FarmError as error:
             logger.warning("how %s was compiled could not be recorded: %s", jobs[0] if jobs else reply.key, error)
         finally:
-            # Whatever else goes wrong: a worker waits for this.
+            # The reply is written in every case, as a device process waits for it.
             self._leave(reply)
         if jobs:
             self._listener.build_ended(jobs[0], reply)
@@ -138,7 +138,7 @@ class _Builds:
     def _record(self, key: str, seconds: float, *, cached: bool) -> None:
         from farm.builds.bundles.bundle import load_bundle
 
-        # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
+        # Only the manifest is read: files were verified at the lookup, and are verified again before use.
         try:
             manifest = load_bundle(self._cache.folder(key)).manifest
         except BundleError:

@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 class _OldBundle(NamedTuple):
     job_ids: list[str]
     bundle: Bundle | None
-    """What was cached; its manifest is read, its files are gone later."""
+    """Cached bundle; its manifest is read, its files are removed later."""
     program: str
 
 
 class Rebuild:
-    """What was cached when a run began, compared with what compiling it anew gives. Called from several threads."""
+    """Bundles cached at the begin of a run, compared with newly compiled ones. Safe for several threads."""
 
     def __init__(self, cache: BundleCache) -> None:
         self._cache = cache
@@ -43,11 +43,11 @@ class Rebuild:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Return the keys of what is compiled anew."""
+        """Return the keys of newly compiled bundles."""
         return frozenset(self._before)
 
     def find(self, jobs: Iterable[Job], tools: Tools) -> dict[str, FoundBundle]:
-        """Return the bundle of each job as none was cached, under the key that it has today, and remember what is."""
+        """Return an uncached bundle with today's key for each job, and remember the cached ones."""
         jobs = list(jobs)
         cached = find_bundles_for(jobs, tools, self._cache)
         found = {}
@@ -61,7 +61,7 @@ class Rebuild:
         return found
 
     def ended(self, reply: BuildReply) -> str:
-        """Return how what was compiled differs from what was cached, "" where it does not, and note it."""
+        """Return the difference of the new program from the cached one, "" for none, and record it."""
         before = self._before.get(reply.key)
         if before is None:
             return ""

@@ -1,6 +1,6 @@
-"""One `farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
+"""`farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
 
-What a run on a shared farm does as well is in `farm.dispatch.run.steps`.
+`farm.dispatch.run.steps` has the steps common with runs on a shared farm.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def run(
     begun: Callable[[str], None] = lambda _: None,
     only: Collection[str] | None = None,
 ) -> RunOutcome:
-    """Run what `request` asks for and return how it ended; everything started is ended again.
+    """Run the jobs of `request` and return the outcome; all started processes are ended.
 
-    `interrupts` is that of a command of which this is a part; `begun` gets the id of the run as soon as it has one;
-    `only` are the ids of the jobs that are left, None for all.
+    `interrupts` belongs to the calling command; `begun` is called with the id of the run; `only` has the ids of the
+    remaining jobs, None for all.
 
-    Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
+    Raises UsageError or NothingSelectedError before any change, InfraError if no job could begin.
     """
     from farm.store.store import open_store
 
@@ -76,12 +76,12 @@ def resume(
     *,
     interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
-    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
+    """Run the missing jobs of a run, `latest` or an id: jobs without a verdict on the code, skipped ones as well.
 
-    The budget of the run begins anew, unless `budget_s` is another one.
+    The budget of the run begins anew, unless `budget_s` replaces it.
 
-    Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
-    as what its numbers depend on has changed since.
+    Raises UnknownNameError for a missing run, UsageError for a run in progress, or one whose fingerprint has changed
+    since.
     """
     from farm.dispatch.request.resume import in_progress
     from farm.store.store import open_store
@@ -103,8 +103,8 @@ def resume(
 
 
 def _release_leases(store: Store, pid: int) -> None:
-    """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
-    # One that lives is another with the same number.
+    """Release the leases of a dead process at once; leases of other processes expire by time."""
+    # A living process has reused the PID.
     if pid and not Path(f"/proc/{pid}").exists():
         host, user = socket.gethostname(), store.user
         store.leases.release(
@@ -132,7 +132,7 @@ class _Run(RunSteps):
     def execute(
         self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
     ) -> RunOutcome:
-        """Run `jobs`, in a run whose id `begun` gets or, with `run_id`, in one that was not finished."""
+        """Run `jobs` in a new run, whose id `begun` gets, or with `run_id` in an unfinished one."""
         from farm.base.processes import Supervisor
         from farm.base.publish import own_folder
         from farm.builds.toolchains.prepare import prepare
@@ -180,7 +180,7 @@ class _Run(RunSteps):
         from farm.dispatch.pool.device_pool import DevicePool
 
         wait = Wait(self._request.wait_s)
-        # Its imports take place meanwhile.
+        # The fork server imports its modules meanwhile.
         forks = ForkServer(supervisor)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
@@ -235,7 +235,7 @@ class _Run(RunSteps):
         if not self._budget.is_limited:
             return planned
         planned, stale = self._cut(planned, devices, self._config.builders)
-        # What was stale when the run ended before is not any more.
+        # Jobs skipped at the earlier end of the run are planned again now.
         self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
         self._say_stale(len(stale), len(stale) + len(planned))
         return planned
@@ -282,7 +282,7 @@ class _Run(RunSteps):
         )
 
     def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
-        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
+        """Mark the jobs that the budget kept from starting as skipped; other missing jobs are not."""
         if not self._budget.is_over or self._interrupts.was_interrupted:
             return
         jobs = self._store.runs.view(run_id).jobs

@@ -63,7 +63,7 @@ def narrowed(
     jobs: tuple[Job, ...],
     kind: Callable[[], str],
 ) -> tuple[Job, ...]:
-    """Return those of `jobs` that are left by what the store knows; `kind` says of what kind the devices are.
+    """Return the `jobs` that remain after selection by the store; `kind` is the kind of the devices.
 
     Raises UsageError, NothingSelectedError.
     """
@@ -77,10 +77,10 @@ def narrowed(
 
 
 def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
-    """Return what a run, `latest` or an id, was asked for and has so far, and the jobs that it lacks.
+    """Return configuration, request and view of a run, `latest` or an id, and its missing jobs.
 
-    The configuration has the toolchain of the run. Raises UnknownNameError for a run that is not there, UsageError for
-    one that cannot be continued.
+    The configuration has the toolchain of the run. Raises UnknownNameError for a missing run, UsageError for a run that
+    cannot be continued.
     """
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.request.resume import missing_jobs, read_intent
@@ -110,7 +110,7 @@ def log_numbers(store: Store, run_id: str, *, record: bool = False, confirm: boo
 
 
 class RunSteps:
-    """What a run learns, records and leaves; where its jobs run is for those to say who derive from it."""
+    """Common steps of a run: expectations, records and report; subclasses execute the jobs."""
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class RunSteps:
         self._config, self._request, self._listener, self._store = config, request, listener, store
         self._budget = budget
         self._past: dict[str, ExpectedJob] = {}
-        """What is known of the jobs."""
+        """Expectations of the jobs by their history."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
         self._rebuild = Rebuild(BundleCache(config.cache_dir)) if request.rebuild else None
 
     def _fingerprint(self, tools: Toolchain, kind: str) -> dict[str, str]:
-        """Return what the numbers depend on; more of it where more, or less, is looked at than usual."""
+        """Return the facts that the numbers depend on, including unusual settings of measurement."""
         facts = tools.fingerprint(kind)
         if self._request.heap:
             return facts | {"heap": "measured"}
@@ -148,13 +148,13 @@ class RunSteps:
             self._config, self._store, tools, command=self._request.command, facts=fingerprint,
             purpose=self._request.purpose, name=self._request.name, night=self._request.night,
         )  # fmt: skip
-        # A run that anybody can see can be resumed.
+        # The intent is written before the run is visible, so that every visible run can be resumed.
         return self._store.begin_run(
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
         )
 
     def _look_back(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
-        """Learn what is known of the jobs, and which are to be first."""
+        """Read the history of the jobs, and the jobs that go first."""
         from farm.dispatch.request.recording import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)

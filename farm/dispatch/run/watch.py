@@ -1,7 +1,7 @@
-"""`farm run --watch`: after a save what it touches is compiled and run again, until Ctrl-C.
+"""`farm run --watch`: after a save the affected jobs are compiled and run again, until Ctrl-C.
 
-Everything is run once. From then on a job runs again when the bundle that it would have is another one, or when the
-farm was to blame last time. An edit that concerns no bundle runs nothing.
+All jobs run once. Later a job runs again if its bundle would differ, or if its last attempt was infra. An edit that
+concerns no bundle runs no job.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _Files = dict[Path, dict[str, str]]
 
 
 class Watch:
-    """Runs what a request asks for, and again what changes of it."""
+    """Runs the jobs of a request, and changed ones again."""
 
     def __init__(self, config: Config, request: RunRequest, run: Callable[..., RunOutcome]) -> None:
-        """`run` is that of `farm.dispatch.run.run`, or one that is called as it is."""
+        """Take `run`, the function of `farm.dispatch.run.run` or one with equal arguments."""
         self._config, self._request, self._run = config, request, run
         self._keys: dict[str, str] = {}
-        """Of the bundles that have a verdict, by job id."""
+        """Keys of judged bundles by job id."""
         self._folders: tuple[Path, ...] = ()
 
     def rounds(
@@ -100,7 +100,7 @@ class Watch:
         with front() as listener:
             outcome = self._run(self._config, self._request, listener, only=wanted)
         for view in outcome.view.jobs:
-            # What the farm is to blame for runs again with the next change.
+            # Infra attempts run again with the next change.
             if view.decisive is not None and view.decisive.verdict is not Verdict.INFRA and view.id in keys:
                 self._keys[view.id] = keys[view.id]
         after(outcome)
@@ -111,7 +111,7 @@ class Watch:
             try:
                 found[folder] = tree_files(self._config.cache_dir, folder)
             except (OSError, FarmError):
-                # It is being replaced: whatever comes is another state.
+                # A folder under replacement counts as changed.
                 found[folder] = {}
         return found
 
@@ -139,5 +139,5 @@ class Watch:
 
 
 def _folders_of(jobs: Iterable[Job]) -> list[Path]:
-    """Return the folders of suites, of which those are no more than once."""
+    """Return the folders of the suites of `jobs`, each once."""
     return sorted({Path(job.case.folder) for job in jobs if job.case.folder})
