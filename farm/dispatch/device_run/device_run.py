@@ -377,7 +377,7 @@ class DeviceRun:
                 self._session.end_process()
 
     def end_session(self, *, free: bool = False) -> None:
-        """Remove the session's files, with `free` also kept objects, from the device; the next use begins a new session."""
+        """Remove the session's files, with `free` also kept objects, from the device; the next use begins another."""
         session, self._session = self._session, None
         if session is not None:
             # Closed in the staging thread, after a bundle in progress that may use it.
