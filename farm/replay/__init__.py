@@ -1,1 +1,1 @@
-"""One bundle again: a ready .pte, a stored result, a job layer by layer."""
+"""Programs run again: a ready .pte, a stored result, a job layer by layer."""

@@ -51,9 +51,9 @@ With that one each begins with the inputs in `inputs/`, which are as the FP32 mo
 
 
 def write_bundle_folder(bundle: Bundle, job_id: str, target: Target, about: Sequence[str], folder: Path) -> None:
-    """Fill `folder`, which is made, with `bundle` and a README.md; `about` says where the bundle is from.
+    """Fill `folder`, which is made, with `bundle` and a README.md; `about` has lines on the bundle's origin.
 
-    Raises UsageError where the folder is not empty or cannot be written.
+    Raises UsageError for a folder that is not empty or not writable.
     """
     publish_folder(folder, lambda partial: _fill(partial, bundle, job_id, target, about))
 
@@ -66,7 +66,7 @@ def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequ
         else:
             shutil.copyfile(source, folder / name)
     for path, content in job_layout(bundle, PurePosixPath(), "simulator").files.items():
-        # Of the rest the layout has links and files, which are here.
+        # The other entries of the layout are links and files, which are copied already.
         if isinstance(content, bytes) and path.name != INPUT_LIST:
             (folder / path.name).write_bytes(content)
     lines = (
@@ -97,14 +97,14 @@ def _write_arrays(folder: Path, bundle: Bundle) -> None:
 
 
 def _names(bundle: Bundle) -> list[str]:
-    """Return what of a bundle is copied: not what says where this machine has its code."""
+    """Return the names of a bundle's copied files, without those that name paths of this machine."""
     references = [f"reference_{kind}" for kind in bundle.manifest.references]
     optional = [name for name in (OPTRACE, OP_PACKAGES, _LOG) if (bundle.folder / name).exists()]
     return [MODEL, MANIFEST, INPUTS, *references, *optional]
 
 
 def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) -> str:
-    """Return what the folder says about itself."""
+    """Return the text of the folder's README.md."""
     manifest, soc = bundle.manifest, find_soc(target.soc)
     parts = _parts(target)
     flags = {
@@ -213,7 +213,7 @@ def _order(spec: TensorSpec) -> str:
 
 
 def _parts(target: Target) -> tuple[RuntimePart, ...]:
-    """Return what is pushed beside the program, the runner first, with paths as a shell takes them."""
+    """Return the files to push beside the program, the runner first, with paths as a shell takes them."""
     sdk, build = Path("$QNN_SDK_ROOT"), Path("$BUILD")
     places = Places(
         QnnFiles("", sdk, sdk / "lib" / ANDROID_FOLDER),

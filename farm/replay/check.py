@@ -58,27 +58,27 @@ class CheckOutcome(StrEnum):
 
 
 class CheckedDevice(msgspec.Struct, frozen=True):
-    """What the check of one device gave."""
+    """Result of a device's health check."""
 
     id: str
     name: str
-    """What messages call it."""
+    """Name of the device in messages."""
     soc: str
     kind: str
     outcome: CheckOutcome
     reason: str = ""
-    """Why it is not fit, or was not checked."""
+    """Reason of a failed or omitted check."""
     latency_ms: float | None = None
     """Median of the canary's inferences."""
 
 
 def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: float) -> list[CheckedDevice]:
-    """Run the canary on the devices called `names`, and return how they are.
+    """Run the health check on the devices called `names`, and return the results.
 
-    Without names it is the device of ANDROID_SERIAL, else all that are attached.
+    Without names the device of ANDROID_SERIAL is checked, else all attached devices.
 
-    Each is leased meanwhile; one that somebody else has is waited for `wait_s`. What is found out is recorded as the
-    health of the device. Raises UnknownNameError, MissingToolError.
+    Each is leased meanwhile; the check waits `wait_s` for busy devices. The result is recorded as the health of the
+    device. Raises UnknownNameError, MissingToolError.
     """
     with Supervisor() as supervisor:
         scan = scan_all(config, supervisor)
@@ -172,7 +172,7 @@ def _plan(
     folder: Path,
     supervisor: Supervisor,
 ) -> RunPlan:
-    """Return what the workers of a run read, with the canary of each SoC compiled."""
+    """Return a plan with the compiled health check of each SoC."""
     from farm.builds.toolchains.prepare import prepare
 
     socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
@@ -202,7 +202,7 @@ def _plan(
 
 
 def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[int]:
-    """Return the numbers of the devices that are leased: what is free at once, the others within `wait_s`."""
+    """Return the numbers of the leased devices: free ones at once, others within `wait_s`."""
     begin_s = time.monotonic()
     while True:
         ours = {device.id for device in pool.held()}
@@ -214,7 +214,7 @@ def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[in
 
 
 def _probe(plan: RunPlan, number: int, store: Store) -> tuple[str, float | None]:
-    """Return what is wrong with a device, empty when nothing is, and the median of its canary in ms."""
+    """Return the problem of a device, empty for none, and the median latency of its health check in ms."""
     worker = DeviceWorker(plan, number, store.devices.record_health, lambda: False)
     try:
         worker.await_canary()

@@ -1,4 +1,4 @@
-"""One `farm debug`: compile for debugging, run on simulator and device, compare, record."""
+"""`farm debug`: compile for debugging, run on simulator and device, compare, record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SIMULATOR, _DEVICE = "simulator", "device"
 
 
 class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """Request of the user."""
 
     job: Job
     virtual: bool
@@ -61,7 +61,7 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     """Longest that the job may take on one device."""
     metrics: tuple[UserMetric, ...] = ()
-    """What judges the layers in place of farm's own limits."""
+    """Comparators of the user that replace farm's own limits for layers."""
     command: str = ""
     priority: Priority = Priority.PERSON
     """For a device that others want as well."""
@@ -78,7 +78,7 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     run_id: str
     exit_code: int
     attempt: Attempt | None
-    """What was recorded; None where that was interrupted."""
+    """Recorded attempt; None after an interruption."""
     layers: tuple[Layer, ...]
     diagnosis: Diagnosis
     devices: dict[str, str]
@@ -88,14 +88,14 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     report: Path
     """The HTML file."""
     files: dict[str, str] = {}
-    """SHA-256 by kind, of what is kept: for ExecuTorch's own tools, and the figures as CSV and as a graph."""
+    """SHA-256 of kept files by kind: for ExecuTorch's own tools, and the figures as CSV and as a graph."""
 
 
 def debug(config: Config, request: DebugRequest) -> DebugOutcome:
-    """Debug one job and return how it ended; everything started is ended again.
+    """Debug a job and return the outcome; all started processes are ended.
 
-    Raises UsageError for a job whose layers cannot be told apart, NoDeviceError where a device is wanted and none is
-    attached, InfraError when nothing could begin.
+    Raises UsageError for a job whose layers cannot be distinguished, NoDeviceError for a missing device, InfraError if
+    no step could begin.
     """
     from farm.store.store import open_store
 
@@ -178,7 +178,7 @@ class _Debug:
     def _begin(self, tools: Toolchain) -> str:
         from farm.dispatch.request.recording import run_record
 
-        # What keeps all its intermediate outputs is no measurement of the job: it is in no series with others.
+        # A program that keeps all intermediate outputs measures no ordinary job: it belongs to no common series.
         asked = "virtual" if self._request.virtual else "hardware"
         method = self._job.case.method
         of_method = "" if method == FORWARD else f" of {method}"
@@ -190,7 +190,7 @@ class _Debug:
         return run_id
 
     def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
-        """Compile, run, compare and record. Raises UsageError for a program whose layers cannot be told apart."""
+        """Compile, run, compare and record. Raises UsageError for a program without distinguishable layers."""
         from farm.builds.bundles.bundle import load_bundle
         from farm.builds.compile.debug.process import DebugProcess
 
@@ -229,9 +229,9 @@ class _Debug:
     def _run(
         self, process: DebugProcess, run_id: str, bundle: Bundle, scratch: Path, notes: tuple[str, ...]
     ) -> Attempt:
-        """Run the program on each device, compare what it wrote, and record the attempt.
+        """Run the program on each device, compare its files, and record the attempt.
 
-        It is the last one's, and recorded under its fence: the simulator's where that failed before the device began.
+        The attempt of the last device is recorded under its fence: the simulator's if it failed before the device.
         """
         log = ""
         artifacts = AttemptArtifacts(self._config.state_dir / "artifacts", Profile.OFF)
@@ -281,7 +281,7 @@ class _Debug:
         return attempt
 
     def _kept_files(self, scratch: Path, written: Mapping[str, Written]) -> dict[str, Path | bytes]:
-        """Return what is kept, by its kind: what ExecuTorch's Inspector opens, and the figures."""
+        """Return the kept files by kind: those for ExecuTorch's Inspector, and the figures."""
         from farm.report.formats.layers_csv import CSV_KIND, layers_csv
         from farm.report.html.layer_graph import GRAPH_KIND, layer_graph
 
@@ -305,7 +305,7 @@ class _Debug:
             # A comparator of the user's raised.
             return Ending(Verdict.SKIPPED, Stage.NUMERICS, reply.reason)
         if not reply.ok:
-            # Of files that a device sent, by tools that are not under test.
+            # The comparison failed in tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")
         self._layers = reply.layers
         return msgspec.structs.replace(self._verdict(), notes=reply.notes)

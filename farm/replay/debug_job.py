@@ -1,4 +1,4 @@
-"""What `farm debug` is asked to debug, as a user names it -> a job of one method whose layers can be told apart."""
+"""Name of a job for `farm debug` -> a job of one method with distinguishable layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.suites.suite import Case, Job
 
-# Features that change nothing of what a layer of one method gives.
+# Features without an effect on the layers of one method.
 _WITHOUT = ("shared_buffer", "use_weight_sharing")
 
 
@@ -32,15 +32,15 @@ def job_to_debug(
 ) -> Job:
     """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
 
-    A precision may be left out where the case has only one. Of a program with several methods the job has one alone:
-    `method`, or without it the one that is executed. Raises UnknownNameError with the nearest name, IllegalTargetError,
-    UsageError for a text that names no job or several.
+    The precision may be omitted for a case with a single one. The job has one method of the program: `method`, or else
+    the executed one. Raises UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text with
+    no job or several jobs.
     """
     return with_layers(named_job(config, text, "farm debug", soc=soc, precision=precision, options=options), method)
 
 
 def with_layers(job: Job, method: str | None = None) -> Job:
-    """Return `job` with one method, whose layers can be told apart. Raises as `job_to_debug`."""
+    """Return `job` with one method with distinguishable layers. Raises as `job_to_debug`."""
     name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
     if not find_backend(backend).has_layers:
         able = " and ".join(one.name for one in BACKENDS.values() if one.has_layers)
@@ -64,9 +64,9 @@ def with_layers(job: Job, method: str | None = None) -> Job:
 
 
 def _of_method(case: Case, name: str, method: str) -> Case:
-    """Return `case` with this method alone. Raises UnknownNameError where its program has no such method.
+    """Return `case` with this method alone. Raises UnknownNameError for a method that its program lacks.
 
-    Which methods a module has knows the module alone, where the case names none.
+    If the case names no methods, only the module knows them.
     """
     if case.methods and method not in case.methods:
         raise UnknownNameError("method", method, case.methods, f"of {name}")

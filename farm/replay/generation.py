@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from farm.suites.prompts import Tokens
 
 TOKENS = "tokens.json"
-"""What was generated, by prompt, in the folder of the user's."""
+"""File of generated tokens by prompt, in the user's folder."""
 
 # A bundle that is made in another way is another one.
 _RECIPE = 1
@@ -51,10 +51,10 @@ _PAIR = re.compile(r"^([0-9]{1,9}) ([0-9]{1,9})$", re.MULTILINE)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user named."""
+    """Request of the user."""
 
     program: ReadyRequest
-    """Its inputs are the prompts."""
+    """Program; its inputs are the prompts."""
     prompts: Path
     """`.npy` or `.json`, as `prompts_file` of a case."""
     new: int
@@ -99,8 +99,8 @@ class GeneratingProgram:
 def plan_generation(request: GenerateRequest) -> GeneratingProgram:
     """Return the program of `request` with its prompts.
 
-    Raises ConfigError for a file that is not what it should be, or prompts that the program cannot take,
-    IllegalTargetError for a program for another SoC or backend, UsageError, UnknownNameError.
+    Raises ConfigError for an invalid file or unsuitable prompts, IllegalTargetError for a program of another SoC or
+    backend, UsageError, UnknownNameError.
     """
     asked, prompts = request.program, _prompts(request.prompts)
     program = read_pte(asked.model)
@@ -113,7 +113,7 @@ def plan_generation(request: GenerateRequest) -> GeneratingProgram:
     check_runnable(asked, method, target)
     case = msgspec.structs.replace(ready_case(asked), method=DECODE)
     read_ready(Job(msgspec.structs.replace(case, pte=str(asked.model.absolute())), target), _WHERE)
-    # In place of a module: what is measured is this very program with these prompts.
+    # The hashes replace a module: the measurement belongs to this program with these prompts.
     content = {"model": sha256_of(asked.model), "inputs": hashlib.sha256(padded(prompts).tobytes()).hexdigest()}
     generate = Generate(new=request.new, stop=request.stop, context=generation.context)
     case = msgspec.structs.replace(case, kwargs=content, samples=len(prompts), generate=generate)
@@ -139,7 +139,7 @@ class GenerationOutcome(msgspec.Struct, frozen=True):
 
     one: OneOffOutcome
     generated: tuple[Generated, ...]
-    """Prompt after prompt, and round after round of a time to fill; what there is, where it did not run to its end."""
+    """Entries by prompt and round; as far as it came, for a run that did not finish."""
 
 
 def run_generation(
@@ -171,7 +171,7 @@ def _generated(raw: RawResult, generation: Generation) -> tuple[Generated, ...]:
     try:
         report = read_report(raw.folder / RESULT_FILE)
     except (ReportError, OSError):
-        # The attempt says what is wrong with it.
+        # The attempt carries the problem of the report.
         report = None
     if report is not None and report.generated:
         return report.generated
@@ -182,9 +182,9 @@ def _generated(raw: RawResult, generation: Generation) -> tuple[Generated, ...]:
 
 
 def before_the_end(text: str, generation: Generation) -> tuple[Generated, ...]:
-    """Return what a runner had generated that left no report, of its TOKENS_FILE: a line `prompt token` for each.
+    """Return the tokens of a runner without a report, from its TOKENS_FILE: a line `prompt token` for each.
 
-    Of rounds that fill a time it is the first: what exceeds what a prompt was to give is left out. Pure.
+    With a time to fill, only the first round counts: tokens beyond a prompt's number are left out. Pure.
     """
     tokens: dict[int, list[int]] = {}
     for prompt, token in _PAIR.findall(text):

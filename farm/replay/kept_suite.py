@@ -1,10 +1,10 @@
-"""Results -> a suite of the very programs that gave them, which runtimes of later toolchains have to run as then.
+"""Results -> a suite of their programs, which runtimes of later toolchains have to run with equal results.
 
 FOLDER/suite.toml                 a case with a `.pte` for each result
-FOLDER/CASE/model.pte             what the toolchain of then compiled
-FOLDER/CASE/input_S_I.npy         by sample and index; of text prompts.json, and scored.json where logits were judged
-FOLDER/CASE/expected_S_O.npy      its outputs of then where these were kept, else those of the FP32 module
-FOLDER/CASE/tokens.json           what it generated then
+FOLDER/CASE/model.pte             program of the earlier toolchain
+FOLDER/CASE/input_S_I.npy         by sample and index; for text prompts.json, and scored.json for judged logits
+FOLDER/CASE/expected_S_O.npy      its recorded outputs if they were kept, else those of the FP32 module
+FOLDER/CASE/tokens.json           its generated tokens
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 _VERSIONS = ("executorch", "qnn", "torch")
-# What repeats bit for bit is held to that: as limits of float32 have it, above its rounding.
+# Limits for programs that repeat bit for bit, as for float32, above its rounding.
 _AS_THEN = {"sqnr_db": 100.0, "mismatch": 0.0}
 _WIDTH = 200
 
 
 class KeptProgram(NamedTuple):
-    """One result with what its case needs; nothing is written yet."""
+    """Result with the data of its case, before any file is written."""
 
     stored: StoredResult
     bundle: Bundle
     name: str
-    """Of its case."""
+    """Name of its case."""
     compiled_with: Mapping[str, str]
     expected: tuple[tuple[NDArray[np.generic], ...], ...]
     """Outputs by sample; () where nothing is compared."""
     limits: Mapping[str, float]
     as_then: bool
-    """Whether `expected` are the outputs of then, else they are those of the FP32 module."""
+    """True if `expected` has the recorded outputs, else those of the FP32 module."""
     tokens: tuple[tuple[int, ...], ...]
-    """What it generated, by prompt."""
+    """Generated tokens by prompt."""
     deterministic: bool | None
 
     @property
     def judged_by(self) -> str:
-        """What decides of the case, in words."""
+        """Text that names the deciding limits of the case."""
         outputs = "its outputs of then" if self.as_then else "the FP32 module, within what it had then"
         words = [*(["its tokens of then"] if self.tokens else []), *([outputs] if self.expected else [])]
         return " and ".join(words) or "that it runs"
@@ -82,10 +82,10 @@ class KeptProgram(NamedTuple):
 def keep_programs(
     config: Config, results: Sequence[StoredResult], folder: Path, toolchain: str
 ) -> tuple[list[KeptProgram], list[str]]:
-    """Return what a suite called as `folder` has of `results`, and why it has not the others.
+    """Return the programs of `results` for a suite named after `folder`, and the reasons of left out ones.
 
-    A bundle that is gone is compiled again, by `toolchain` or that of its run, where the same one comes out. Raises
-    UsageError where they cannot stand in one suite, or none of them can.
+    A pruned bundle is compiled again, by `toolchain` or that of its run, if the result is equal. Raises UsageError for
+    results that do not fit into one suite, or if none can be kept.
     """
     places = sorted({f"{one.view.soc}-{one.view.backend}" for one in results})
     if len(places) > 1:
@@ -148,13 +148,13 @@ def _wants_packages(bundle: Bundle) -> bool:
 def _keep_program(
     config: Config, artifacts: ArtifactStore, stored: StoredResult, bundle: Bundle, name: str
 ) -> KeptProgram:
-    """Return what the case `name` of a result needs. Raises UsageError for files that are damaged, StoreError."""
+    """Return the data of the case `name` of a result. Raises UsageError for damaged files, StoreError."""
     case = _case_of(config, stored)
     manifest = bundle.manifest
     if manifest.delegated_ops is not None:
         compiled_with = {key: manifest.versions[key] for key in _VERSIONS if key in manifest.versions}
     else:
-        # Compiled elsewhere: what is in the manifest is what took it.
+        # The manifest of a program compiled elsewhere has the versions of its recording.
         compiled_with = dict(case.compiled_with) if case is not None else {}
     deterministic = case.deterministic if case is not None else None
     outputs = _outputs_of_then(artifacts, stored, bundle) if deterministic is not False else ()
@@ -175,7 +175,7 @@ def _keep_program(
 
 
 def _case_name(stored: StoredResult, taken: Collection[str]) -> str:
-    """Return the name of the case of a result: that of its own, with the precision and a number where it is `taken`."""
+    """Return the name of a result's case: its own name, with precision and a number if that is `taken`."""
     view = stored.view
     base = re.sub(r"[^a-z0-9_]+", "_", view.case.lower()).strip("_")[:48] or "program"
     names = [base, f"{base}_{view.precision}", *(f"{base}_{view.precision}_{n}" for n in range(2, len(taken) + 3))]
@@ -220,7 +220,7 @@ def _outputs_of_then(
 
 
 def _whole(artifacts: ArtifactStore, sha256: str) -> Path | None:
-    """Return an artifact, if it is here and is what it was: others may write where it is kept."""
+    """Return an artifact if it is here and undamaged: other users may write its folder."""
     path = artifacts.find(sha256) if sha256 else None
     return path if path is not None and sha256_of(path) == sha256 else None
 
@@ -321,7 +321,7 @@ def _saved(folder: Path, name: str, kind: str, samples: Sequence[Sequence[NDArra
 def _generate(folder: Path, program: KeptProgram, generation: Generation) -> dict[str, object]:
     name, bundle = program.name, program.bundle
     entries: dict[str, object] = {
-        # Of lookahead the program itself says how many positions it decodes at once.
+        # The program itself states the positions of a decode step for lookahead.
         "mode": "hybrid" if generation.prefill else "kv",
         "context": generation.context,
         **({"prefill": generation.prefill} if generation.prefill else {}),

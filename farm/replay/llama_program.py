@@ -1,6 +1,6 @@
-"""`qnn_llama_runner` of the user's in place of farm's own runner: what is pushed, what it can run, how it is judged.
+"""The user's `qnn_llama_runner` in place of farm's own runner: files to push, supported targets, judgement.
 
-Its jobs are of a suite of its own: no number of it is ever in one series with one of farm's runner.
+Its jobs belong to their own suite, so that its numbers share no series with those of farm's runner.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _JUDGED = "judged"
 
 
 class LlamaProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user named."""
+    """Request of the user."""
 
     program: Path
     tokenizer: Path
-    """It is always loaded, and says what ends a text."""
+    """Tokenizer, which is always loaded and defines the end of a text."""
     libraries: tuple[Path, ...] = ()
-    """That the program needs beside those that farm pushes."""
+    """Libraries that the program needs beside those of farm."""
     flags: tuple[str, ...] = ()
     """`NAME=VALUE` each."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """What its numbers depend on beside those of any other run. Raises UsageError."""
+        """Facts that its numbers depend on, beside those of any run. Raises UsageError."""
         named = (self.program, self.tokenizer, *self.libraries)
         try:
             hashes = [sha256_of(path)[:12] for path in named]
@@ -62,7 +62,7 @@ class LlamaProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_of(job: Job) -> Job:
-    """Return `job` as the one that the program runs. Raises UsageError where it does not take such a target."""
+    """Return `job` for the program. Raises UsageError for an unsupported target."""
     if job.target.options or job.target.direct:
         raise UsageError(f"{LLAMA_RUNNER} takes no run-time options of a backend, and knows no direct mode")
     return Job(msgspec.structs.replace(job.case, suite=LLAMA_RUNNER), job.target)
@@ -133,9 +133,9 @@ def require_bundle(bundle: Bundle) -> None:
 
 
 def judged(run: DeviceRun, job: Job, bundle: Bundle, raw: RawResult) -> tuple[Attempt, Bundle, RawResult]:
-    """Return what an execution says of its job, the bundle as far as that goes, and the execution with its logits.
+    """Return the attempt of an execution, the judged part of the bundle, and the execution with its logits.
 
-    They are those of `kv_forward` alone, so that of a decoder with a method for prompts one output is judged.
+    The program writes logits of `kv_forward` alone, so that one output of a decoder with a prompt method is judged.
     """
     view = _decode_alone(bundle)
     dumped = Dumped()

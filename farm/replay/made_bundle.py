@@ -1,4 +1,4 @@
-"""A bundle that some host of a shared farm has made, for whoever runs one again."""
+"""Bundle from a host of a shared farm, for commands that run a program again."""
 
 from __future__ import annotations
 

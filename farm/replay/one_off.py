@@ -51,7 +51,7 @@ class OneOffOutcome(msgspec.Struct, frozen=True):
     run_id: str
     exit_code: int
     attempt: Attempt | None
-    """What was recorded; None where that was interrupted."""
+    """Recorded attempt; None after an interruption."""
     kind: str
     """Kind of the devices: `virtual` or `hardware`."""
     outputs: dict[str, str]
@@ -132,7 +132,7 @@ def _with_program(acquired: AcquiredDevice, program: LlamaProgram, config: Confi
 
 
 def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:
-    """Raise UsageError where somebody named more executions than the runner of the device can be asked for."""
+    """Raise UsageError if the user named more executions than the device's runner can make."""
     runtime, manifest = acquired.runtime, bundle.manifest
     if request.reducible or not runtime.one_shot:
         return
@@ -176,7 +176,7 @@ def _begin(
     from farm.dispatch.request.resume import leave_intent
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
-    # What compiled the bundle, which may be older than what is installed.
+    # The versions of the bundle's toolchain, which may be older than the installed one.
     here = {name: fact for name, fact in tools.fingerprint(kind).items() if name not in CONTENTS}
     facts = here | facts_of(manifest.versions) | request.facts | (request.program.facts if request.program else {})
     if request.seconds is not None:

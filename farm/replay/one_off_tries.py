@@ -1,6 +1,6 @@
-"""Attempts of the one job of a command: in a new session, and on another device, where the first leaves it open.
+"""Attempts of a command's single job: in a new session, and on another device if the first one leaves it open.
 
-The rules are those of a run: `policy/retries.py`, `device_run/reruns.py`.
+The rules of runs apply: `policy/retries.py`, `device_run/reruns.py`.
 """
 
 from __future__ import annotations

@@ -49,19 +49,19 @@ SUITE = "exec"
 """The suite that such jobs are recorded under."""
 
 _HOW = "--method"
-# Of one tensor: more is a program that lies, or one that no phone runs.
+# Most bytes of a tensor: more is a damaged program, or too large for any phone.
 _MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
 _RECIPE = 4
 
 EXPECTED = "expected"
-"""What outputs are compared with, as the name of a reference."""
+"""Name of the reference that outputs are compared with."""
 
 _SHOWN = 8
 
 
 class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user named."""
+    """Request of the user."""
 
     model: Path
     inputs: tuple[Path, ...] = ()
@@ -70,11 +70,11 @@ class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """As many for every inference as it has outputs; none to compare nothing."""
     seed: int = 0
     method: str = FORWARD
-    """What of the program runs."""
+    """Executed method of the program."""
     state: tuple[State, ...] = ()
-    """What goes from one inference to the next."""
+    """State from one inference to the next."""
     soc: str = ""
-    """Empty is what the program was compiled for."""
+    """SoC; empty for the program's own."""
     backend: str = ""
     options: tuple[str, ...] = ()
     virtual: bool = False
@@ -90,13 +90,13 @@ class ReadyProgram:
         self.path, self.method, self.samples, self.expected = request.model, method, samples, expected
         self.outputs = _output_specs(request.model, method, samples, expected)
         self.sources = _sources(request, method)
-        """Where each input comes from, in words."""
+        """Text with the origin of each input."""
         self._state = request.state
         self.is_random = bool(method.inputs) and not request.inputs
         digest = hashlib.sha256()
         for tensor in (tensor for sample in samples for tensor in sample):
             digest.update(f"{tensor.dtype.name}{tensor.shape}".encode() + tensor.tobytes())
-        # In place of a module: what is measured is this very program with these inputs.
+        # The hashes replace a module: the measurement belongs to this program with these inputs.
         content = {"model": sha256_of(request.model), "inputs": digest.hexdigest()}
         self.job = Job(msgspec.structs.replace(ready_case(request), kwargs=content, samples=len(samples)), target)
 
@@ -144,8 +144,8 @@ class ReadyProgram:
 def plan_ready(request: ReadyRequest) -> ReadyProgram:
     """Return the program of `request` with its inputs.
 
-    Raises ConfigError for a file that is not what it should be, IllegalTargetError for a program for another SoC or
-    backend, UsageError, UnknownNameError.
+    Raises ConfigError for an invalid file, IllegalTargetError for a program of another SoC or backend, UsageError,
+    UnknownNameError.
     """
     program = read_pte(request.model)
     method = program.method(request.method, _HOW)
@@ -154,7 +154,7 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
     if request.state and target.direct:
         raise IllegalTargetError("direct mode's runner hands no state on: leave --state out")
     check_runnable(request, method, target)
-    # Its own words for a program that is for something else, or has options that only a compiler could apply.
+    # Raises its own errors for a program of another target, or with options for the compiler alone.
     read_ready(Job(msgspec.structs.replace(ready_case(request), pte=str(request.model.absolute())), target), _HOW)
     for place, values in (("input", method.inputs), ("output", method.outputs)):
         for index, value in enumerate(values):
@@ -172,7 +172,7 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
 
 
 def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
-    """Return why what was asked for cannot go from one inference to the next; "" where it can."""
+    """Return the reason why the requested state is impossible; "" for none."""
     if request.state and samples < 2:
         return "goes from one inference to the next, and there is one: name inputs for several"
     if problem := state_problem(request.state, len(method.inputs), samples):
@@ -189,7 +189,7 @@ def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
 
 
 def ready_target(request: ReadyRequest, program: Program) -> Target:
-    """Return what a program runs on. Raises as `plan_ready`."""
+    """Return the target of a program. Raises as `plan_ready`."""
     qnn = program.qnn
     soc = request.soc or (qnn.soc if qnn else "")
     backend = request.backend or (qnn.backend if qnn else cpu_backends()[0])
@@ -272,13 +272,13 @@ def _shown_files(files: Sequence[Path]) -> str:
 
 
 def ready_case(request: ReadyRequest) -> Case:
-    """Return the case that a program is recorded as, without what tells its content."""
+    """Return the case that a program is recorded as, without hashes of its content."""
     name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
     return Case(suite=SUITE, name=name or "program", module="", inputs=(), method=request.method, state=request.state)
 
 
 class OutputFigures(msgspec.Struct, frozen=True):
-    """One output of one inference. None: it has no finite element."""
+    """Figures of an output of an inference. None: it has no finite element."""
 
     sample: int
     output: int
@@ -291,7 +291,7 @@ class OutputFigures(msgspec.Struct, frozen=True):
     nan: int
     infinite: int
     first: tuple[float, ...]
-    """Its first values, in C order."""
+    """First values of the output, in C order."""
 
 
 class ReadyOutcome(msgspec.Struct, frozen=True):
@@ -331,7 +331,7 @@ def run_ready(
 
 
 def _outputs(ready: ReadyProgram, raw: RawResult) -> dict[tuple[int, int], NDArray[np.generic]]:
-    """Return the outputs by inference and index: judged to be there, and to have the size that the program says."""
+    """Return the outputs by inference and index, after the check of presence and size."""
     return {
         (sample, index): read_tensor(raw.output(sample, index), spec)
         for sample in range(len(ready.samples))

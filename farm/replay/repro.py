@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 SAME = "same"
-"""As a device: the one of the stored result."""
+"""Value of `--device` for the device of the stored result."""
 
 _FACT = "repro"
 
 
 class ComparedFigure(msgspec.Struct, frozen=True):
-    """One figure of both results; None where one has none."""
+    """Figure of both results; None for a missing one."""
 
     name: str
     unit: str
@@ -45,9 +45,9 @@ class ReproOutcome(msgspec.Struct, frozen=True):
     now: OneOffOutcome
     rows: tuple[ComparedFigure, ...]
     outputs: str
-    """Whether the outputs are the same, byte by byte, as far as that can be known."""
+    """Text on the equality of outputs, byte by byte, as far as known."""
     differences: dict[str, tuple[str, str]]
-    """What both depend on and is not the same, then and now; "" for what one has not."""
+    """Differing facts of both, then and now; "" for a missing fact."""
 
 
 def repro(
@@ -92,7 +92,7 @@ def repro(
         now=now,
         rows=tuple(rows(stored.attempt, now.attempt)) if now.attempt else (),
         outputs=compare_outputs(stored.outputs, now.outputs),
-        # Runs of older farms say what was asked for.
+        # Runs of older farms record the requested kind of device.
         differences=differences(stored.run.fingerprint | {"device_kind": stored.kind}, facts),
     )
 
@@ -108,7 +108,7 @@ def rows(then: Attempt, now: Attempt) -> list[ComparedFigure]:
 
 
 def compare_outputs(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say whether two results have the same outputs, given the hashes of those that were kept. Pure."""
+    """Return a text on the equality of two results' outputs, from the hashes of kept ones. Pure."""
     if not now:
         return "there are no outputs now"
     if not then:
@@ -133,6 +133,6 @@ def _figures(attempt: Attempt) -> dict[str, tuple[str, float | None]]:
         place = f"{one.reference}[{one.output}]"
         found |= {f"{name}_{place}": (unit, value) for name, (unit, value) in named.items() if value is not None}
     for measured in attempt.measurements:
-        # Of what was compared the worst of all samples is there already.
+        # Figures of comparisons have the worst sample already.
         found.setdefault(measured.metric, (measured.unit, measured.value))
     return found

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farm.replay.stored_result import StoredResult
 
 DEVICE = "device"
-"""What goes to the device, in the folder."""
+"""Part of the folder for the device."""
 THEN = "outputs_then"
 SCRIPT = "repro.sh"
 
@@ -50,16 +50,16 @@ def write_script(
     timeout_s: float,
     named: Sequence[str] = (),
 ) -> list[str]:
-    """Fill `folder`, which is made, and return what to do with it, line by line.
+    """Fill `folder`, which is made, and return instructions, line by line.
 
-    `named` are the options that gave iterations, warm-up or time-out. Raises UsageError where it is not empty or cannot
-    be written, the bundle is gone, or the runner knows none of what was named; MissingToolError that names every file
-    that a phone needs and is not here.
+    `named` has the options of iterations, warm-up and time-out. Raises UsageError for a folder that is not empty or not
+    writable, a pruned bundle, or a runner without support of a named option; MissingToolError with all missing files of
+    a phone.
     """
     require_new(folder)
     virtual = virtual or stored.kind == "virtual"
     target = target_of(stored.view)
-    # First, as it may be what is missing.
+    # The runtime comes first, as it may be missing.
     runtime = _runtime(config, stored, virtual=virtual)
     if runtime.one_shot and named:
         problem = f"{runtime.runner} executes every sample once, without a limit of time"

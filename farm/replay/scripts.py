@@ -1,4 +1,4 @@
-"""What is written for people who have no farm: texts with values filled in, folders that are whole or not there."""
+"""Folders for users without farm: texts with filled in values, written completely or not at all."""
 
 from __future__ import annotations
 

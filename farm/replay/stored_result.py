@@ -1,4 +1,4 @@
-"""A result in the store -> what it was made of: its job with its limits, and the exact bundle."""
+"""Result in the store -> its job with limits, and the exact bundle."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ _MOST_RUNS = 32
 
 
 class StoredResult(msgspec.Struct, frozen=True):
-    """One result: the last attempt of a job in a run that had a bundle and a device."""
+    """Result: the last attempt of a job in a run with a bundle and a device."""
 
     run: RunView
     view: JobView
     attempt: Attempt
     number: int
-    """Which of the job's attempts it is, from 1."""
+    """Number of the attempt within the job, from 1."""
     kind: str
-    """Of its device: `virtual` or `hardware`."""
+    """Kind of its device: `virtual` or `hardware`."""
     outputs: dict[str, str]
     """SHA-256 by file name, of the outputs that were kept."""
     tokens: str = ""
-    """SHA-256 of what it generated, where that was kept."""
+    """SHA-256 of its kept tokens; empty without them."""
 
     @property
     def description(self) -> str:
-        """Which result it is, in one line."""
+        """Description of the result in one line."""
         attempt = f"attempt {self.number} of {len(self.view.attempts)}"
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
 
     @property
     def is_heap(self) -> bool:
-        """Whether its run was for the DSP's heap alone."""
+        """True if its run measured the DSP heap alone."""
         return "heap" in self.run.fingerprint
 
     @property
@@ -82,15 +82,15 @@ class StoredResult(msgspec.Struct, frozen=True):
 
     @property
     def profile(self) -> Profile:
-        """That of its run; AUTO in place of a timeline, which would cost time, and is in no figure."""
+        """Profiling of its run; AUTO instead of a timeline, which costs time and is in no figure."""
         name = self.run.fingerprint.get("profile", "")
         return Profile(name) if name in (Profile.OFF, Profile.BASIC, Profile.DETAILED) else Profile.AUTO
 
 
 def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredResult:
-    """Return the result that `pattern`, a job's id or a pattern that only one matches, has in run `ref`, or newest.
+    """Return the result of `pattern`, a job's id or a pattern with one match, in run `ref`, or the newest one.
 
-    The newest is of whatever line, and of a private run as well: it is what somebody has just seen.
+    The newest result may be of any branch and of a local run: the user has just seen it.
     Raises UnknownNameError, UsageError where several jobs match or none was executed.
     """
     run, view = find_recorded_job(store, pattern, ref, "run again", debug=False)
@@ -104,7 +104,7 @@ def find_recorded_job(
 ) -> tuple[RunView, JobView]:
     """Return the run `ref`, or the newest that has an attempt of the job that `pattern` means, and the job in it.
 
-    Without `debug` the newest is none of `farm debug`; `what_for` is what an error says is done with one job.
+    Without `debug`, runs of `farm debug` are skipped; `what_for` describes the command in an error.
     Raises UnknownNameError, UsageError where several jobs match or none was tried.
     """
     newest = store.history.newest_runs(pattern, debug=debug)
@@ -128,7 +128,7 @@ def find_recorded_job(
 def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
     """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first.
 
-    They are of the line that its run belongs to, or is compared with; before a trial also trials of one's own.
+    The results are of the branch that its run belongs to, or is compared with; for a local run also the user's own.
     """
     seen = set()
     line = stored.run.toolchain.line if stored.run.toolchain else ""
@@ -194,10 +194,10 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
 
 
 def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) -> Job:
-    """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
+    """Return the job of a result: as this user planned it, or from the suite of its name as it is here today.
 
-    A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
-    Raises UsageError where neither is here, and for one of a program of the user's unless it is one that runs it.
+    A store never decides about code to execute: the suite of another user's run is found by farm itself. Raises
+    UsageError if neither is here, and for a job of the user's own program unless `by_program`.
     """
     if stored.view.suite == LLAMA_RUNNER and not by_program:
         raise UsageError(
@@ -217,7 +217,7 @@ def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) 
 
 
 def _without_lost_files(job: Job) -> Job:
-    """Return `job`; where its files are gone, which its bundle has, as one that names none: a case of its own."""
+    """Return `job`; if its files are gone, which its bundle has, as a case without files."""
     if all(Path(job.case.folder, file).exists() for file in job.case.files):
         return job
     case = msgspec.structs.replace(
@@ -234,7 +234,7 @@ def _todays_job(config: Config, stored: StoredResult) -> Job:
     from farm.suites.manifests import load_suite
 
     view, known = stored.view, known_suites(config, stored.view.suite)
-    # By its name alone, never by a path that a store says.
+    # The suite is found by name alone, never by a path from the store.
     if view.suite not in known:
         raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
     cases = {case.name: case for case in load_suite(known[view.suite]).cases}
@@ -244,7 +244,7 @@ def _todays_job(config: Config, stored: StoredResult) -> Job:
 
 
 def target_of(view: JobView) -> Target:
-    """Return the target of a job in the store. Raises UsageError for one that farm does not have."""
+    """Return the target of a job in the store. Raises UsageError for an unknown target."""
     target = Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items())))
     check_target(find_soc(target.soc), target.backend, target.precision)
     check_options(target)
@@ -260,9 +260,9 @@ def cached_bundle(config: Config, stored: StoredResult) -> Bundle | None:
 
 
 def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor) -> Bundle:
-    """Return the bundle of a result: from the cache, or built again where that gives the same one.
+    """Return the bundle of a result: from the cache, or built again with an equal key.
 
-    Raises UsageError that names what is different now, or for a key that is none, InfraError where building fails.
+    Raises UsageError with the differences, or for an invalid key, InfraError for a failing build.
     """
     bundle = cached_bundle(config, stored)
     if bundle is not None:
@@ -315,7 +315,7 @@ def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -
 
 
 def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
-    """Return what a bundle of `job` depends on now, as the facts of a run have it."""
+    """Return the present versions that a bundle of `job` depends on, as facts of a run."""
     return facts_of(relevant_versions(job.target.backend, tools.versions))
 
 

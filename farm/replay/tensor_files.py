@@ -42,7 +42,7 @@ def read_list(path: Path) -> list[Path]:
 def read_samples(files: Sequence[Path], values: Sequence[Value], what: str) -> Samples:
     """Return the tensors in `files`, as many for each inference as there are `values`; `what` is `input` or `output`.
 
-    Raises UsageError for another number of files, ConfigError for one that is not what the program has there.
+    Raises UsageError for another number of files, ConfigError for a tensor that does not fit the program.
     """
     if not values or len(files) % len(values):
         wanted = ", ".join(map(str, values)) or f"no {what}"
