@@ -79,6 +79,10 @@ class FarmHome:
         require_code(done, code)
         return done
 
+    def use_one_builder(self) -> None:
+        """Let one builder compile: builders of another toolchain or SDK are no forks, and import torch each."""
+        (self.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+
     def json(self, *arguments: str, code: int | None = 0, **options: Any) -> Any:
         """Return the answer of a command with --json; `options` are those of `farm`."""
         return json.loads(self.farm(*arguments, "--json", code=code, **options).stdout)

@@ -39,6 +39,7 @@ def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_p
 
 @pytest.mark.whole
 def test_a_pull_request_is_stopped_by_a_pass_that_raises_and_by_nothing_else(home: FarmHome, tmp_path: Path) -> None:
+    home.use_one_builder()
     checkout = tmp_path / "executorch"
     make_checkout(checkout)
     commit(checkout, "Say what it is", {"README.md": "a checkout\n"})

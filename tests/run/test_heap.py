@@ -43,8 +43,7 @@ def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(
 @pytest.fixture(scope="module")
 def stub_home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("heap"))
-    # A builder of the stub imports torch itself.
-    (home.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+    home.use_one_builder()
     return home
 
 

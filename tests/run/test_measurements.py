@@ -18,8 +18,7 @@ RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d and 8a8w", "-
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("measurements"))
-    # A builder of another SDK imports torch itself.
-    (home.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+    home.use_one_builder()
     return home
 
 

@@ -62,6 +62,7 @@ def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
+    home.use_one_builder()
     code, text = run()
     assert code == 0, text
     file = package / PASS

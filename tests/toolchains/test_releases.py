@@ -47,6 +47,7 @@ def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path
     ],
 )
 def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
+    home.use_one_builder()
     facts = home.json(*SMOKE, "--toolchain", release, timeout_s=900)["fingerprint"]
     assert (facts["executorch"], facts["toolchain"]) == (release, release)
     home.farm("setup", "toolchain", "check", release, timeout_s=300, code=0)
@@ -54,6 +55,7 @@ def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: 
 
 @pytest.mark.whole
 def test_several_toolchains_are_one_run_each_and_layers_are_compared_with_any(home: FarmHome) -> None:
+    home.use_one_builder()
     both = home.farm(*SMOKE, "-k", "add", "--toolchain", "default", "--toolchain", "1.3.1", timeout_s=600, code=0)
     assert both.stdout.count("1 passed") == 2
     assert "toolchain default" in both.stderr

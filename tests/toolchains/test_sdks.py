@@ -273,7 +273,9 @@ class TestWheels:
             "setup", "sdk", "fetch", qnn, timeout_s=600, code=0
         )
         root = fetched.stdout.strip()
-        (home.cwd / "farm.toml").write_text(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
+        home.use_one_builder()
+        with (home.cwd / "farm.toml").open("a") as config:
+            config.write(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
         run = home.json("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
                         timeout_s=600)  # fmt: skip
         assert run["fingerprint"]["qnn"].startswith(f"v{qnn}.")
