@@ -31,9 +31,8 @@ class RunKind(StrEnum):
         """Return the kind of a run with this command and fingerprint."""
         if "debug" in facts:
             return cls.DEBUG
-        kinds = {"exec": cls.EXEC, "repro": cls.REPRO, "pytest": cls.TESTS}
-        farm, _, rest = command.partition(" ")
-        return kinds.get(rest.partition(" ")[0], cls.SUITE) if farm == "farm" else cls.SUITE
+        kinds = {"farm exec": cls.EXEC, "farm jobs rerun": cls.REPRO, "farm pytest": cls.TESTS}
+        return next((kind for name, kind in kinds.items() if f"{command} ".startswith(f"{name} ")), cls.SUITE)
 
 
 class RunRecord(msgspec.Struct, frozen=True):

@@ -331,7 +331,7 @@ INSERT INTO run VALUES
  ('20261122-195600-c746ea','farm run --soc SM8650 --suite smoke --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377360661,1795377363239,0,'person'),
  ('20261122-195616-4e1a49','farm run --soc SM8650 --suite smoke --virtual 1 --iterations 5 -k ''conv2d and not SM8750''','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377376759,1795377378665,0,'person'),
  ('20261122-195717-c4c7a0','farm exec model.pte --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377437845,1795377438425,0,'person'),
- ('20261122-195719-670e63','farm jobs rerun smoke/conv2d --virtual 1','ada','bench','5358ffbbbaf545e91ea534475c17fb3571b42dc0322df7b6f329796a7fbb7cf8',1795377439684,1795377440292,0,'person'),
+ ('20261122-195719-670e63','farm repro smoke/conv2d --virtual 1','ada','bench','5358ffbbbaf545e91ea534475c17fb3571b42dc0322df7b6f329796a7fbb7cf8',1795377439684,1795377440292,0,'person'),
  ('20261112-210000-000006','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794517200000,1794519000005,0,'nightly'),
  ('20261113-210000-000007','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794603600000,1794605400006,1,'nightly'),
  ('20261114-210000-000008','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794690000000,1794691800007,1,'nightly'),

@@ -28,7 +28,7 @@ def upgrade() -> None:
     kind = sa.case(
         (fact("debug").is_not(None), "debug"),
         (run.c.command.like("farm exec%"), "exec"),
-        (run.c.command.like("farm jobs rerun%"), "repro"),
+        (run.c.command.like("farm repro%"), "repro"),
         (run.c.command.like("farm pytest%"), "tests"),
         else_="suite",
     )
