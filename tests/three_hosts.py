@@ -101,7 +101,7 @@ class ThreeHosts:
         """Wait until all agents that were started are registered. Raises AssertionError with what they printed."""
 
         def are_there() -> bool:
-            done = self.farm("you", "agent", "list", "--json")
+            done = self.farm("you", "lab", "agent", "list", "--json")
             ended = [name for name, process in self.agents.items() if process.poll() is not None]
             if done.returncode == 0 and all(name in done.stdout for name in self.agents):
                 return True

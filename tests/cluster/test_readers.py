@@ -64,14 +64,14 @@ def test_files_and_bundles_of_a_run_are_found_on_any_machine(hosts: AgentHosts, 
     [etdump] = [one for one in json.loads(shown.stdout)["files"] if one["kind"] == "etdump"]
     assert Path(etdump["path"]).stat().st_size == etdump["size"]
     assert Path(etdump["path"]).is_relative_to(hosts.folder / "desk")
-    hosts.farm("desk", "profile", job, "--artifacts", str(tmp_path / "out"), code=0)
+    hosts.farm("desk", "jobs", "profile", job, "--artifacts", str(tmp_path / "out"), code=0)
     assert [path.stat().st_size for path in (tmp_path / "out").iterdir()] == [etdump["size"]]
     page = tmp_path / "report.html"
     assert hosts.farm("desk", "report", "--html", str(page)).returncode == 0
     # What its links lead to is on this machine: a file for each job.
     assert len({path.parent.name for path in (hosts.folder / "desk/cache/objects").glob("*/*/content")}) >= len(jobs)
     # The bundle that was executed comes from where the farm keeps it: nothing is compiled for it.
-    repro = hosts.farm("desk", "repro", job, "--virtual", "1", timeout_s=300, code=0)
+    repro = hosts.farm("desk", "jobs", "rerun", job, "--virtual", "1", timeout_s=300, code=0)
     assert "building it again" not in repro.stdout + repro.stderr
     assert len(list((hosts.folder / "desk/cache/bundles").glob("*/*/manifest.json"))) >= 1
     for text in (done.stdout + done.stderr, hosts.logs(), page.read_text()):
