@@ -1,1 +1,1 @@
-"""What is read of the store, grouped; the statements by name are in `store/sql`."""
+"""Readers of the store by subject; `store/sql` has the named statements."""

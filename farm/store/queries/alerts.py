@@ -1,4 +1,4 @@
-"""Numbers that moved, what was measured for them, and what people decided: `store.alerts`."""
+"""Alerts with their measurements and remarks: `store.alerts`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 _TOLD = (AlertState.CONFIRMED, AlertState.EXACT)
-"""What is known to be so."""
+"""States of established changes."""
 _SETTLED = (RemarkState.ACCEPTED, RemarkState.FIXED)
 
 
@@ -32,10 +32,9 @@ class Alerts:
         self._database = database
 
     def record(self, run_id: str, found: Sequence[NewAlert]) -> None:
-        """Record what stands out in a run, in place of what an earlier look at it found.
+        """Record the suspected changes of a run, in place of an earlier judgement of it.
 
-        What was found then as well stays, with its measurements and remarks; so does a candidate with
-        a remark.
+        Changes found before stay with their measurements and remarks; so does a suspected change with a remark.
         """
 
         def write(connection: Connection) -> None:
@@ -60,7 +59,7 @@ class Alerts:
             ]
             if again:
                 connection.execute(update(alert).where(not_measured, same), again)
-                # What was measured before it stood out is seen from now on, with what was found.
+                # Numbers measured before any suspicion become visible with their finding.
                 hidden = (alert.c.run_id == run_id) & (alert.c.finding == "unchanged")
                 seen = [{name: row[name] for name in ("of_series", "of_kind", "finding")} for row in again]
                 connection.execute(update(alert).where(hidden, same), seen)
@@ -76,9 +75,9 @@ class Alerts:
         pairs: Sequence[tuple[float, float]] | None,
         was: AlertState = AlertState.CANDIDATE,
     ) -> bool:
-        """Record what measuring again found: finding, state, range, change and reason of `new`, and `pairs` of medians.
+        """Record the result of pairs: finding, state, range, change and reason of `new`, and `pairs` of medians.
 
-        Return False, and record nothing, where it is not `was` any more: somebody else measured it meanwhile.
+        Return False without a record if the alert differs from `was`: another process measured it meanwhile.
         """
         row = {
             **_figures(new),
@@ -96,7 +95,7 @@ class Alerts:
         return self._database.write(lambda connection: connection.execute(still.values(row)).rowcount == 1)
 
     def add(self, run_id: str, one: NewAlert) -> AlertRecord:
-        """Record a number of a run that is to be measured though it does not stand out; return it, or what is there."""
+        """Record a number of a run for measurement without a suspicion; return its alert, new or existing."""
 
         def write(connection: Connection) -> AlertRecord:
             row = {**_row(run_id, one), **_line_of(connection, run_id)}
@@ -109,7 +108,7 @@ class Alerts:
         return self._database.write(write)
 
     def of_run(self, run_id: str, *, unchanged: bool = False) -> list[AlertRecord]:
-        """Return what stands out in a run, whatever became of it; with `unchanged` also what was only measured."""
+        """Return the alerts of a run in every state; with `unchanged` also numbers that were only measured."""
         of_run = schema.alert.c.run_id == run_id
         return self._find(of_run if unchanged else of_run & (schema.alert.c.finding != "unchanged"))
 
@@ -135,7 +134,7 @@ class Alerts:
         return [one for one in found if device_kind in (None, one.device_kind) and line in (None, one.line or "")]
 
     def remark(self, subject: str, remark: Remark) -> None:
-        """Record what somebody says of a subject, `alert:12` or `job:` and its id."""
+        """Record a remark on a subject, `alert:12` or `job:` and its id."""
         row = {
             "subject": values.clean(subject, 576),
             "state": remark.state,
@@ -153,13 +152,13 @@ class Alerts:
             return _remarks(connection, subjects)
 
     def remarks_of_jobs(self, job_ids: Iterable[str]) -> dict[str, Remark]:
-        """Return the newest remark of each of the jobs that has one which counts, by id."""
+        """Return the newest valid remark by job id, for jobs with one."""
         found = self.remarks([f"job:{job_id}" for job_id in job_ids])
         newest = {subject.removeprefix("job:"): remarks[-1] for subject, remarks in found.items()}
         return {job_id: remark for job_id, remark in newest.items() if _counts(remark)}
 
     def declare(self, run_id: str, accepted: NewAlert, remark: Remark) -> int:
-        """Record a step that somebody says is there and is right, and return the alert's id."""
+        """Record a step declared and accepted by a user, and return the alert's id."""
 
         def write(connection: Connection) -> int:
             alert = schema.alert
@@ -180,10 +179,10 @@ class Alerts:
 
 
 def open_alerts(connection: Connection) -> list[AlertRecord]:
-    """Return the regressions that are confirmed, or of deterministic metrics, and that nothing has settled.
+    """Return the unsettled regressions that are confirmed or of deterministic metrics.
 
-    Settled are those that somebody accepted or called fixed, and those after which the number got better again. Of a
-    number of which neither way is better nothing is to be done. What a private run found is for whoever made it.
+    Settled are alerts that a user accepted or marked as fixed, and those after which the number got better again.
+    Metrics without a better direction and findings of local runs are left out.
     """
     found = _find(connection, schema.alert.c.state.in_(_TOLD) & ~schema.alert.c.alert_private)
     undone = _undone(found)
@@ -204,9 +203,9 @@ def not_remarked() -> ColumnElement[bool]:
 
 
 def _undone(found: Iterable[AlertRecord]) -> set[int]:
-    """Return those of `found`, oldest first, whose number went back: by a step the other way, by half of it at least.
+    """Return the ids in `found`, oldest first, whose step was undone by at least half by a step the other way.
 
-    Each way back undoes the greatest that it can, and with what it has left the next.
+    Each step back undoes the greatest step that it can, and with its rest the next one.
     """
     undone: set[int] = set()
     before: dict[tuple[int, str, str], list[AlertRecord]] = {}
@@ -286,7 +285,7 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
 
 
 _FIGURES = ("change", "low", "high", "p_value")
-# What another look at a run may see otherwise.
+# Columns that another judgement of a run may change.
 _LOOKS = ("finding", "last_good", "first_bad", *_FIGURES, "reason")
 # Greater than what databases number rows with.
 _MOST_IDS = 2**63
@@ -327,6 +326,6 @@ def _in_line(line: str) -> ColumnElement[bool]:
 
 
 def _line_of(connection: Connection, run_id: str) -> dict[str, Any]:
-    """Return the columns of an alert that are those of its run. Raises StoreLostError where there is none."""
+    """Return the columns of an alert that come from its run. Raises StoreLostError for a missing run."""
     line, private = rows.line_of_run(connection, run_id)
     return {"alert_line": line, "alert_private": private}

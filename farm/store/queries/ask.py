@@ -1,4 +1,4 @@
-"""A query of somebody's own: one statement that reads, with a time limit, of which nothing stays in the database."""
+"""Query of a user: one reading statement with a time limit and without a trace in the database."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ONE_SELECT = "what is asked is one SELECT, with or without WITH, or VALUES"
 _READS_ONLY = f"a query only reads here: {_ONE_SELECT}; what people decide is changed by commands"
 _NO_ROWS = "that is no query: it has no rows"
 
-# What a statement may do in SQLite. Everything else is refused, also what a newer SQLite may add.
+# Allowed actions of a statement in SQLite. All others are refused, also future ones.
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _REFUSED_FUNCTIONS = {"load_extension", "fts3_tokenizer"}
-# PRAGMAs that describe; those of the second set change something when they have an argument.
+# Describing PRAGMAs; those of the second set change settings if they have an argument.
 _DESCRIBING = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 _SETTINGS = {"database_list", "collation_list", "compile_options", "journal_mode", "user_version", "page_count"}
 _SETTINGS |= {"page_size", "freelist_count"}
@@ -45,8 +45,8 @@ _READ_ONLY_TRANSACTION = "25006"
 _SYNTAX = "42601"
 _SQLITE_TABLE = re.compile(r"^no such table: (?:main\.)?(\w+)$")
 _POSTGRESQL_TABLE = re.compile(r'^relation "(?:public\.)?(\w+)" does not exist$')
-# Where farm's user may do everything, the query runs as a role that may only read tables (PostgreSQL 14 and later).
-# The snapshot that this statement takes is also what forbids to make the transaction one that writes.
+# A superuser's query runs as a role that may only read tables (PostgreSQL 14 and later). The snapshot of this statement
+# also keeps the transaction from becoming a writing one.
 _LIMITS = """
 SELECT set_config('statement_timeout', %s, true),
        (SELECT set_config('role', rolname, true) FROM pg_roles
@@ -55,7 +55,7 @@ SELECT set_config('statement_timeout', %s, true),
 
 
 def ask(database: Database, query: str, limit: int, seconds: float) -> QueryResult:
-    """Return what a query that somebody wrote answers; `Store.ask` has the errors."""
+    """Return the answer to a user's query; `Store.ask` has the errors."""
     if not database.readonly:
         raise UsageError(f"{database.name}: the store is open to write: no place for a query of somebody's own")
     if not database.is_sqlite:
@@ -118,11 +118,11 @@ def _sqlite_error(query: str, error: Exception, seconds: float, *, late: bool) -
 
 
 def ask_postgresql(engine: Engine, query: str, limit: int, seconds: float) -> QueryResult:
-    """Return what one statement answers, at most `limit` rows, within `seconds`; `engine` is of the driver psycopg.
+    """Return the answer to one statement, at most `limit` rows, within `seconds`; `engine` uses the driver psycopg.
 
-    It is the query of a cursor, sent by the extended protocol: the server takes one statement there, which has to be a
-    SELECT or VALUES, and makes no more rows than are fetched. Its transaction reads only and is rolled back. Errors as
-    of `ask_sqlite`.
+    The statement becomes the query of a cursor by the extended protocol: the server accepts a single statement there,
+    SELECT or VALUES, and makes only the fetched rows. Its transaction is read-only and rolled back. Errors as in
+    `ask_sqlite`.
     """
     from psycopg import Error
 
@@ -139,7 +139,7 @@ def ask_postgresql(engine: Engine, query: str, limit: int, seconds: float) -> Qu
 
 @contextmanager
 def _connection(engine: Engine) -> Iterator[Connection[Any]]:
-    """Yield a connection whose transaction reads only; whatever becomes of it, it is rolled back and closed."""
+    """Yield a connection with a read-only transaction, which is always rolled back and closed."""
     pooled = engine.raw_connection()
     connection: Any = pooled.driver_connection
     pooled.detach()
@@ -147,7 +147,7 @@ def _connection(engine: Engine) -> Iterator[Connection[Any]]:
         connection.read_only = True
         yield connection
     finally:
-        # The server rolls back what is open.
+        # The server rolls back the open transaction.
         pooled.close()
 
 

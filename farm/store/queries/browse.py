@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 _DAY_MS = 86_400_000
-# A run that ended a moment ago is still on somebody's screen.
+# Age up to which an ended run is listed with running ones, as pages may still show it.
 _JUST_ENDED_MS = 600_000
 _KNOWN_LIMIT = 200
 _PASSED, _FAILED = 0, 1
 
 STATES = ("unfinished", "passed", "failed", "other")
-"""Of a run: no end, exit code 0, exit code 1, any other exit code."""
+"""States of a run: no end, exit code 0, exit code 1, any other exit code."""
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs; what is empty says nothing."""
+    """Filter of runs; empty fields select all."""
 
     user: str = ""
     purpose: str = ""
-    """One of `Purpose`."""
+    """Value of `Purpose`."""
     soc: str = ""
     suite: str = ""
     state: str = ""
-    """One of `STATES`."""
+    """Value of `STATES`."""
     line: str = ""
     """As `line_text` has it; private runs belong to none."""
 
@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, frozen=True):
     planned: int
     """Jobs."""
     stale: int
-    """Of them, left out for want of time."""
+    """Jobs skipped for lack of time."""
     counts: dict[str, int]
     """Jobs that have an attempt, by the verdict that decides; `known` are failures that are understood."""
     last_ms: int
@@ -84,13 +84,13 @@ class ListedRun(msgspec.Struct, frozen=True):
     """Not there where nothing is known but that it is the default one."""
     name: str = ""
     purpose: str = Purpose.MANUAL
-    """One of `Purpose`."""
+    """Value of `Purpose`."""
     began: bool = True
-    """Whether anything was executed, or still may be."""
+    """True if a job was executed, or still may be."""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What can be asked for, in alphabetical order."""
+    """Known values of filters, in alphabetical order."""
 
     users: tuple[str, ...]
     socs: tuple[str, ...]
@@ -98,7 +98,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class DeviceAttempt(msgspec.Struct, frozen=True):
-    """An attempt by what a device's page tells of it."""
+    """Attempt as a device's page shows it."""
 
     run_id: str
     job_id: str
@@ -207,7 +207,7 @@ class Browse:
             return [RunFile(*row) for row in found]
 
     def file_kind(self, sha256: str) -> str | None:
-        """Return what an artifact is, `etdump` or the like; None for one that no attempt has."""
+        """Return the kind of an artifact, such as `etdump`; None for an artifact without an attempt."""
         with self._database.reading() as connection:
             kind: str | None = connection.scalar(statement("browse.file_kind"), {"sha256": values.clean(sha256)})
             return kind
@@ -275,7 +275,7 @@ def _targets(connection: Connection, run_ids: Collection[str]) -> dict[str, list
 
 
 def _by_id(connection: Connection, name: str, **of: Collection[Any]) -> dict[Any, Any]:
-    """Return the second column of a statement by the first; nothing where what is asked of is empty."""
+    """Return the second column of a statement by the first; empty for empty parameters."""
     if not all(of.values()):
         return {}
     return {row[0]: row[1] for row in connection.execute(statement(f"browse.{name}"), of)}

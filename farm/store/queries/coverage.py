@@ -1,4 +1,4 @@
-"""The newest results of jobs, whichever run they are of: a table of all of them, and what a red cell is worth.
+"""Newest results of jobs over all runs: a table of all jobs, and the results of a failed case on other targets.
 
 Every step goes through an index, from a job to its newest row: a store may have thousands of runs of every job.
 """
@@ -33,7 +33,7 @@ _BRIEF = select(*(column for column in schema.attempt.c if column.name in {"id",
 
 
 def with_elsewhere(connection: Connection, view: RunView) -> RunView:
-    """Return the run with what the cases of its failed jobs did elsewhere."""
+    """Return the run with the results of its failed jobs' cases on other targets."""
     failed = [(job, job.decisive) for job in view.jobs]
     red = [(job, bool(one.known_issue)) for job, one in failed if one is not None and one.verdict is Verdict.FAILED]
     wanted = [job for job, _ in sorted(red, key=lambda found: found[1])[:MOST_JOBS]]
@@ -52,17 +52,17 @@ def with_elsewhere(connection: Connection, view: RunView) -> RunView:
 
 
 def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, ...]:
-    """Return those of `results` that say what a failure of `job` is worth: first other SoCs, then other precisions.
+    """Return the `results` that put a failure of `job` into context: first other SoCs, then other precisions.
 
-    One differs from `job` in the SoC, or in backend and precision, never in both. Where suites share the case, the
-    result of the suite of `job` goes before, then the newest. Pure.
+    Each differs from `job` in the SoC, or in backend and precision, never in both. If suites share the case, the result
+    from the suite of `job` goes first, then the newest. Pure.
     """
     best: dict[tuple[str, str, str], JobResult] = {}
     own = (job.soc, job.backend, job.precision)
     for row in results:
         target = (row.result.soc, row.result.backend, row.result.precision)
         same = (row.case, row.module, row.options) == (job.case, job.case_module, job.options)
-        # Where no module tells what the case is, only its suite does.
+        # A case without a module is identified by its suite.
         same = same and bool(row.module or row.suite == job.suite)
         if not same or target == own or (target[0] != own[0] and target[1:] != own[1:]):
             continue
@@ -84,8 +84,8 @@ def newest_results(
 ) -> list[JobResult]:
     """Return the newest results of jobs, by their row ids; none of `farm debug`.
 
-    They are of `run_ids`, whatever they belong to; of None those of a line, and of the run `also`. Of a job without any
-    it is that of a trial of the user `trials_of`.
+    The results are of `run_ids`; with None of the runs of a branch, and of the run `also`. A job without any gets the
+    result of a local run of the user `trials_of`.
     """
     of_runs: dict[str, Any] = {"line": line, "run": also, "user": ""} if run_ids is None else {"runs": sorted(run_ids)}
     if run_ids is not None and not run_ids:

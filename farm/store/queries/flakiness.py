@@ -1,4 +1,4 @@
-"""Which verdicts jobs had of late, and whether their code was the same; `HistoryReader.reliability` says what for."""
+"""Recent verdicts of jobs with the identity of their code, for `HistoryReader.reliability`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tries(connection: Connection, since: Mapping[int, str], kind: str, until: s
     found: dict[int, list[Try]] = {}
     for one in sorted(verdicts, key=lambda one: (rows[one.run_job_id].run_id, one.id)):
         row = rows[one.run_job_id]
-        # What a verdict depends on apart from the device: the same of all three is the same code.
+        # Identity of the code: the three values that a verdict depends on apart from the device.
         code = f"{one.bundle_key} {row.fingerprint_hash} {row.judged_by}" if one.bundle_key else ""
         found.setdefault(row.job_id, []).append(Try(row.run_id, code, one.verdict == Verdict.PASSED))
     return found

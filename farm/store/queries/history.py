@@ -1,4 +1,4 @@
-"""What jobs did, attempt by attempt and run by run: `store.history`."""
+"""History of jobs, attempt by attempt and run by run: `store.history`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.
 _NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
-# Ids in one statement; nobody reads the history of more.
+# Most ids in a statement, beyond any useful history.
 _MOST_PARAMETERS = 10_000
 # A failed attempt has a row in the history of every asked metric: metric, unit, direction, exact, value and n.
 _UNMEASURED = ("", "", False, None, 0)
 
 
 class HistoryReader:
-    """What jobs did; runs of `farm debug` are left out.
+    """Reader of jobs' histories, without runs of `farm debug`.
 
-    Every method is one transaction and raises StoreError when the database refuses. A job pattern is a job's id,
-    `suite/case`, a suite, or any of these with `*` and `?`; for a job, metric or SoC that the store has never seen,
-    UnknownNameError is raised with the nearest name.
+    Every method is one transaction and raises StoreError if the database refuses. A job pattern is a job's id,
+    `suite/case`, a suite, or any of these with `*` and `?`; an unknown job, metric or SoC raises UnknownNameError with
+    the nearest name.
     """
 
     def __init__(self, database: Database) -> None:
@@ -57,10 +57,10 @@ class HistoryReader:
         *,
         trials_of: str = "",
     ) -> list[HistoryPoint]:
-        """Return what jobs measured in a line, grouped by job, device kind and metric, oldest first in each group.
+        """Return the numbers of jobs in a branch, grouped by job, device kind and metric, oldest first in each group.
 
-        None as `metric` is every metric; as `line` every run, also what is only compared with a line. `limit` counts
-        the newest attempts of a job on a device kind, and as many of trials of the user `trials_of`.
+        None as `metric` is every metric; as `line` every run, also local ones. `limit` counts the newest attempts of a
+        job on a device kind, and as many from local runs of the user `trials_of`.
         """
         with self._database.reading() as connection:
             jobs = list(matching_jobs(connection, job_pattern, soc))
@@ -93,7 +93,7 @@ class HistoryReader:
             return sorted(matching_jobs(connection, job_pattern, soc).values())
 
     def socs(self, job_patterns: Iterable[str]) -> list[str]:
-        """Return the names of the SoCs that have jobs which one of the patterns means, sorted."""
+        """Return the names of the SoCs with jobs of the patterns, sorted."""
         found: set[str] = set()
         for pattern in job_patterns:
             with suppress(UnknownNameError):
@@ -101,9 +101,9 @@ class HistoryReader:
         return sorted(found)
 
     def newest_runs(self, job_pattern: str, *, debug: bool = False) -> dict[str, str]:
-        """Return the newest run that has an attempt of each job, whichever its line, by the job's id; the newest last.
+        """Return the newest run of any branch with an attempt of each job, by the job's id; the newest last.
 
-        With `debug` it may be one of `farm debug`.
+        With `debug`, runs of `farm debug` count as well.
         """
         with self._database.reading() as connection:
             jobs = matching_jobs(connection, job_pattern)
@@ -111,9 +111,9 @@ class HistoryReader:
             return {row.name: row.run_id for row in connection.execute(statement("history.newest_runs"), of)}
 
     def pasts_of_run(self, run_id: str) -> list[JobPast]:
-        """Return what the jobs that a run judged measured, then and in the line's runs before, by kind of device.
+        """Return the numbers of a run's judged jobs, in the run and earlier runs of its branch, by kind of device.
 
-        A private run comes after those of the line that it is compared with.
+        A local run comes after the runs of the branch that it is compared with.
         Raises UnknownNameError.
         """
         from farm.store.queries.points import job_pasts
@@ -125,7 +125,7 @@ class HistoryReader:
             return list(job_pasts(connection, jobs, run.id, line=run.run_line))
 
     def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, most: int = 60, line: str = "") -> list[JobPast]:
-        """Return what the newest `most` runs of jobs in a line measured."""
+        """Return the numbers of the newest `most` runs of jobs in a branch."""
         from farm.store.queries.points import job_pasts
 
         with self._database.reading() as connection:
@@ -135,12 +135,12 @@ class HistoryReader:
     def reliability(
         self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, line: str = ""
     ) -> dict[str, Record]:
-        """Return how jobs did in their last 40 runs of a line on devices of a kind, up to run `until`.
+        """Return the reliability of jobs in their last 40 runs of a branch on devices of a kind, up to run `until`.
 
-        That is their pass rate, and whether they are flaky.
+        Reliability is the pass rate and flakiness.
 
-        Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
-        these runs.
+        Jobs without a verdict on their code are left out; with `failed_of_late` also jobs without a failure in these
+        runs.
         """
         from farm.store.queries.flakiness import reliability
 
@@ -153,10 +153,9 @@ class HistoryReader:
             return fingerprints(connection, hashes)
 
     def background(self, run_id: str, runs: int = 30) -> Background:
-        """Return what the jobs of a run measured in the newest `runs` of its line up to it, and its files.
+        """Return the numbers of a run's jobs in the newest `runs` of its branch up to it, and its files.
 
-        That is on its kind of device.
-        Nothing is there for a run that is not.
+        Numbers are of its kind of device. The answer is empty for a missing run.
         """
         from farm.store.queries.trends import background
 
@@ -167,11 +166,11 @@ class HistoryReader:
 def matching_jobs(
     connection: Connection, pattern: str, soc: str | None = None, run_id: str | None = None
 ) -> dict[int, str]:
-    """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
+    """Return the jobs of `pattern`, id to name; with `run_id` those of that run, possibly none."""
     pattern, soc = values.clean(_NAMED_BY_PATH.sub(r"\1", pattern)), soc and values.clean(soc)
     suite, _, case = pattern.partition("/")
     named = {"pattern": pattern, "suite": suite, "case_name": values.case_column(case)}
-    # What is named as it is needs no look at all names.
+    # An exact name needs no search over all names.
     found: Any = connection.execute(statement("history.jobs_named"), named).all()
     if not found:
         rows: Any = connection.execute(statement("history.jobs")).all()
@@ -183,7 +182,7 @@ def matching_jobs(
     if soc is not None:
         of_soc = [row for row in found if row.soc.casefold() == soc.casefold()]
         if not of_soc:
-            # One that farm does not know is refused by its name; of one that it knows there is nothing here yet.
+            # An unknown SoC is refused by its name; a known one has no result here yet.
             name, there = find_soc(soc).name, ", ".join(sorted({row.soc for row in found}))
             raise UsageError(f"{pattern} has no result on {name} yet: there are results on {there}")
         found = of_soc

@@ -1,4 +1,4 @@
-"""What jobs measured run by run, for `farm.results.analysis`: one value a run, and everything that it depends on."""
+"""Numbers of jobs run by run, for `farm.results.analysis`: one value per run, and all facts that it depends on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _JOBS = 50
 
 
 class SeriesPast(msgspec.Struct, frozen=True):
-    """One metric of a job over its runs."""
+    """Metric of a job over its runs."""
 
     id: int
-    """Of the row in the store."""
+    """Id of the series' row in the store."""
     series: Series
     values: tuple[float, ...]
     """For each of the job's runs the median of its samples, of a figure of outputs what decides; NaN without one."""
@@ -43,19 +43,19 @@ class JobPast(msgspec.Struct, frozen=True):
 
     job_id: str
     device: str
-    """Of the newest run."""
+    """Device of the newest run."""
     runs: tuple[Point, ...]
-    """Oldest first; without values, which are those of the series."""
+    """Runs, oldest first, without values, which belong to the series."""
     series: tuple[SeriesPast, ...]
 
 
 def job_pasts(
     connection: Connection, job_ids: Mapping[int, str], until: str | None, *, line: str, most: int = RUNS
 ) -> Iterator[JobPast]:
-    """Yield the newest `most` runs of jobs, id to name, in a line, for each kind of device.
+    """Yield the newest `most` runs of jobs, id to name, in a branch, for each kind of device.
 
-    With `until` those up to that run, which may be one that is only compared with the line, and only of jobs that it
-    has a verdict of. Runs of `farm debug` are left out.
+    With `until` only runs up to that run, which may be a local one, and only jobs with a verdict in it. Runs of
+    `farm debug` are left out.
     """
     facts: dict[str, dict[str, str]] = {}
     for part in chunks(sorted(job_ids), _JOBS):

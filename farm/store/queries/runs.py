@@ -44,12 +44,12 @@ class RunReader:
             return newest
 
     def resolve(self, ref: str, *, own: bool = True, unbegun: bool = False, unbegun_named: bool = False) -> str:
-        """Return the run id that `latest`, `latest~1` (the one before), an id, its unique beginning or a name means.
+        """Return the run id of `latest`, `latest~1` (the one before), an id, its unique beginning or a name.
 
-        `latest` is the newest run of this user, of anybody where `own` is False; `latest@nightly` is that of a night,
-        `latest@main` of the line `main`. Of several runs of a name it is the newest. Runs that never began count where
-        `unbegun` is True, and with `unbegun_named` where they are called by name. Raises UnknownNameError with the
-        nearest id or name, UsageError where several ids begin so or none is that far back.
+        `latest` is the newest run of this user, or of all users if `own` is False; `latest@nightly` is the newest
+        nightly run, `latest@main` the newest of the branch `main`. A name of several runs means the newest. Runs that
+        never began count with `unbegun`, and with `unbegun_named` if they are named. Raises UnknownNameError with the
+        nearest id or name, UsageError for an ambiguous beginning or a too distant run.
         """
         with self._database.reading() as connection:
             return resolve_run(connection, ref, own=own, unbegun=unbegun, unbegun_named=unbegun_named)
@@ -79,7 +79,7 @@ class RunReader:
             return with_elsewhere(connection, _run_view(connection, run_id))
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[JobFile]:
-        """Return the artifacts of a run, or of one of its jobs, oldest first."""
+        """Return the artifacts of a run, or of a job in it, oldest first."""
         with self._database.reading() as connection:
             found = connection.execute(statement("runs.artifacts"), {"run": run_id})
             return [job_file_of(row) for row in found if job_id in (None, row.job_id)]
@@ -95,7 +95,7 @@ class RunReader:
         return list(planned.values())
 
     def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
-        """Return how the jobs of a run ended, by their ids, without those that have no verdict about their code."""
+        """Return the verdicts of a run's jobs by their ids, without jobs that have no verdict on their code."""
         with self._database.reading() as connection:
             return {
                 row.name: verdict_of(row) for row in connection.execute(statement("runs.verdicts"), {"run": run_id})
@@ -215,7 +215,7 @@ def _device_view(row: Row[Any], attempts: Sequence[tuple[Row[Any], Attempt]]) ->
         row.kind,
         row.build,
         len({run_job_id for run_job_id, _ in used}),
-        # The same sum whatever the order of the rows, which may be another one in another store.
+        # fsum makes the sum independent of the order of rows, which differs between stores.
         math.fsum(seconds for _, seconds in used),
         row.runtime or {},
     )
@@ -251,14 +251,14 @@ def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Atte
 
 
 def jobs_of(connection: Connection, run_id: str) -> Sequence[Row[Any]]:
-    """Return what a run was to do, in its order."""
+    """Return the planned jobs of a run, in their order."""
     return connection.execute(statement("runs.jobs"), {"run": run_id}).all()
 
 
 def attempts_of(connection: Connection, run_id: str) -> list[tuple[Row[Any], Attempt]]:
     """Return the attempts of a run with their rows, oldest first."""
     of_run = {"run": run_id}
-    # First: what is recorded meanwhile has details that no attempt here has, and not the other way round.
+    # Attempts are read first: rows recorded meanwhile give details without an attempt, never the other way round.
     rows = connection.execute(statement("runs.attempts"), of_run).all()
     comparisons = comparisons_of(connection.execute(statement("runs.comparisons"), of_run))
     operators = operators_of(connection.execute(statement("runs.operators"), of_run))

@@ -1,4 +1,4 @@
-"""What earlier runs say of the jobs of a new one, and how shards divide them: `store.selection`."""
+"""Expectations of a new run's jobs from earlier runs, and the division into shards: `store.selection`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 # Enough for a median that one slow attempt does not move, few enough that the newest toolchain counts.
 _RECENT_RUNS = 15
-# Longer than a shard takes, so that one that begins when another has ended divides as that did; a day later it is over.
+# Validity of agreed seconds: longer than a shard, so that shards one after the other divide alike, and less than a day.
 _AGREED_MS = 12 * 3_600_000
 _FORGOTTEN_MS = 30 * 86_400_000
 _NEVER = LastVerdict("", 0, "", "", "")
 
 
 class SelectionReader:
-    """What earlier runs say of the jobs of a new one; runs of `farm debug` are left out.
+    """Reader of expectations from earlier runs, without runs of `farm debug`.
 
-    A kind of device is `virtual` or `hardware`. Every method is one transaction and raises StoreError when the database
+    A kind of device is `virtual` or `hardware`. Every method is one transaction and raises StoreError if the database
     refuses.
     """
 
@@ -43,9 +43,9 @@ class SelectionReader:
     def expected(
         self, job_ids: Sequence[str], kind: str, line: str = "", *, trials_of: str = ""
     ) -> dict[str, ExpectedJob]:
-        """Return what recent runs of a line, and trials of a user, on devices of a kind let expect of judged jobs.
+        """Return expectations of judged jobs from recent runs of a branch and a user's local runs, on a kind of device.
 
-        Of a job that the line has no verdict of, its times are those of any other run, and its last verdict is empty.
+        A job without a verdict in the branch gets times of any other run and an empty last verdict.
         """
         with self._database.reading() as connection:
             in_line = _recent(connection, job_ids, kind, line, trials_of)
@@ -56,10 +56,10 @@ class SelectionReader:
     def failed_last(
         self, job_ids: Sequence[str], kind: str, user: str, line: str = "", *, private: bool = False
     ) -> set[str]:
-        """Return those of the jobs that did not pass when `user` last ran them in a line on devices of this kind.
+        """Return the jobs that did not pass in `user`'s last runs of a branch on devices of this kind.
 
-        That is failures that are no known issues, and jobs that the farm could not judge. With `private` also what was
-        only compared with the line counts: who changes it wants to know what failed a moment ago.
+        These are failures without a known issue, and jobs without a verdict on the code. With `private` local runs
+        count as well, for a user who works on the code.
         """
         failed: set[str] = set()
         with self._database.reading() as connection:
@@ -69,10 +69,10 @@ class SelectionReader:
         return failed
 
     def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
-        """Return the seconds that this login's first call for the same jobs and kind has given; else `seconds`.
+        """Return the seconds of this login's first call for the same jobs and kind; for the first call `seconds`.
 
-        So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
-        no call has asked for twelve hours.
+        So all shards divide by equal numbers, although the first of them changes the history. The numbers hold until
+        twelve hours pass without a call.
         """
         names = sorted(seconds)
         mine = [seconds[name] for name in names]
@@ -84,7 +84,7 @@ class SelectionReader:
             connection.execute(delete(weights).where(weights.c.asked_ms < now_ms - _FORGOTTEN_MS))
             row = {"user_name": user, "selection": key, "asked_ms": now_ms, "seconds": mine}
             insert_missing(connection, weights, [row])
-            # Of two who come at once, the second waits here for what the first gives.
+            # The second of two simultaneous calls waits here for the first.
             of_key = (weights.c.user_name == user, weights.c.selection == key)
             first = connection.execute(select(weights).where(*of_key).with_for_update()).one()
             holds = first.asked_ms >= now_ms - _AGREED_MS and len(first.seconds) == len(mine)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from farm.store.database import Database
     from farm.store.records import JobResult
 
-# A nightly run of last week is still what somebody wants to know of; one of last month is not.
+# Greatest age of a nightly run in the status: last week's counts, last month's does not.
 _FRESH_MS = 8 * 86_400_000
-# What begins within it is one night: less than from one to the next.
+# Longest span of cells that count as one nightly run, shorter than the time to the next.
 _NIGHT_MS = 18 * 3_600_000
-# What is older and has no end was killed.
+# Age from which a run without an end counts as killed.
 _RUNNING_MS = 86_400_000
 
 
@@ -46,7 +46,7 @@ class StatusReader:
         return (None if found is None else toolchain_of(found)) or RunToolchain()
 
     def line_to_show(self, asked: str | None) -> str:
-        """Return the line that `asked` means; where nobody asks the default one, or of others alone the newest run's.
+        """Return the branch `asked`; by default the default branch, or the newest run's if that has no runs.
 
         Raises UnknownNameError.
         """
@@ -59,11 +59,10 @@ class StatusReader:
             return find_line(connection, asked)
 
     def night(self, line: str | None = None) -> list[str]:
-        """Return the runs of the newest night of a line, of all lines where it is None, newest first.
+        """Return the newest nightly runs of a branch, of all branches for None, newest first.
 
-        A night is all cells of one of `farm nightly`, and nightly runs that began within 18 hours. Of what was run
-        twice, by the name, or the command where there is none, it is the newest. Nothing where none began in the last
-        eight days.
+        They are all cells of one `farm nightly`, and nightly runs that began within 18 hours. Of runs with an equal
+        name, or command without a name, the newest counts. Empty if none began in the last eight days.
         """
         of = of_line(line)
         with self._database.reading() as connection:
@@ -88,9 +87,9 @@ class StatusReader:
             return next(began, None) or connection.scalar(statement("status.newest"), of)
 
     def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
-        """Return the runs of a line in the last day that have no end, newest first: they run, or were killed.
+        """Return the runs of a branch in the last day without an end, newest first: running or killed ones.
 
-        Trials are those of one's own.
+        Local runs are those of this user.
         """
         since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(self._database.user)}
         with self._database.reading() as connection:

@@ -1,4 +1,4 @@
-"""What a report shows beside a run: what its jobs measured in the runs before, and the files that are kept of it."""
+"""Background of a report: numbers of the jobs in earlier runs, and kept files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
 
 
 def background(connection: Connection, run_id: str, runs: int) -> Background:
-    """Return the artifacts of a run, and the newest `runs` values of METRICS in its line up to it.
+    """Return the artifacts of a run, and the newest `runs` values of METRICS in its branch up to it.
 
-    They are of its kind of device.
+    Values are of its kind of device.
     """
     run = connection.execute(statement("runs.run"), {"run": run_id}).first()
     if run is None:
