@@ -756,20 +756,20 @@ def farm(lab: Lab, user: str, tmp_path: Path, *arguments: str) -> subprocess.Com
 def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], tmp_path: Path) -> None:
     submit(stores["ada"], shards(1), "ada")
     for user in ("ada", "vic", "host1", "mia"):
-        for command in (["status"], ["devices", "list"], ["run", "list"]):
+        for command in (["status"], ["devices", "list"], ["runs", "list"]):
             done = farm(lab, user, tmp_path, *command)
             assert done.returncode in (0, 2), (user, command, done.stderr)
             assert "permission denied" not in done.stderr, (user, command, done.stderr)
-    answer = farm(lab, "ada", tmp_path, "triage", "--json")
+    answer = farm(lab, "ada", tmp_path, "alerts", "list", "--json")
     assert answer.returncode == 0, answer.stderr
     json.loads(answer.stdout)
-    printed = farm(lab, "mia", tmp_path, "store", "roles")
+    printed = farm(lab, "mia", tmp_path, "lab", "roles")
     assert printed.returncode == 0, printed.stderr
     assert "CREATE ROLE" in printed.stdout
     # What is printed is what a superuser applies.
     lab.sql("farm", printed.stdout)
-    refusal = farm(lab, "ada", tmp_path, "store", "roles", "--apply")
+    refusal = farm(lab, "ada", tmp_path, "lab", "roles", "--apply")
     assert refusal.returncode == 4, refusal.stderr
     assert "Roles" in refusal.stderr or "permission" in refusal.stderr
-    only_builds = farm(lab, "hostc", tmp_path, "agent", "--build")
+    only_builds = farm(lab, "hostc", tmp_path, "lab", "agent", "--build")
     assert (only_builds.returncode, "hostc may only build" in only_builds.stderr) == (2, True), only_builds.stderr

@@ -137,7 +137,8 @@ def _generated(summary: RunSummary, width: int) -> list[Text]:
     lines = []
     for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
-        lines += _wrapped(f"{title}: {'; '.join([*rates(figures)[:2], *figures.told])}", width, "")
+        fall = [f"rate {figures.fall_text}"] if figures.fall_text else []
+        lines += _wrapped(f"{title}: {'; '.join([*rates(figures)[:2], *fall, *figures.told])}", width, "")
     return lines
 
 
