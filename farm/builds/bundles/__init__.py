@@ -1,1 +1,1 @@
-"""What a job compiles to: a folder addressed by everything that went into it."""
+"""Bundles: results of compiling jobs, each a folder addressed by the hash of all its ingredients."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """One published bundle, for showing and pruning."""
+    """Published bundle of the cache, for lists and pruning."""
 
     key: str
     job_id: str
@@ -44,7 +44,7 @@ class BundleCache:
         self._bundles = root / "bundles"
 
     def folder(self, key: str) -> Path:
-        """Return where the bundle of `key` is, or would be. Raises UsageError for what is no key."""
+        """Return the folder of the bundle of `key`, existing or not. Raises UsageError for an invalid key."""
         if not is_bundle_key(key):
             raise UsageError(f"{key[:80]!r} is no key of a bundle: whoever wrote it to the store was not farm")
         return self._bundles / key[:2] / key
@@ -60,7 +60,7 @@ class BundleCache:
         if not folder.is_dir() or not self._is_inside(folder):
             return None
         require_own(folder)
-        # One that is root's can be read all the same.
+        # A bundle that belongs to root is readable, although its time cannot be set.
         with contextlib.suppress(OSError):
             os.utime(folder / MANIFEST)
         return _whole(folder)
@@ -84,7 +84,7 @@ class BundleCache:
         sweep(folder.parent, folder.name)
 
     def entries(self) -> list[CacheEntry]:
-        """Return what is there, most recently used first."""
+        """Return the published bundles, most recently used first."""
         found = []
         for folder in self._bundles.glob("*/*"):
             if not is_bundle_key(folder.name) or not self._is_inside(folder):
@@ -103,7 +103,8 @@ class BundleCache:
     ) -> list[CacheEntry]:
         """Remove the bundles not used for `older_than_s`, or the least recently used beyond `keep_bytes`.
 
-        What compiles that were ended left goes as well. Returns the bundles that were removed, or would be.
+        Leftovers of interrupted compiles are removed as well. Returns the removed bundles; in a dry run the bundles to
+        remove.
         """
         horizon_ms = (time.time() - older_than_s) * 1000
         total, removed = 0, []
@@ -125,7 +126,7 @@ class BundleCache:
 
 
 def _job_of(folder: Path) -> str:
-    """Return which job a bundle was compiled for, `damaged` where it does not say so."""
+    """Return the job of the bundle in `folder`, `damaged` for an unreadable manifest."""
     try:
         return load_bundle(folder).manifest.job_id
     except BundleError:
@@ -133,7 +134,7 @@ def _job_of(folder: Path) -> str:
 
 
 def _whole(folder: Path) -> Bundle | None:
-    """Return the bundle in `folder`, None where it is damaged or not that of its name."""
+    """Return the bundle in `folder`; None for a damaged bundle or one whose key is not the folder's name."""
     try:
         bundle = load_bundle(folder)
         bundle.verify()
@@ -142,14 +143,14 @@ def _whole(folder: Path) -> Bundle | None:
     return bundle if bundle.manifest.key == folder.name else None
 
 
-# What compiles leave in the cache when they are ended. A bundle is made in a `.partial` folder, and a builder has a
-# folder of its own, its TMPDIR as well. Both have a lock that their process holds as long as it lives
-# (farm/base/publish.py): what has no holder is left over. The pool removes what its builders leave; what a farm that
-# was killed left, the next one removes.
+# Leftovers of interrupted compiles. A bundle is made in a `.partial` folder, and a builder has a folder of its own,
+# its TMPDIR as well. Both have a lock that their process holds until its end (farm/base/publish.py): a folder without
+# a lock holder is a leftover. The pool removes the leftovers of its builders; the next farm process removes those of a
+# killed one.
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One folder that is not needed any more."""
+    """Folder in the cache without a living owner."""
 
     path: str
     files: int
@@ -165,9 +166,9 @@ def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
 
 
 def work_in(folder: Path) -> None:
-    """Make `folder` the current one, and the one of temporary files; before anything asks where those go.
+    """Make `folder` the current folder and that of temporary files, before the first use of `tempfile`.
 
-    Python still finds modules in the folder in which it was started: `python -m` has that by its full name.
+    Python still finds modules in its start folder: `python -m` has the full path of it.
     """
     os.chdir(folder)
     os.environ["TMPDIR"] = str(folder)
@@ -179,7 +180,7 @@ def builder_folder_size(root: Path, name: str) -> int:
 
 
 def leftovers(root: Path) -> list[Leftover]:
-    """Return what is left over in the cache at `root`; what a living process uses is not."""
+    """Return the leftovers in the cache at `root`, without the folders of living processes."""
     found = [*(left for parent in _bundle_parents(root) for left in half_made(parent)), *without_owner(_builders(root))]
     return [Leftover(str(path), *folder_size(path)) for path in found]
 
@@ -193,7 +194,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def remove_builder(root: Path, name: str) -> None:
-    """Remove what a builder left that has ended."""
+    """Remove the leftovers of an ended builder."""
     sweep_own(_builders(root), name)
 
 

@@ -1,8 +1,8 @@
-"""What an edit of a Python file changes, for who has run some of its functions: by syntax, whatever the layout. Pure.
+"""Effect of an edit of a Python file on processes that ran some of its functions, by syntax, not by layout. Pure.
 
-A file is its *skeleton*, all that runs when it is imported (statements of the module and of class bodies, decorators,
-signatures, defaults, the names of all functions), and the bodies of its outermost functions, which decide something
-only where they ran. Nested functions, classes and lambdas in a body belong to it.
+A file consists of its *skeleton*, the code that runs at import (statements of the module and of class bodies,
+decorators, signatures, defaults, the names of all functions), and the bodies of its outermost functions, which matter
+only if they ran. Nested functions, classes and lambdas in a body belong to the body.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Body(NamedTuple):
     """The body of an outermost function."""
 
     first: int
-    """Its lines."""
+    """First line of the body; `last` is the last one."""
     last: int
     always: bool
-    """Whether it ran cannot be told by its lines: it is taken to have run."""
+    """True for a body whose lines do not show whether it ran: it counts as run."""
     digest: str
 
 
@@ -42,15 +42,15 @@ class Parts(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """What is different between two contents of a file."""
+    """Difference between two contents of a file."""
 
     everywhere: bool
-    """The skeleton is, or what is different is not known: who has loaded the file is concerned."""
+    """True for a different skeleton or an unknown difference: every process that loaded the file is concerned."""
     bodies: tuple[Body, ...] = ()
-    """Of the old content, those that are different."""
+    """Bodies of the old content that are different in the new one."""
 
     def concerns(self, trace: FileTrace) -> bool:
-        """Return whether it may concern who has left `trace` of the old content."""
+        """Return whether the edit may concern a process that left `trace` of the old content."""
         if self.everywhere or trace.whole:
             return True
         return any(body.always or trace.ran(body.first, body.last) for body in self.bodies)
@@ -60,7 +60,7 @@ EVERYWHERE = Edit(everywhere=True)
 
 
 def edit_between(old: bytes, new: bytes) -> Edit:
-    """Return what is different between two contents of a file."""
+    """Return the difference between two contents of a file."""
     try:
         before, after = parts_of(old), parts_of(new)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -77,7 +77,7 @@ def parts_of(source: bytes) -> Parts:
     tree = ast.parse(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # What parses need not compile: a `break` outside of a loop would end the import, whoever runs it.
+        # Code that parses may still not compile: a `break` outside of a loop ends the import of the file.
         compile(source, "<edit>", "exec", dont_inherit=True)
     bodies: list[Body] = []
     _take_bodies(tree, bodies)
@@ -89,8 +89,8 @@ def _take_bodies(node: ast.AST, bodies: list[Body]) -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Function):
             bodies.append(_body(child))
-            # What calling it gives without running its body: a generator is one by what is in it.
-            # Its docstring may be read by others, and a class notices where a method wants to know it.
+            # Traits of the function that are visible without running its body: a `yield` makes it a generator, other
+            # code may read its docstring, and a class provides `__class__` to methods that use it.
             traits = (_kind(child), ast.get_docstring(child, clean=False), _wants_its_class(child))
             child.body = [ast.Expr(ast.Constant(repr(traits)))]
         else:

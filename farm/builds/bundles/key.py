@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Case, Job
 
-# A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
+# Files below farm/ whose code decides the content of bundles: a change of one makes new bundles. Of the flows of
 # backends a bundle depends on its own.
 _RECIPE = (
     "builds/compile/flows/*.py", "builds/bundles/bundle.py", "builds/bundles/origins.py", "builds/bundles/ready.py",
     "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
     "builds/program/qnn_options.py",
 )  # fmt: skip
-# The same for cases that generate text, beside it.
+# Further files of the recipe for cases that generate text.
 _RECIPE_OF_TEXT = (
     "builds/compile/llm/*.py", "builds/bundles/generation.py", "suites/architectures.py", "suites/generate.py",
     "suites/prompts.py", "suites/accuracy/*.py",
 )  # fmt: skip
 
 CONTENT = "_content"
-"""What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
+"""Suffix of version names whose value is a SHA-256 of the content: `executorch_content`, `qnn_content`."""
 HOST_CPU = "host_cpu"
 """Among the versions: processor that calls QNN, `arm` or, on virtual devices, `x86`. It counts for backends with
 `host_cpus`, and where methods share weights."""
 
 
 def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
-    """Return the files whose content decides what is in a bundle for `backend`, sorted.
+    """Return the files of the recipe of bundles for `backend`, sorted.
 
-    Without `text` it is one of a case that generates none.
+    Without `text`: the recipe of cases that generate no text.
     """
     root = Path(__file__).parents[2]
     flows = {name: _module_file(one.flow) for name, one in BACKENDS.items()}
@@ -58,15 +58,15 @@ def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
 
 @functools.cache
 def recipe_digest(backend: str, *, text: bool = True) -> str:
-    """Return the hash of farm's own part in bundles for `backend`, as it was when this process first asked, as hex.
+    """Return the hash of farm's recipe of bundles for `backend` at the first call in this process, as hex.
 
-    Without `text` it is that in bundles of cases that generate none.
+    Without `text`: the recipe of cases that generate no text.
     """
     return recipe_now(backend, text=text)
 
 
 def recipe_now(backend: str, *, text: bool = True) -> str:
-    """Return the same as it is on the disk now: another one where farm was upgraded beneath this process."""
+    """Return the hash of the recipe on the disk now; it differs after an upgrade of farm during this process."""
     digest = hashlib.sha256()
     for path in recipe_files(backend, text=text):
         digest.update(path.read_bytes())
@@ -81,9 +81,9 @@ def _module_file(name: str) -> Path:
 
 
 def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
-    """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
+    """Return the versions that a bundle depends on besides its job; `qnn` is the QNN build of the compiler.
 
-    `virtual`: for virtual devices, of which HOST_CPU is another one.
+    `virtual`: for virtual devices, whose HOST_CPU is different.
     """
     versions = {"qnn": qnn, HOST_CPU: "x86" if virtual else "arm"}
     for name in ("executorch", "torch", "torchao"):
@@ -95,7 +95,7 @@ def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
 
 
 def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | None = None) -> dict[str, str]:
-    """Return those of `versions` that a bundle of `case` for `backend` depends on: on the CPU no QNN takes part."""
+    """Return the part of `versions` that a bundle of `case` for `backend` depends on: without QNN on the CPU."""
     found = find_backend(backend)
     per_host = bool(found.host_cpus) or (case is not None and _has_weights_to_share(case))
     foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if per_host else {HOST_CPU})
@@ -136,15 +136,14 @@ def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
 def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     """Return the key of the bundle of `job`, as hex.
 
-    Case name, suite, tolerances, known issues and run-time options are left out: they decide nothing of what is
-    compiled.
+    The key leaves out case name, suite, tolerances, known issues and run-time options, which do not affect compiling.
     """
     case, target = job.case, job.target
     backend, soc = find_backend(target.backend), find_soc(target.soc)
     parts = {
         "case": case.definition,
         "source": _source_digest_of(job),
-        # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
+        # On the CPU only the SoC's name counts: the manifest has it, and a device refuses bundles of another SoC.
         "soc": (soc.name, *(() if backend.on_cpu else (soc.soc_id, soc.htp_arch, soc.vtcm_mb, soc.lpai_version))),
         "backend": (backend.name, backend.qnn_type, backend.online_prepare),
         "precision": target.precision,
@@ -182,6 +181,6 @@ def _source_digest_of(job: Job) -> str:
     if looked is None:
         let_the_clock_pass(suite_files(job.case))
         as_of_ns = time.time_ns()
-        # Another thread may forget it at any moment.
+        # Another thread may remove the entry at any moment, so the local variable is used.
         looked = _looked[where] = _Looked(source_digest(job.case), as_of_ns)
     return looked.digest

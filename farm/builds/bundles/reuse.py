@@ -1,29 +1,29 @@
-"""The bundle of a job: the one of its key, or one whose trace is still true of an edited toolchain.
+"""Search for the bundle of a job: by its key, or by a trace that still holds for an edited toolchain.
 
-A bundle of a toolchain under development serves as long as nothing that took part in it has changed:
+A bundle of a toolchain under development is reused as long as none of its ingredients has changed:
 
 * everything of its key but the content of the Python files below the developed folders is the same: the case, farm's
   own recipe, other packages, the names of the Python files, data files and binaries (`base_key`);
 * the code that runs at import and every function that ran are the same in each loaded file (`bundles/changes.py`).
 
-What could be remembered or missed, and why it is not:
+Sources of stale state, and the reason why each is harmless:
 
-* *Caches, registries, module state*: a traced builder forks a process for each job from one that has imported and
-  warmed up, so that what ran before a job is in its trace, and what other jobs ran is not in its memory.
+* *Caches, registries, module state*: a traced builder forks a process for each job from a parent that has imported and
+  warmed up: the trace contains all code that ran before the job, and the memory contains no state of other jobs.
 * *Code that is read, not run*: torch's dynamo inlines bytecode, and notes what it inlines; `inspect.getsource` or any
   other reading of a Python file makes its whole text count.
 * *Child processes, foreign threads, a replaced trace function*: there is no trace then (`farm.builds.compile.tracing`).
-* *A file or name that was looked for and not found*: names of files are in the base key, names in a module or class are
-  in the skeleton of its file.
+* *A missing file or name that appears later*: names of files are in the base key, names in a module or class are in
+  the skeleton of its file.
 * *Line numbers and comments* decide nothing: ExecuTorch writes stack traces into graphs, and none into programs.
-* *Answers that a compiler keeps on the disk between processes*: none of ExecuTorch or torch's export does. What a
-  toolchain reads outside of its folders (variables, a home folder) is no part of any key either.
+* *Answers that a compiler keeps on the disk between processes*: ExecuTorch and torch's export keep none. Inputs of a
+  toolchain outside of its folders (variables, a home folder) are no part of any key either.
 
-Not seen, and tried in tests/toolchains/test_trace_adversary.py: who reads `__code__` or the size of a file, or acts on
-the number of a line; Python in threads that a library starts by itself; a file that is read after a traceback has shown
-a line of it. ExecuTorch 1.5.1 does none of it in exir and in the backends that farm compiles for.
+Not detected, and tried in tests/toolchains/test_trace_adversary.py: code that reads `__code__` or the size of a file,
+or depends on the number of a line; Python in threads that a library starts by itself; a file that is read after a
+traceback has shown a line of it. ExecuTorch 1.5.1 does none of it in exir and in the backends that farm compiles for.
 
-Where anything is not known, such as a trace or a source that was pruned, the bundle is compiled.
+The bundle is compiled if a fact is missing, such as a pruned trace or source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 _TRACED = "traced"
-# Of the bundles that a job had, the latest are looked at: states between which somebody goes to and fro.
+# Latest bundles of a job that are searched: enough for a developer who switches between some states of the source.
 _MOST_BUNDLES = 16
 
 
@@ -60,29 +60,29 @@ class _WithDeveloped(Protocol):
 
 
 class Tools(Protocol):
-    """What compiles: a Toolchain, or a plan that has been made with one."""
+    """Versions and compiler of a toolchain: a Toolchain, or a plan that was made with one."""
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """What a bundle depends on besides its job."""
+        """Versions that a bundle depends on besides its job."""
 
     @property
     def compiler(self) -> _WithDeveloped:
-        """Its developed folders."""
+        """Compiler with the developed folders of the toolchain."""
 
 
 class FoundBundle(NamedTuple):
-    """Which bundle is that of a job."""
+    """Key of a job's bundle, and whether the cache has the bundle."""
 
     key: str
     cached: bool
-    """It is in the cache, whole."""
+    """True for a complete bundle in the cache."""
 
 
 def find_bundle_for(job: Job, tools: Tools, cache: BundleCache) -> FoundBundle:
-    """Return the bundle of `job` as its toolchain is now: one that is cached, or the key to compile it under.
+    """Return the bundle of `job` with the present toolchain: a cached bundle, or the key to compile it under.
 
-    Raises UntrustedError where another user could have written it.
+    Raises UntrustedError for a bundle that another user could have written.
     """
     return find_bundles_for([job], tools, cache)[job.id]
 
@@ -94,7 +94,7 @@ def find_bundles_for(jobs: Iterable[Job], tools: Tools, cache: BundleCache) -> d
 
 
 def base_key(job: Job, versions: Mapping[str, str], developed: Iterable[DevelopedRoot]) -> str:
-    """Return what the bundle of `job` depends on, but the content of Python files in developed folders, as hex."""
+    """Return a hash of all that the bundle of `job` depends on, except Python files in developed folders, as hex."""
     rests: dict[str, str] = {}
     for root in developed:
         rests[root.content] = f"{rests.get(root.content, '')} {root.rest}"
@@ -111,7 +111,7 @@ def remember_traced(cache_root: Path, base: str, key: str) -> None:
 
 
 def forget_pruned(cache: BundleCache) -> None:
-    """Remove the notes of bundles that are no longer in the cache, and sources that none has used for long."""
+    """Remove the traces of bundles that have left the cache, and sources without use for a long time."""
     forget_old_sources(cache.root)
     root = cache.root / _TRACED
     for path in root.glob("*/*/*"):
@@ -124,7 +124,7 @@ def forget_pruned(cache: BundleCache) -> None:
 
 
 class _Finder:
-    """Looks for the bundles of many jobs; what a changed file means is worked out once."""
+    """Search for the bundles of many jobs that analyses each changed file once."""
 
     def __init__(self, tools: Tools, cache: BundleCache) -> None:
         self._tools, self._cache = tools, cache
@@ -160,7 +160,7 @@ class _Finder:
 
 
 class _EditOf:
-    """Tells what was edited between a file of a trace and the file as it is now."""
+    """Comparison of a file in a trace with the present file, cached by content."""
 
     def __init__(self, cache_root: Path) -> None:
         self._cache_root = cache_root
@@ -178,7 +178,7 @@ class _EditOf:
             new = path.read_bytes()
         except OSError:
             return EVERYWHERE
-        # It may have changed again since the toolchain was looked at.
+        # The file may have changed again since the toolchain was read.
         if old is None or hashlib.sha256(new).hexdigest() != now:
             return EVERYWHERE
         return edit_between(old, new)

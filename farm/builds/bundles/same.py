@@ -1,8 +1,7 @@
-"""Which programs of two sides are the same, found without a device: before and after a commit, with either toolchain.
+"""Comparison of the programs of two sides without a device: before and after a commit, with two toolchains.
 
-Two questions are told apart. Is it the same *program*: would a device do the same? And is it the same *job*: would it
-be judged the same too? For that the inputs, the references, and what the outputs are and in which steps they are
-quantized have to be the same as well.
+Equal *programs* make a device do the same. Equal *jobs* also lead to the same verdict: inputs, references, and the
+outputs with their quantization steps are equal as well.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DATA = (f"{INPUTS}/", "reference_")
 
 
 class ProgramComparison(msgspec.Struct, frozen=True):
-    """The jobs of two sides, each of them in one of these, in the order in which they were given."""
+    """Jobs of two sides, sorted into the groups below; within a group they keep the given order."""
 
     same: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -39,7 +38,7 @@ class ProgramComparison(msgspec.Struct, frozen=True):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether no program changed, and every job that is on one side is on the other."""
+        """True for two sides with the same jobs and unchanged programs."""
         return not (self.changed or self.newly_failing or self.newly_compiling or self.only_first or self.only_second)
 
     def __str__(self) -> str:
@@ -59,7 +58,7 @@ def program_of(bundle: Bundle) -> str:
 
 
 def data_hash(manifest: Manifest) -> str:
-    """Return a hash of what a bundle's outputs are compared with, and how: inputs, references, outputs."""
+    """Return a hash of the data that a bundle's outputs are judged by: inputs, references, output specs."""
     files = sorted((name, sha256) for name, sha256 in manifest.files.items() if name.startswith(_DATA))
     parts = (
         files,
@@ -74,17 +73,17 @@ def data_hash(manifest: Manifest) -> str:
 
 
 def is_same_job(first: Bundle, second: Bundle) -> bool:
-    """Return whether running either of two bundles says the same: program, inputs and references are. Raises OSError.
+    """Return whether two bundles have equal programs, inputs and references. Raises OSError.
 
-    Tolerances are of the case, and no part of it.
+    Tolerances belong to the case and are not compared.
     """
     return data_hash(first.manifest) == data_hash(second.manifest) and program_of(first) == program_of(second)
 
 
 def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[str, ...]:
-    """Return what is not the same in a bundle that has taken the place of another, for people; none where all is.
+    """Return the differences of a bundle from the one that it replaced, for people; empty for equal bundles.
 
-    Of the first there are its manifest and the hash of its program. Raises OSError.
+    The first bundle is given by its manifest and the hash of its program. Raises OSError.
     """
     found = []
     if first_program != program_of(second):

@@ -1,4 +1,4 @@
-"""Where the code of a case is, found without importing any of it."""
+"""Location and hash of the code of a case, found without importing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SITES = ("site-packages", "dist-packages")
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 # Their content is in every key.
 _VERSIONED = ("torch", "executorch", "torchao")
-# Of a folder as Hugging Face's hub has it; its other files are read by nobody here.
+# Files that farm reads in a folder with the layout of Hugging Face's hub.
 _OF_HUGGING_FACE = (
     "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"
 )  # fmt: skip
@@ -42,14 +42,14 @@ def suite_files(case: Case) -> list[Path]:
 
 
 def named_files(case: Case) -> list[Path]:
-    """Return the files that `case` names, those of a model in the folders that it names, and what its task names."""
+    """Return the files that `case` names, those of models in its named folders, and those that its task names."""
     folders = case.generate.folders if case.generate is not None else ()
     found: list[Path] = []
     for name in case.files:
         path = Path(case.folder, name)
         found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
     if case.generate is not None and case.generate.task:
-        # Its import is that of a YAML parser.
+        # Imported late, as this import loads a YAML parser.
         from farm.suites.accuracy.task_format import read_task
 
         found += read_task(Path(case.folder, case.generate.task)).files[1:]
@@ -68,10 +68,10 @@ def _python_files(folder: Path) -> list[Path]:
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
-    For a module in the suite's folder that is every Python file there, as they may import each other, and every package
-    that they import: by its version where a wheel was installed, by its content, and by what it imports itself, where
-    its code is somebody's folder. For an installed package it is the file of the module, and the package in the same
-    way where it is no wheel; torch, torchao and executorch are in every key by their own content.
+    A module in the suite's folder counts with every Python file there, as they may import each other, and every package
+    that they import: an installed wheel by its version, a package in a source folder by its content and its own
+    imports. A module of an installed package counts by its file, and a package that is no wheel by its content as
+    well; torch, torchao and executorch are in every key by their own content.
     """
     digest = hashlib.sha256()
     for path in named_files(case):
@@ -96,7 +96,7 @@ def source_digest(case: Case) -> str:
 
 
 def _imported(code: bytes) -> set[str]:
-    """Return the packages that a file imports, by their first names; none of what is no Python."""
+    """Return the top-level names of the packages that a file imports; none for code that does not parse."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):
@@ -107,7 +107,7 @@ def _imported(code: bytes) -> set[str]:
 
 
 def _state(package: str) -> str:
-    """Return what a package is: the versions of its wheels; else its content, and that of what it imports."""
+    """Return the state of a package: the versions of its wheels; else its content and that of its imports."""
     state, imported = package_state(package)
     left, seen = sorted(imported), {package}
     while left:
@@ -122,7 +122,7 @@ def _state(package: str) -> str:
 
 @functools.cache
 def package_state(package: str) -> tuple[str, frozenset[str]]:
-    """Return what a package is by itself, and what it imports where that is not known from its version."""
+    """Return the state of a package alone, and its imports; a wheel's version stands for its imports."""
     places = _places(package)
     if not places:
         return "", frozenset()
@@ -138,7 +138,7 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
 
 
 def _is_wheel(package: str, places: Iterable[Path]) -> bool:
-    """Return whether a package was installed, and not only told where somebody's folder is."""
+    """Return whether a package was installed as a wheel, rather than linked to a source folder."""
     found = list(places)
     # A package that is not there has no wheel, and to look through all of them takes a third of a second.
     return bool(found) and all(place.parent.name in _SITES for place in found) and bool(_versions(package))

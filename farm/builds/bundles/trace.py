@@ -1,7 +1,7 @@
-"""What of a toolchain under development took part in a bundle: files by content, and the lines of theirs that ran.
+"""Trace of a bundle: files of a toolchain under development that took part, by content, and their executed lines.
 
-A trace is facts only, beside the bundle in the cache; what an edit means for it is decided when the bundle is looked
-for (`farm.builds.bundles.reuse`), with the sources as they were, which the cache keeps by their hash.
+A trace lies beside the bundle in the cache and holds facts only. The search for a bundle decides the effect of an edit
+(`farm.builds.bundles.reuse`), with the old sources, which the cache keeps by their hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRACE = "trace"
-"""File of a bundle; as its log it is no part of what the manifest vouches for."""
+"""File of a bundle; like the log it is not listed in the manifest."""
 
 _SOURCES = "sources"
 # Sources that no builder has loaded for so long are forgotten; their bundles are compiled again when asked for.
@@ -56,13 +56,13 @@ class DevelopedRoot(msgspec.Struct, frozen=True):
 
 
 class FileTrace(msgspec.Struct, frozen=True, array_like=True):
-    """What of one file took part."""
+    """Content hash and executed lines of a file."""
 
     sha256: str
     lines: bytes
-    """Which lines ran: bit n % 8 of byte n // 8 is line n."""
+    """Bits of the executed lines: bit n % 8 of byte n // 8 is line n."""
     whole: bool = False
-    """Its text counts, every character: something read it, or it could not be watched."""
+    """True for a file whose whole text counts: it was read as text, or could not be watched."""
 
     def ran(self, first: int, last: int) -> bool:
         """Return whether any of these lines ran."""
@@ -71,7 +71,7 @@ class FileTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What of the developed roots took part in one bundle."""
+    """Files of the developed roots that took part in a bundle."""
 
     roots: tuple[dict[str, FileTrace], ...]
     """For each root, in the order of the toolchain, by path in its folder: the files that were loaded."""
@@ -124,7 +124,7 @@ def kept_source(cache_root: Path, sha256: str) -> bytes | None:
 
 
 def forget_old_sources(cache_root: Path) -> None:
-    """Remove sources that nobody has used for long."""
+    """Remove sources without use for a long time."""
     for path in (cache_root / _SOURCES).glob("*/*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEEP_SOURCES_S:
