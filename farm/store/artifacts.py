@@ -1,10 +1,10 @@
-"""Files by the hash of their content: kept once however many attempts have them, never changed, safe to share.
+"""Artifacts: files by the hash of their content, stored once for any number of attempts, never changed, safe to share.
 
-    ROOT/ab/cd/abcd...   named by their SHA-256
-    ROOT/incoming/       being written; what is old there was left by a process that died
+    ROOT/ab/cd/abcd...   files named by their SHA-256
+    ROOT/incoming/       files being written; old files there were left by a dead process
 
-Files are kept as they came: ETDumps and outputs of quantized models hardly shrink, and any tool can read them. Of a
-farm that several hosts share, what is not here is fetched from where the farm keeps it (`farm.store.objects`).
+Files are stored uncompressed: ETDumps and outputs of quantized models hardly shrink, and any tool can read them. On a
+shared farm, files missing here are fetched from the farm's place for files (`farm.store.objects`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _CHUNK = 1 << 20
 _LEFT_BEHIND_S = 24 * 3600.0
 # Far longer than it takes from when a file is kept until the attempt that names it is recorded.
 GRACE_S = 24 * 3600.0
-# For one report: more is fetched when somebody asks for it.
+# Most bytes that a report fetches ahead; a reader's request fetches further files.
 _BROUGHT_BYTES = 1 << 30
 _AT_ONCE = 4
 
 
 def open_artifacts(config: Config) -> ArtifactStore:
-    """Return the artifacts of attempts: those of this machine and, of a shared farm, those of every host."""
+    """Return the artifacts of attempts on this machine and, for a shared farm, on every host."""
     root = config.state_dir / "artifacts"
     if not config.is_shared:
         return ArtifactStore(root)
@@ -57,7 +57,7 @@ class ArtifactStore:
     """The artifacts under one folder; several processes may put and read at once."""
 
     def __init__(self, root: Path, shared: Callable[[], Objects] | None = None) -> None:
-        """`shared` returns the files of the farm, of which what is not here is read."""
+        """Use the files under `root`; missing ones are read from the shared farm's files, which `shared` opens."""
         self._root, self._shared = root, shared
         self._incoming = root / "incoming"
         self._objects: Objects | None = None
@@ -78,15 +78,15 @@ class ArtifactStore:
             raise StoreError(f"{error.filename or self._root}: the artifact is not kept: {error.strerror}") from error
 
     def path(self, sha256: str) -> Path:
-        """Return where an artifact is, or would be. Raises StoreError for what is no hash."""
+        """Return the path of an artifact, existing or not. Raises StoreError for an invalid hash."""
         if not _SHA256.fullmatch(sha256):
             raise StoreError(f"{sha256[:80]!r} is not the SHA-256 of an artifact")
         return self._root / sha256[:2] / sha256[2:4] / sha256
 
     def find(self, sha256: str) -> Path | None:
-        """Return where an artifact is, None where it is not here or `sha256` is no hash.
+        """Return the path of an artifact, None if it is missing or `sha256` is no hash.
 
-        One of a shared farm is fetched; None as well where its place has not answered.
+        A missing artifact of a shared farm is fetched first; None as well if the farm's files do not answer.
         """
         if self.size(sha256) is not None:
             return self.path(sha256)
@@ -98,11 +98,11 @@ class ArtifactStore:
             return None
 
     def may_find(self, sha256: str) -> bool:
-        """Return whether an artifact is here, or may be where a shared farm keeps it: nobody is asked."""
+        """Return whether an artifact is here or may be among a shared farm's files, without a request to them."""
         return self.size(sha256) is not None or (self._shared is not None and bool(_SHA256.fullmatch(sha256)))
 
     def bring(self, records: Iterable[ArtifactRecord]) -> None:
-        """Fetch many artifacts of a shared farm, as far as they are there and not too much in all; raises nothing."""
+        """Fetch many artifacts of a shared farm, as far as they exist and within `_BROUGHT_BYTES`; raises nothing."""
         left, wanted = _BROUGHT_BYTES, []
         for record in {one.sha256: one for one in records}.values():
             if self._shared is not None and self.size(record.sha256) is None and record.size <= left:
@@ -112,7 +112,7 @@ class ArtifactStore:
             list(threads.map(self._try_fetch, wanted))
 
     def share(self, records: Iterable[ArtifactRecord]) -> None:
-        """Put those that are here where other hosts of a shared farm find them; one that cannot be put stays here."""
+        """Copy local artifacts to the shared farm's files for the other hosts; after an error they stay local only."""
         if self._shared is None:
             return
         here = [self.path(one.sha256) for one in records if self.size(one.sha256) is not None]
@@ -135,7 +135,7 @@ class ArtifactStore:
 
     def _fetch(self, sha256: str) -> Path:
         if self._shared is None or self._is_away:
-            # Who reads a hundred files does not wait a hundred times.
+            # A reader of a hundred files waits for the timeout once, not a hundred times.
             raise ArtifactsError("the place where the farm keeps its files is away")
         try:
             self._objects = self._objects or self._shared()
@@ -162,10 +162,10 @@ class ArtifactStore:
             if not _is_old(path, grace_s):
                 return None
             self._incoming.mkdir(parents=True, exist_ok=True)
-            # Whoever puts the same content from here on finds no file, and writes it anew.
+            # A process that puts the same content from here on finds no file, and writes it again.
             path.rename(taken)
             if not _is_old(taken, grace_s):
-                # Somebody put it between the two lines before.
+                # Another process put it between the age check and the rename.
                 taken.rename(path)
                 return None
             size = taken.stat().st_size
@@ -212,7 +212,7 @@ class ArtifactStore:
         try:
             os.utime(self.path(sha256))
         except OSError:
-            # Not here; or somebody else's, whose time this user cannot set: it is replaced with itself.
+            # The file is missing, or belongs to another user so that its time cannot be set: write it again.
             return False
         return True
 
@@ -231,7 +231,7 @@ class ArtifactStore:
                 folder.mkdir()
                 _sync_folder(folder.parent)
         file.sync()
-        # Whoever puts the same content at the same time replaces it with itself.
+        # Two processes that put the same content at the same time replace the file with an equal one.
         file.path.replace(path)
         _sync_folder(path.parent)
 
@@ -243,7 +243,7 @@ class ArtifactStore:
 
 
 class _Incoming:
-    """A file being written, which is gone afterwards unless it was moved."""
+    """File being written; closing removes it unless it was moved."""
 
     def __init__(self, folder: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=folder)
@@ -262,7 +262,7 @@ class _Incoming:
         self._file.write(content)
 
     def sync(self) -> None:
-        """Bring it to the disk, readable for whoever may read the folder and writable for nobody."""
+        """Flush the file to the disk, read-only for every user with access to the folder."""
         self._file.flush()
         os.fchmod(self._file.fileno(), 0o444)
         os.fsync(self._file.fileno())

@@ -1,4 +1,4 @@
-"""Whether anything was committed to a database since somebody last asked, whatever it was and whoever did it."""
+"""Detection of commits to a database since an earlier look, by any process and to any table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sqlalchemy.exc import OperationalError
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# Which transactions a reader sees, and of which server and database. Equal answers, equal data: a transaction that is
-# no longer under way stays committed or rolled back. (txid_current_snapshot is the name that every server knows.)
+# Transactions visible to a reader, with server and database. Equal answers mean equal data: a finished transaction
+# stays committed or rolled back. (Every server version has the name txid_current_snapshot.)
 _SNAPSHOT = text(
     "SELECT txid_current_snapshot()::text, pg_postmaster_start_time()::text, oid::text "
     "FROM pg_database WHERE datname = current_database()"
@@ -20,14 +20,14 @@ _SNAPSHOT = text(
 
 
 class Changes:
-    """The state that a reader of a database would see; from several threads."""
+    """Version of the data that a reader of a database would see; usable from several threads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
         self._pooled: Any = None
 
     def version(self) -> tuple[Any, ...]:
-        """Return what equals an earlier answer of this object only when nothing was committed in between.
+        """Return a version that equals an earlier version of this object only without a commit in between.
 
         Raises DBAPIError.
         """

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from farm.store.change import Changes
 
 BUSY_TIMEOUT_MS = 5_000
-# For other writers, in all. SQLite looks ever less often the longer it waits, so that of many writers the newest would
-# win: they wait for a short time again and again.
+# Longest wait for other writers in all. SQLite's own wait polls ever more rarely, so that the newest of many writers
+# would win: repeated short waits are fair.
 PATIENCE_S = 60.0
 _ONE_WAIT_MS = 40
 
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class Database:
-    """A database with the schema of this program; read `docs/reference/store.md` for what it promises."""
+    """Database with the schema of this program; its guarantees are in `docs/reference/store.md`."""
 
     def __init__(
         self, address: str | Path, *, readonly: bool = False, existing: bool = False, connections: int | None = None
@@ -100,10 +100,10 @@ class Database:
             yield connection
 
     def write(self, action: Callable[[Connection], _T]) -> _T:
-        """Call `action` in one transaction and return what it returns; again when another writer was in its way.
+        """Call `action` in one transaction and return its result; call it again after a conflict with another writer.
 
-        Raises StoreError when the database refuses or stays busy for a minute; StoreLostError where it is deleted,
-        replaced or damaged, also when that happened only after it was opened.
+        Raises StoreError if the database refuses or stays busy for a minute; StoreLostError if it is deleted,
+        replaced or damaged, also after it was opened.
         """
         if self.readonly:
             raise StoreError(f"{self.name}: the store was opened to read only")
@@ -121,9 +121,9 @@ class Database:
         return self._patiently(once)
 
     def at_once(self, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        """Execute one statement of PostgreSQL, a transaction of its own, and return its rows. Raises StoreError.
+        """Execute one PostgreSQL statement as its own transaction, and return its rows. Raises StoreError.
 
-        Perhaps twice, where the connection breaks. Nothing is asked or said beside it, on a connection that is kept.
+        After a broken connection the statement may run twice. Its connection stays open, without further round trips.
         """
         with self._in_words():
             return execute_at_once(self._single, statement, parameters)
@@ -134,12 +134,12 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is a file of SQLite, and no PostgreSQL."""
+        """True for an SQLite file, False for PostgreSQL."""
         return self._url.get_backend_name() == "sqlite"
 
     @cached_property
     def user(self) -> str:
-        """Who writes and asks, by the name that others see (`farm.store.postgresql.user_of`). Raises StoreError."""
+        """User of this process by the name that others see (`farm.store.postgresql.user_of`). Raises StoreError."""
         if self.is_sqlite:
             return user_name()
         with self.reading() as connection:
@@ -196,7 +196,7 @@ class Database:
             self._single.dispose()
 
     def _look(self, connection: Connection | None = None) -> None:
-        """Raise StoreLostError when the file is not the one that was opened; with a connection, also its log."""
+        """Raise StoreLostError if another file is in place of the opened one; with `connection`, check its log too."""
         if self._file is not None:
             self._file.check()
             if connection is not None:
@@ -254,7 +254,7 @@ class Database:
             return
         if self.readonly:
             if revision is None:
-                # Also where a process was killed before it had made the tables.
+                # A process killed before it made the tables leaves this state too.
                 where = "" if self.is_sqlite else " in this database"
                 raise NoStoreError(f"{self.name}: {_NO_STORE}{where}")
             self._refuse_newer(revision)
@@ -262,12 +262,12 @@ class Database:
         self._patiently(self._migrate)
 
     def _is_up_to_date(self) -> bool:
-        """Tell whether the schema is this program's, with one question: most often it is."""
+        """Return whether the schema is this program's, by one query: the usual case."""
         with self.reading() as connection:
             try:
                 return bool(connection.scalar(text(_REVISION_QUERY)) == REVISION)
             except (OperationalError, ProgrammingError):
-                # There is no such table, or something worse, which the closer look below finds.
+                # The table is missing, or the database is damaged: the full check of the caller decides.
                 return False
 
     def _revision(self, connection: Connection) -> str | None:
@@ -281,7 +281,7 @@ class Database:
         return None
 
     def _refuse_newer(self, revision: str | None) -> None:
-        # Revisions are numbered, so that an older program can tell.
+        # Revisions are numbered, so that an older program recognizes a newer schema.
         if revision and revision > REVISION:
             raise StoreError(
                 f"{self.name}: the store is of a newer farm (schema {revision}, this one knows {REVISION}): "
@@ -327,7 +327,7 @@ class Database:
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 
     def _patiently(self, once: Callable[[], _T]) -> _T:
-        """Call `once`, again when another writer was in its way, for a minute."""
+        """Call `once`, and again after a conflict with another writer, for a minute."""
         deadline = time.monotonic() + PATIENCE_S
         with self._in_words():
             while True:

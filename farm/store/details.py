@@ -1,4 +1,4 @@
-"""Rows -> what they say, and the details of an attempt -> rows. SQLite makes NULL of NaN: here is what a NULL means."""
+"""Rows <-> the details of an attempt. SQLite stores NaN as NULL: this module defines the meaning of each NULL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 def bounded(attempt: Attempt) -> Attempt:
-    """Return the attempt with as many rows and texts as long as the store keeps, and as both databases can hold it."""
+    """Return the attempt within the store's limits of rows and text lengths, in characters that both databases hold."""
     return msgspec.structs.replace(
         attempt,
         **{name: field.bounded(getattr(attempt, name)) for name, field in ATTEMPT_FIELDS.items()},
@@ -127,7 +127,7 @@ def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[s
     """Return what numbers depend on besides the run's fingerprint, name to value."""
     facts = dict(runtime or {})
     if "runner" in facts:
-        # In place of that of the machine which the device is attached to.
+        # The device's own runner replaces the runner of the host.
         facts["native_runner"] = facts.pop("runner")
     return facts | ({"device_build": build} if build else {})
 

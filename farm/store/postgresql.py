@@ -29,9 +29,9 @@ _LIFE_SIGNS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
-# Who was stopped, or cut off, within a transaction keeps its locks, and all who want them waiting, no longer than this.
+# Longest time that a stopped or disconnected process within a transaction keeps its locks, and others waiting for them.
 _STANDSTILL_S = 5
-# Option of each session without an effect of its own: a pooler that drops options drops it as well.
+# Session option without an effect: a pooler that drops options drops it too, and is recognized by that.
 _MARK = "farm.session"
 POOLED = (
     "a connection pooler such as PgBouncer answers there, and it keeps no sessions: name the address and port of "
@@ -45,13 +45,13 @@ def create_postgresql_engine(
 ) -> Engine:
     """Return an engine; a `readonly` engine cannot write.
 
-    It has at most so many `connections` at once. `is_autocommit`: each statement is a transaction, and nobody looks
-    before whether the connection is still there.
+    `connections` limits the open connections. With `is_autocommit` each statement is a transaction, and a connection
+    is used without a check that it still works.
     """
-    # What is asked for lies along an index; the server's own figure for that is of disks that turn.
+    # Queries read along indexes; the server's default cost of that is for rotating disks.
     options = f"-c {_MARK}=1 -c random_page_cost=1.1 {url.query.get('options', '')}"
     if readonly:
-        # Also of a second transaction, which a query of somebody's own could begin.
+        # Covers a second transaction as well, which a user's query could begin.
         options += " -c default_transaction_read_only=on"
     else:
         options = f"-c idle_in_transaction_session_timeout={_STANDSTILL_S}s {options}"
@@ -66,7 +66,7 @@ def create_postgresql_engine(
 
 
 def _require_server(name: str, connection: Any, _record: object) -> None:
-    """Raise NoStoreError where a pooler answers in place of the server, and has dropped the options of the session."""
+    """Raise NoStoreError if a pooler answers in place of the server, as the dropped session option shows."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT current_setting('{_MARK}', true)")
         [found] = cursor.fetchone()
@@ -94,9 +94,9 @@ def psycopg_arguments(url: URL) -> dict[str, Any]:
 
 
 def user_of(connection: Connection) -> str:
-    """Return who writes and asks: on PostgreSQL the role that signed in, of a file of SQLite who runs this.
+    """Return the user of a connection: the signed-in role of PostgreSQL, or for SQLite the user of this process.
 
-    The owner of PostgreSQL's tables is an account that people share, who are told apart as those of a file.
+    The owner of PostgreSQL's tables is an account shared by several users: for it the user of this process counts too.
     """
     if connection.dialect.name != "sqlite":
         login, owner = connection.execute(text(_USER_QUERY)).one()
@@ -107,7 +107,7 @@ def user_of(connection: Connection) -> str:
 
 def how_to_install() -> str:
     """Return how PostgreSQL's driver gets into this environment."""
-    # As farmw leaves it in the environment that it makes.
+    # farmw leaves this file in the environment that it makes.
     if Path(sys.prefix, ".farmw").exists():
         return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
     return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"

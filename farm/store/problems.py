@@ -1,4 +1,4 @@
-"""What a database says when it refuses, in words that say what to do."""
+"""Errors of a database -> errors of farm with the next step for the user."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LOSSES = {
 }
 _NO_TABLES = f"its tables are gone: was it emptied, or made anew? Restore it from a backup, or {ELSEWHERE}"
 _NO_DATABASE = f"there is no such database, or none any more: create it, restore it from a backup, or {ELSEWHERE}"
-# A reader cannot make up for what a killed process left half done.
+# A read-only connection cannot roll back the unfinished write of a killed process.
 _LEFT_HALF_DONE = "a process was killed as it made it: 'farm devices' completes it"
 
-# SQLSTATE. The driver has none for a connection that is refused, only the server's words.
+# SQLSTATE codes. For a refused connection the driver has no code, only the server's message.
 _UNDEFINED_TABLE, _INVALID_CATALOG = "42P01", "3D000"
 _NO_SUCH_DATABASE = re.compile(r'database "[^"]*" does not exist')
 _REMEDIES = (
@@ -61,7 +61,7 @@ _REMEDIES = (
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Tell whether SQLite refused because of another process."""
+    """Return whether SQLite refused because of another process."""
     return _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -72,9 +72,9 @@ def is_contention(error: DBAPIError) -> bool:
 
 
 def interruption_before(error: BaseException) -> BaseException | None:
-    """Return the Ctrl-C, or the like, in whose place an error came; None where there was none.
+    """Return the KeyboardInterrupt or SystemExit hidden behind an error; None without one.
 
-    SQLAlchemy 2.1 asks whether a connection answers; where that is interrupted, what it puts back afterwards fails.
+    SQLAlchemy 2.1 pings a connection before use; after an interrupted ping its cleanup fails with another error.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, KeyboardInterrupt | SystemExit):
@@ -83,9 +83,9 @@ def interruption_before(error: BaseException) -> BaseException | None:
 
 
 def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> StoreError:
-    """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help.
+    """Return the error to raise for a refusal of the database `name`; StoreLostError if waiting does not help.
 
-    `secrets` are in no message.
+    Messages never contain `secrets`.
     """
     original: Any = error.orig
     code, state = _primary(original), _sqlstate(original)
@@ -107,18 +107,18 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
 
 
 def _words(text: str, secrets: Sequence[str]) -> str:
-    """Return what a database says on one line, each of its lines once and no password in it."""
+    """Return the message of a database as one line, without repeated lines and passwords."""
     text = redacted(text, secrets)
-    # Which statement or function it was is nothing that a user knows.
+    # The statement and the function are of no use to a user.
     text = text.partition("\nLINE ")[0].partition("\nCONTEXT: ")[0]
     lines = [line.strip().removeprefix("connection failed: ") for line in text.splitlines()]
-    # A server that is asked with TLS, and then without, says the same twice.
+    # libpq connects with TLS and then without, so that the same message comes twice.
     once = {line.rpartition(" failed: ")[2]: line for line in reversed(lines)}
     return " ".join(" ".join(reversed(once.values())).split())[:400]
 
 
 def _primary(error: BaseException | None) -> int:
-    """Return SQLite's primary result code, -1 where it is none: extended codes have it in their low byte."""
+    """Return SQLite's primary result code, the low byte of an extended code; -1 for other errors."""
     code = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else code & 0xFF
 

@@ -1,4 +1,4 @@
-"""Old runs leave the store: which may, what they hold, and their rows, one run a transaction."""
+"""Pruning of old runs: the choice of runs, their size, and the removal of their rows, one run per transaction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# What nobody wrote to for so long is not being written.
+# A run without a new record for so long is not going on.
 _QUIET_MS = 86_400_000
-# Below that, shrinking the file is not worth its time.
+# Share of free pages below which shrinking the file is not worth its time.
 _WORTH_SHRINKING = 0.1
-# Writers wait a minute for others: about what a slow disk needs to write so much anew.
+# Writers wait a minute for others: a slow disk rewrites about so many bytes in that time.
 _QUICKLY_WRITTEN = 2 * 10**9
-# Removing a case looks through all planned jobs: few of them a transaction.
+# Removing a case scans all planned jobs: a transaction takes few cases.
 _ORPHANS_AT_ONCE = 100
 
 _OF_ATTEMPT = tuple(
@@ -37,28 +37,28 @@ _OF_ATTEMPT = tuple(
     if any(key.column.table is schema.attempt for key in table.foreign_keys)
 )
 _OF_RUN = (schema.run_job, schema.run_device)
-# What a run leaves behind where no other run names it; those first that name others.
+# Tables whose rows several runs share; referring tables come before the tables that they refer to.
 _NAMED = (schema.series, schema.job, schema.suite_case, schema.device, schema.fingerprint)
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What some runs hold."""
+    """Size of some runs in the store."""
 
     rows: int
     database_bytes: int
-    """Of the database, about: its size times their share of its rows."""
+    """Estimated bytes in the database: its size times the runs' share of its rows."""
     artifacts: dict[str, int]
-    """Those that no other run has: size in bytes by SHA-256."""
+    """Artifacts of no other run: size in bytes by SHA-256."""
 
 
 class Pruning:
-    """What `farm runs prune` asks of the store; every method is one transaction, but for `sweep` and `shrink`."""
+    """Store access of `farm runs prune`; every method is one transaction, except `sweep` and `shrink`."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
     def decide(self, rules: Rules) -> dict[str, KeepReason | None]:
-        """Return why each run stays, None for one that may go, newest first."""
+        """Return the reason to keep each run, None for a removable run, newest first."""
         run = schema.run.c
         facts = (run.id, run.started_ms, run.priority, run.run_line, run.run_private)
         query = select(*facts).order_by(run.started_ms.desc(), run.id.desc())
@@ -73,7 +73,7 @@ class Pruning:
             return decide(runs, rules, now_ms, protected)
 
     def holding(self, run_ids: Collection[str]) -> Holding:
-        """Return what runs hold, of which nothing is left when they are gone."""
+        """Return the rows and artifacts that are removed together with runs."""
         with self._database.reading() as connection:
             rows = sum(_count(connection, table, run_ids) for table in (schema.attempt, *_OF_ATTEMPT, *_OF_RUN))
             tables = (schema.attempt, *_OF_ATTEMPT, *_OF_RUN)
@@ -88,16 +88,16 @@ class Pruning:
         return sorted(one.id for one in found if run_id in (one.run_id, one.last_good, one.first_bad))
 
     def remove(self, run_id: str, *, named: bool = False) -> list[str] | None:
-        """Remove a run with all its rows; return the SHA-256 of artifacts that no row names any more.
+        """Remove a run with all its rows; return the SHA-256 of artifacts that no row names afterwards.
 
-        None, and nothing is removed, where it is not there any more, or somebody has begun to write to it or to name
-        it. One that somebody `named` goes also where it was written to today, and what it alone was told. Rows of what
-        it shared with others stay: `sweep`.
+        Return None without a change if the run is gone, was written to today, or an open alert names it. A run that
+        the user `named` is removed also if written to today, together with its private alerts. Rows shared with other
+        runs stay for `sweep`.
         """
 
         def once(connection: Connection) -> list[str] | None:
             run_job, attempt, artifact = schema.run_job.c, schema.attempt.c, schema.artifact.c
-            # Whoever records an attempt waits from here on, and then finds that there is no such run.
+            # A process that records an attempt waits for this lock, and then finds that the run is gone.
             lock = select(schema.run.c.id).where(schema.run.c.id == run_id).with_for_update()
             if connection.scalar(lock) is None:
                 return None
@@ -115,7 +115,7 @@ class Pruning:
             for table in _OF_RUN:
                 connection.execute(delete(table).where(table.c.run_id == run_id))
             _remove_order(connection, run_id)
-            # Steps stay, also those that somebody accepted: levels after them are judged by them.
+            # Steps stay, accepted ones as well: they divide the history into the levels of later judgements.
             alert = schema.alert.c
             looks = alert.state.not_in(STEPS) & not_remarked()
             gone = looks | alert.alert_private if named else looks
@@ -126,17 +126,17 @@ class Pruning:
         return self._database.write(once)
 
     def named(self, sha256s: Collection[str]) -> set[str]:
-        """Return those artifacts that a row names."""
+        """Return the artifacts that a row names."""
         with self._database.reading() as connection:
             return _named(connection, sha256s)
 
     def run_ids(self) -> set[str]:
-        """Return all runs."""
+        """Return the ids of all runs."""
         with self._database.reading() as connection:
             return set(connection.scalars(select(schema.run.c.id)))
 
     def sweep(self) -> int:
-        """Remove the series, jobs, versions of cases, devices and fingerprints that nothing names; return how many."""
+        """Remove series, jobs, versions of cases, devices and fingerprints without a reference; return their number."""
         count = 0
         for table in _NAMED:
             with self._database.reading() as connection:
@@ -150,7 +150,7 @@ class Pruning:
 
         def once(connection: Connection) -> int:
             if connection.dialect.name == "postgresql":
-                # Who is about to name a row looked for it only after it wrote to one of these.
+                # A process writes to one of these tables before it looks for a row to refer to: the lock stops it.
                 names = ", ".join(one.name for one in (schema.attempt, *reversed(_NAMED)))
                 connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
             gone = delete(table).where(key.in_(keys), *_nothing_names(table)).returning(key)
@@ -159,9 +159,9 @@ class Pruning:
         return self._database.write(once)
 
     def shrink(self) -> str:
-        """Give the room of removed rows back to the disk; return why not, empty where it was done or not needed.
+        """Give the space of removed rows back to the disk; return the reason against it, empty if done or not needed.
 
-        Raises StoreError when the disk has no room to do it.
+        Raises StoreError if the disk has too little space for it.
         """
         with self._database.reading() as connection:
             if connection.dialect.name != "sqlite":
@@ -185,18 +185,18 @@ class Pruning:
 
 
 def protected_runs(connection: Connection) -> set[str]:
-    """Return the runs that open alerts name: somebody will want to run their bundles again."""
+    """Return the runs that open alerts name: their bundles will be measured again."""
     named = ((one.run_id, one.last_good, one.first_bad) for one in open_alerts(connection))
     return {run_id for runs in named for run_id in runs}
 
 
 def _with_newest_results(connection: Connection, count: int) -> set[str]:
-    """Return the runs that have one of the `count` newest results of a job on a kind of device."""
+    """Return the runs with any of the `count` newest results of a job on a kind of device."""
     return set(connection.scalars(statement("pruning.with_newest_results"), {"count": count}))
 
 
 def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> set[str]:
-    """Return those of the runs that have no end and are of today, or of which something was recorded today."""
+    """Return the runs that started today and have no end, or recorded an attempt today, or have an open order."""
     run, run_job, attempt = schema.run.c, schema.run_job.c, schema.attempt.c
     since = now_ms - _QUIET_MS
     unfinished = select(run.id).where(run.id.in_(run_ids), run.finished_ms.is_(None), run.started_ms > since)
@@ -207,13 +207,13 @@ def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> 
         .distinct()
     )
     order = schema.run_order.c
-    # However long it waits for a device.
+    # An open order may wait for a device without a time limit.
     waiting = select(order.run_id).where(order.run_id.in_(run_ids), order.state == "open")
     return {*connection.scalars(unfinished), *connection.scalars(recorded), *connection.scalars(waiting)}
 
 
 def _remove_order(connection: Connection, run_id: str) -> None:
-    """Remove what a shared farm kept to execute a run."""
+    """Remove the order of a run on a shared farm, with its shards."""
     shards = select(schema.shard.c.id).where(schema.shard.c.run_id == run_id)
     connection.execute(delete(schema.build_wanted).where(schema.build_wanted.c.shard.in_(shards)))
     connection.execute(delete(schema.shard_jobs).where(schema.shard_jobs.c.shard.in_(shards)))
@@ -264,7 +264,7 @@ def _named(connection: Connection, sha256s: Iterable[str]) -> set[str]:
 
 def _orphans(connection: Connection, table: Table) -> list[Any]:
     """Return the keys of rows that no row of any table refers to."""
-    # One pass through each table: not every column that refers has an index.
+    # Each table is scanned once: some referring columns have no index.
     query = select(_key(table)).except_(*(select(parent) for parent in _parents(table)))
     return sorted(connection.scalars(query))
 

@@ -1,4 +1,4 @@
-"""What a run leaves in the store: each method one transaction."""
+"""Recording of a run in the store: each method is one transaction."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 ENDED_EARLY = (2, 4, 130)
-"""Exit codes of what is not set up, no device or infrastructure, an interrupt: without an attempt nothing began."""
+"""Exit codes of a missing setup, missing devices, and an interrupt: without an attempt such a run never began."""
 
 
 class Recording:
-    """The part of a store that runs write to."""
+    """Part of the store that runs write to."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
     def begin_run(self, record: RunRecord, prepare: Callable[[str], object] = lambda _: None) -> str:
-        """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
+        """Record a new run, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
 
-        `prepare` is called with the id before anybody can see the run, perhaps again with another.
+        `prepare` is called with the id before the run is visible to others, and again with another id after a conflict.
         """
         started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
         facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
@@ -66,16 +66,16 @@ class Recording:
         return self._database.write(insert)
 
     def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
-        """Record what a run is to do, before it does any of it; a job that is planned already stays as it is.
+        """Record the planned jobs of a run before their execution; a job planned before stays as it is.
 
-        A run that never began does so now.
+        The run counts as begun from now on.
         """
         versions = case_versions(jobs)
 
         self._database.write(lambda connection: plan_rows(connection, run_id, jobs, versions))
 
     def record_device(self, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> None:
-        """Record that a device has a part in a run, with what it runs programs with: `Runtime.versions`."""
+        """Record a device of a run, with the versions of its runtime: `Runtime.versions`."""
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, run_id)
@@ -95,11 +95,10 @@ class Recording:
         operators: Mapping[str, int] | None = None,
         program: str = "",
     ) -> None:
-        """Record how the bundle of a planned job came to be; recorded again, the last one counts.
+        """Record the build of a planned job's bundle; a second record replaces the first.
 
-        `seconds` is wall time; `fallback_ops` are the operators left to the CPU, `operators` those that the backend
-        built, with how often; None where it is not known. `program` is the hash of what the program is, as its
-        manifest has it; empty where it has none.
+        `seconds` is wall time; `fallback_ops` counts the operators left to the CPU, `operators` the operators built by
+        the backend; None if unknown. `program` is the manifest's hash of the program; empty without one.
         """
         row = build_columns(seconds, bundle_key, fallback_ops, operators, program) | {"cached": cached}
 
@@ -118,11 +117,11 @@ class Recording:
         artifacts: Sequence[ArtifactRecord] = (),
         fence: tuple[str, int] | None = None,
     ) -> None:
-        """Record an attempt of a planned job with all its numbers; when this returns, killing the process loses none.
+        """Record an attempt of a planned job with all its numbers, durably: a kill after the return loses nothing.
 
-        `device` may be left out when `record_device` told of it. An attempt that says when it started is recorded
-        once, however often it is offered. With `fence`, the id of the leased device and the lease's fence, it is only
-        recorded while that lease lives: raises LeaseLostError, and nothing is written, when it does not.
+        `device` may be omitted after `record_device`. An attempt with a start time is recorded once, also if offered
+        again. With `fence`, the id of the leased device and the lease's fence, the lease has to be alive: raises
+        LeaseLostError without a record if it is not.
         """
         attempt = bounded(attempt)
 
@@ -136,14 +135,14 @@ class Recording:
         self._database.write(insert)
 
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
-        """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
+        """Record the reasons of skipped planned jobs of a run, by job id; None takes a reason back."""
 
         self._database.write(lambda connection: mark_stale_rows(connection, run_id, stale))
 
     def finish_run(self, run_id: str, exit_code: int, *, once: bool = False) -> None:
-        """Record the end of a run, and its exit code; a run that ended early without an attempt never began.
+        """Record the end of a run with its exit code; a run that ended early without an attempt never began.
 
-        `once`: a run that has an end keeps it.
+        With `once`, an earlier recorded end stays.
         """
 
         def change(connection: Connection) -> None:
@@ -158,7 +157,7 @@ class Recording:
 
 
 def plan_rows(connection: Connection, run_id: str, jobs: Sequence[Job], versions: Mapping[str, str]) -> None:
-    """Write what `Recording.plan_jobs` says; `versions` are those of the cases, by job id."""
+    """Write the rows of `Recording.plan_jobs`; `versions` has the version of each job's case, by job id."""
     rows.require_run(connection, run_id)
     job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
     planned = [
@@ -177,7 +176,7 @@ def plan_rows(connection: Connection, run_id: str, jobs: Sequence[Job], versions
 
 
 def mark_stale_rows(connection: Connection, run_id: str, stale: Mapping[str, Stale | None]) -> None:
-    """Write what `Recording.mark_stale` says."""
+    """Write the columns of `Recording.mark_stale`."""
     for job_id, why in stale.items():
         run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
         kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
@@ -192,7 +191,7 @@ def build_columns(
     operators: Mapping[str, int] | None,
     program: str,
 ) -> dict[str, Any]:
-    """Return the columns of a planned job that say how its bundle came to be; what is not known is left out."""
+    """Return the columns of a planned job about the build of its bundle; unknown ones are left out."""
     row: dict[str, Any] = {
         "build_seconds": seconds,
         "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
