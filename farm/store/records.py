@@ -1,4 +1,4 @@
-"""What goes into the store and what a history is made of, as plain data."""
+"""Records written to the store and read back for histories, as plain data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class RunKind(StrEnum):
-    """What a run was for."""
+    """Kind of a run, by its command."""
 
     SUITE = "suite"
-    """`farm run`, and each cell of a night."""
+    """`farm run`, and each cell of a nightly run."""
     TESTS = "tests"
     """`farm pytest`."""
     EXEC = "exec"
     REPRO = "repro"
     DEBUG = "debug"
-    """What ran wrote every layer: its numbers are in no history."""
+    """Run whose programs wrote every layer: its numbers are in no history."""
 
     @classmethod
     def of(cls, command: str, facts: Mapping[str, str]) -> RunKind:
@@ -36,7 +36,7 @@ class RunKind(StrEnum):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """A run that begins."""
+    """New run."""
 
     command: str
     user: str
@@ -48,15 +48,15 @@ class RunRecord(msgspec.Struct, frozen=True):
     priority: str = "person"
     """Name of a `farm.policy.situation.Priority`, in small letters."""
     toolchain: RunToolchain = RunToolchain()
-    """What its programs are compiled with, and the line that it belongs to or is compared with."""
+    """Toolchain of its programs, and the branch that the run belongs to or is compared with."""
     name: str = ""
-    """As its user calls it, or NIGHT/CELL."""
+    """Name given by the user, or NIGHT/CELL."""
     night: str = ""
-    """The id of the night that it is a cell of."""
+    """Id of the nightly run of which this run is a cell."""
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True):
-    """A file of an attempt that the artifact store holds."""
+    """Artifact: file of an attempt in the artifact store."""
 
     sha256: str
     size: int
@@ -66,10 +66,10 @@ class ArtifactRecord(msgspec.Struct, frozen=True):
 
 
 class JobFile(ArtifactRecord, frozen=True):
-    """A file of one attempt of a job."""
+    """Artifact with the number of its attempt."""
 
     attempt: int = 1
-    """Number of the attempt among those of its job in the run, from 1."""
+    """Number of the attempt within its job in the run, from 1."""
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):
@@ -78,14 +78,14 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     job_id: str
     run_id: str
     time_ms: int
-    """When the attempt began; epoch, milliseconds."""
+    """Start of the attempt; epoch, milliseconds."""
     fingerprint: str
-    """Hash of the run's fingerprint: points with the same one are of the same toolchain."""
+    """Hash of the run's fingerprint: points with equal hashes have the same toolchain."""
     case_version: str
-    """Hash of what the case is: points with another one are numbers of another test."""
+    """Hash of the definition of the case: points with different hashes are numbers of different tests."""
     device: str
     device_kind: str
-    """`virtual` or `hardware`: never one series. Empty where no device had a part and the run had both or none."""
+    """`virtual` or `hardware`, always separate series. Empty without a device in a run of both kinds or none."""
     verdict: str
     known_issue: str
     metric: str
@@ -93,121 +93,121 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     direction: str
     exact: bool
     value: float | None
-    """Value of the attempt in its series: of a figure of outputs what decides, else the median; an int if exact."""
+    """Value of the attempt in its series: deciding sample of a figure of outputs, else the median; an int if exact."""
     n: int
-    """Samples."""
+    """Number of samples."""
     device_facts: dict[str, str] = {}
-    """What else numbers depend on: the build of the device's system, and what it ran programs with."""
+    """Further conditions of the numbers: build of the device's system, versions of its runtime."""
     commit: str | msgspec.UnsetType = msgspec.UNSET
-    """Of the run's toolchain; not there where it is not known."""
+    """Commit of the run's toolchain; unset if unknown."""
     dirty: bool | msgspec.UnsetType = msgspec.UNSET
-    """It was not as in the commit; not there where it was, or that is not known."""
+    """True for a toolchain with changes after the commit; unset without changes or if unknown."""
     trial: bool | msgspec.UnsetType = msgspec.UNSET
-    """The run was only compared with the line; not there where it belongs to it."""
+    """True for a local run, which is only compared with the branch; unset for a run of the branch."""
 
 
 class ProfileRecord(msgspec.Struct, frozen=True):
-    """The profile of one attempt: rows, files, or both."""
+    """Profile of an attempt: rows, files, or both."""
 
     job_id: str
     backend: str
     run_id: str
     time_ms: int
-    """When the attempt began; epoch, milliseconds."""
+    """Start of the attempt; epoch, milliseconds."""
     facts: dict[str, str]
-    """The run's fingerprint: name to value."""
+    """Fingerprint of the run: name to value."""
     case_version: str
-    """Hash of what the case is: profiles with another one are of another test."""
+    """Hash of the definition of the case: profiles with different hashes are of different tests."""
     device: str
     device_kind: str
-    """`virtual` or `hardware`: never compared. Empty where no device had a part."""
+    """`virtual` or `hardware`, never compared with each other. Empty without a device."""
     verdict: str
     operators: tuple[OperatorProfile, ...]
-    """In the order of execution."""
+    """Operators in the order of execution."""
     artifacts: tuple[ArtifactRecord, ...]
-    """All files that are kept of the attempt, oldest first."""
+    """All artifacts of the attempt, oldest first."""
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """The newest result of one job, and what else tells what it is worth."""
+    """Newest result of a job, with facts about its validity."""
 
     suite: str
     case: str
     module: str
-    """What the case makes: `package.module:Class`."""
+    """Module of the case: `package.module:Class`."""
     options: dict[str, str]
     result: CaseResult
     fingerprint: str
     """Hash of the run's fingerprint."""
     operators: dict[str, int] | None
-    """Operators that the backend built of the program, and how often; None where it is not known."""
+    """Count of each operator of the program that the backend built; None if unknown."""
     newer_run: str = ""
-    """A newer run that was to do the job as well and has no attempt of it; empty where there is none."""
+    """Id of a newer run that planned the job too and has no attempt of it; empty without such a run."""
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job by what is the same in every run of it."""
+    """Job with the facts that are equal in all its runs."""
 
     job_id: str
     module: str
-    """What its case makes: `package.module:Class`."""
+    """Module of the case: `package.module:Class`."""
     case: str
     precision: str
 
 
 class LastVerdict(msgspec.Struct, frozen=True):
-    """The newest verdict about the code of a job."""
+    """Newest verdict about the code of a job."""
 
     run_id: str
     time_ms: int
-    """When it was recorded; epoch, milliseconds."""
+    """Time of the record; epoch, milliseconds."""
     outcome: str
     """`passed`, `failed` or `known issue`."""
     bundle_key: str
-    """What was judged; empty where it is not known."""
+    """Key of the judged bundle; empty if unknown."""
     judged_by: str
-    """Hash of its limits then (`farm.store.values.judged_by`); empty in runs of older farms."""
+    """Hash of the limits applied then (`farm.store.values.judged_by`); empty in runs of older farms."""
 
 
 class ExpectedJob(msgspec.Struct, frozen=True):
-    """What the recent runs of a job on one kind of device tell: medians, and the newest verdict."""
+    """Medians of the recent runs of a job on one kind of device, and its newest verdict."""
 
     last: LastVerdict
     build_seconds: float | None
-    """Compiling; None where every bundle came from the cache."""
+    """Time of compiling; None if every bundle came from the cache."""
     run_seconds: float
-    """On the device."""
+    """Time on the device."""
     total_seconds: float
-    """Both, compiling as 0 where the bundle came from the cache."""
+    """Time of both, with 0 for a bundle from the cache."""
 
 
 class Before(msgspec.Struct, frozen=True):
-    """The newest verdict about a job's code before some run."""
+    """Newest verdict about a job's code before a given run."""
 
     run_id: str
     time_ms: int
-    """When it was recorded; epoch, milliseconds."""
+    """Time of the record; epoch, milliseconds."""
     verdict: str
     known_issue: str
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """How one job of a run ended, without its numbers."""
+    """End of a job of a run, without its numbers."""
 
     job_id: str
     verdict: str
-    """Of the attempt that decides; empty where there is none."""
+    """Verdict of the deciding attempt; empty without attempts."""
     known_issue: str
     stage: str
     reason: str
-    """One line; why it is stale where it is."""
+    """Reason in one line; of a skipped job the reason for that."""
     stale: bool = False
     before: Before | None = None
-    """On this kind of device; None for a job that never had a verdict."""
+    """Earlier verdict on this kind of device; None for a job without one."""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """A run without its numbers."""
+    """Run without its numbers."""
 
     run_id: str
     command: str
@@ -219,16 +219,16 @@ class RunStatus(msgspec.Struct, frozen=True):
     exit_code: int | None
     jobs: tuple[JobStatus, ...]
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
-    """Not there where nothing is known but that it is the default one."""
+    """Toolchain of the run; unset for the default one without further facts."""
     name: str = ""
     purpose: str = Purpose.MANUAL
-    """One of `Purpose`."""
+    """Value of `Purpose`."""
     began: bool = True
-    """Whether anything was executed, or still may be."""
+    """False for a run that ended before its first execution."""
 
 
 class UnfinishedRun(msgspec.Struct, frozen=True):
-    """A run that has no end."""
+    """Run without a recorded end."""
 
     run_id: str
     user: str
@@ -238,21 +238,21 @@ class UnfinishedRun(msgspec.Struct, frozen=True):
 
 
 class TrendPoint(msgspec.Struct, frozen=True):
-    """One metric of one job in one run."""
+    """Metric of a job in a run."""
 
     run_id: str
     time_ms: int
-    """When the run began; epoch, milliseconds."""
+    """Start of the run; epoch, milliseconds."""
     fingerprint: str
     """Hash of the run's fingerprint."""
     case: str
-    """Which version of the case it is: points with another one are numbers of another test."""
+    """Version of the case: points with different versions are numbers of different tests."""
     value: float | None
-    """Median of the samples, of a figure of outputs what decides; None where it is no number."""
+    """Median of the samples, or the deciding sample of a figure of outputs; None for NaN."""
 
 
 class TrendSeries(msgspec.Struct, frozen=True):
-    """One metric of one job over its newest runs on one kind of device, oldest first."""
+    """Metric of a job over its newest runs on one kind of device, oldest first."""
 
     metric: str
     unit: str
@@ -261,69 +261,69 @@ class TrendSeries(msgspec.Struct, frozen=True):
 
 
 class Background(msgspec.Struct, frozen=True):
-    """What a report shows beside a run."""
+    """History and files that a report shows beside a run."""
 
     trends: dict[str, tuple[TrendSeries, ...]] = {}
-    """By job id."""
+    """Trends by job id."""
     facts: dict[str, dict[str, str]] = {}
-    """Fingerprints of the runs in it, name to value, by their hash."""
+    """Fingerprints of the runs in the trends, name to value, by their hash."""
     artifacts: dict[str, tuple[JobFile, ...]] = {}
-    """Files that are kept of the run, by job id, oldest first."""
+    """Artifacts of the run, by job id, oldest first."""
 
 
 class AlertState(StrEnum):
-    """What is known of a number that stands out."""
+    """State of an alert."""
 
     CANDIDATE = "candidate"
-    """It looks different from the runs before; nothing was measured for it yet."""
+    """Suspected change against the runs before, not measured again yet."""
     EXACT = "exact"
-    """Of a deterministic metric: it changed."""
+    """Changed value of a deterministic metric."""
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
     UNKNOWN = "unknown"
-    """Pairs were measured and do not tell."""
+    """Suspected change that measured pairs neither confirm nor refute."""
     ACCEPTED = "accepted"
-    """Somebody says that the new level is right."""
+    """Change whose new level a user accepted."""
 
 
 STEPS = (AlertState.CONFIRMED, AlertState.EXACT, AlertState.ACCEPTED)
-"""What is known to have moved a level."""
+"""States of established changes of a level."""
 
 
 class RemarkState(StrEnum):
-    """What somebody says of an alert, or of a job."""
+    """Decision of a user about an alert or a job."""
 
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
-    """Somebody sees to it."""
+    """Alert with an owner who works on it."""
     ACCEPTED = "accepted"
     FIXED = "fixed"
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What somebody noted."""
+    """Remark of a user on an alert or a job."""
 
     state: str
-    """One of `RemarkState`."""
+    """Value of `RemarkState`."""
     user: str
     owner: str
-    """Who sees to it; empty where nobody."""
+    """User who works on it; empty without an owner."""
     note: str
     time_ms: int = 0
     """Epoch, milliseconds; 0 is now."""
     until_ms: int | None = None
-    """Until when it counts; None is for good."""
+    """End of validity; None for a permanent remark."""
 
 
 class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands out, or what became of it. Changes are on the scale of the series, NaN where there is none."""
+    """Alert to record, or its new state. Changes are on the scale of the series, NaN without a change."""
 
     series_id: int
     device_kind: str
     finding: str
-    """One of `farm.results.analysis.candidates.Finding`."""
+    """Value of `farm.results.analysis.candidates.Finding`."""
     state: str
-    """One of `AlertState`."""
+    """Value of `AlertState`."""
     last_good: str
     first_bad: str
     change: float
@@ -335,7 +335,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A number that stands out, and what is known of it."""
+    """Recorded alert with its state, cause and newest remark."""
 
     id: int
     series_id: int
@@ -347,39 +347,39 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     device_kind: str
     run_id: str
-    """The run that it was found in."""
+    """Run with the suspected change."""
     finding: str
     """`regression`, `improvement` or `changed`."""
     state: str
-    """One of `AlertState`; accepted where somebody noted so."""
+    """Value of `AlertState`; `accepted` also by a remark."""
     last_good: str
-    """Run ids between which it came."""
+    """Last run before the change."""
     first_bad: str
     change: float
-    """On the scale of the series, as its interval; `farm.results.analysis.scale.change_text` shows it."""
+    """Change on the scale of the series, like its interval; `farm.results.analysis.scale.change_text` formats it."""
     low: float
     high: float
     p_value: float
     reason: str
-    """One line."""
+    """Reason in one line."""
     likely_cause: str = msgspec.field(name="guilt")
-    """The factor that the change comes from, one line; empty where it is not known."""
+    """Factor behind the change, in one line; empty if unknown."""
     device: str
-    """Where the pairs were measured; empty where none were."""
+    """Device of the measured pairs; empty without pairs."""
     found_ms: int
     remark: Remark | None = None
-    """The newest."""
+    """Newest remark."""
     line: str | msgspec.UnsetType = msgspec.UNSET
-    """Of the run; not there for the default."""
+    """Branch of the run; unset for the default one."""
     private: bool | msgspec.UnsetType = msgspec.UNSET
-    """The run was compared with its line: nobody else has to see to it."""
+    """True for a local run, which only its own user has to look at."""
 
     @property
     def owner(self) -> str:
-        """Return who sees to it; empty where nobody."""
+        """Return the user who works on the alert; empty without one."""
         return self.remark.owner if self.remark else ""
 
     @property
     def note(self) -> str:
-        """Return the newest note on it."""
+        """Return the newest note on the alert."""
         return self.remark.note if self.remark else ""

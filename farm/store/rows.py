@@ -1,4 +1,4 @@
-"""Values -> rows, and rows into tables: the steps of the store's transactions."""
+"""Conversion of values to rows, and insertion of rows: the steps of the store's transactions."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def now_ms() -> int:
 
 
 def new_run_id(started_ms: int) -> str:
-    """Return an id that sorts by time, to the second, and that no other machine gives in the same second."""
+    """Return an id that sorts by time, to the second, with a random part against equal ids of other machines."""
     return values.run_id_time(started_ms) + secrets.token_hex(3)
 
 
 def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the columns of a run that say what it was for, and on which kind of device."""
+    """Return the columns of a run for its kind and its kind of device."""
     device_kind = facts.get("device_kind")
     known = None if device_kind is None else values.clean(device_kind, values.KIND_LIMIT)
     return {"run_kind": RunKind.of(command, facts), "run_device_kind": known}
 
 
 def require_run(connection: Connection, run_id: str) -> None:
-    """Raise StoreLostError unless there is such a run."""
+    """Raise StoreLostError for a run that is not in the store."""
     line_of_run(connection, run_id)
 
 
 def line_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
-    """Return the line that a run belongs to or is compared with, and whether it is private. Raises StoreLostError."""
+    """Return the branch that a run belongs to or is compared with, and True for a local run. Raises StoreLostError."""
     run = schema.run.c
     found = connection.execute(select(run.run_line, run.run_private).where(run.id == run_id)).first()
     if found is None:
@@ -64,9 +64,9 @@ def line_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
 
 
 def find_planned(connection: Connection, run_id: str, job_id: str, serial: str = "") -> tuple[int, int, int | None]:
-    """Return the ids of the rows in `run_job` and `job`, and in `device` of one that has a part in the run.
+    """Return the ids of the rows in `run_job` and `job`, and in `device` for a device of the run with this serial.
 
-    Raises StoreLostError where the job is not planned.
+    Raises StoreLostError for a job that is not planned.
     """
     planned = {"run": run_id, "job": job_id, "serial": serial}
     row = connection.execute(statement("recording.planned"), planned).first()
@@ -82,11 +82,11 @@ def _not_planned(run_id: str, job_id: str) -> StoreLostError:
 def insert_jobs(
     connection: Connection, jobs: Sequence[Job], versions: Mapping[str, str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Insert the jobs and cases that are new; return the row ids of both by job id.
+    """Insert new jobs and cases; return the row ids of both by job id.
 
-    `versions` are those of the cases, by job id.
+    `versions` has the version of each job's case, by job id.
     """
-    # In one order everywhere, so that two writers never wait for each other.
+    # All writers insert in the same order: two of them never wait for each other.
     ordered = sorted(jobs, key=lambda job: job.id)
     insert_missing(connection, schema.job, [_job_row(job) for job in ordered])
     key_of = {job.id: (job.case.suite, values.case_column(job.case.name), versions[job.id]) for job in ordered}
@@ -108,7 +108,7 @@ def insert_jobs(
 
 
 def insert_device(connection: Connection, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> int:
-    """Note that a device has a part in a run, and what it runs programs with, and return its row id."""
+    """Insert a device of a run with the versions of its runtime, and return its row id."""
     row = {
         "serial": values.clean(device.serial, values.NAME_LIMIT),
         "soc": values.clean(device.soc, values.SOC_LIMIT),
@@ -124,7 +124,7 @@ def insert_device(connection: Connection, run_id: str, device: Device, runtime: 
 
 
 def _settle_device_kind(connection: Connection, run_id: str) -> None:
-    """Let a run that was asked for on one kind of device say that of its devices, MIXED where they differ."""
+    """Update the kind of device of a run, and its fingerprint, from its devices; MIXED for devices of both kinds."""
     run, device, had = schema.run, schema.device, schema.run_device
     asked = select(run.c.run_device_kind, schema.fingerprint.c.facts).join(schema.fingerprint)
     asked_kind, facts = connection.execute(asked.where(run.c.id == run_id)).one()
@@ -142,7 +142,7 @@ def _settle_device_kind(connection: Connection, run_id: str) -> None:
 def insert_device_row(
     connection: Connection, run_id: str, row: Mapping[str, str], runtime: Mapping[str, str] | None = None
 ) -> int:
-    """Note that a device, whose columns are `row`, has a part in a run, and return its row id."""
+    """Insert a device of a run, with the columns `row`, and return its row id."""
     insert_missing(connection, schema.device, [row])
     query = select(schema.device.c.id).where(*(schema.device.c[name] == value for name, value in row.items()))
     device_id: int = connection.execute(query).scalar_one()
@@ -157,7 +157,7 @@ def insert_attempt(
     device: Device | None,
     artifacts: Sequence[ArtifactRecord],
 ) -> None:
-    """Insert an attempt, all its numbers and artifacts; nothing where it is there already."""
+    """Insert an attempt with all its numbers and artifacts, unless it is recorded already."""
     planned = {"run": run_id, "job": attempt.job_id, "serial": attempt.device}
     found = connection.execute(statement("recording.planned_with_series"), planned).all()
     if not found:
@@ -168,7 +168,7 @@ def insert_attempt(
         device_id = insert_device(connection, run_id, device)
     elif attempt.device and device_id is None:
         device_id = _insert_unknown_device(connection, run_id, attempt)
-    # Without a time, two attempts that say the same may well be two.
+    # Without a start time, two attempts with equal content may still be different attempts.
     digest = values.attempt_digest(attempt) if attempt.started_ms else None
     row = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
     insert_attempt_row(connection, row, job_row_id, attempt, artifacts, series)
@@ -182,9 +182,9 @@ def insert_attempt_row(
     artifacts: Sequence[ArtifactRecord],
     series: Mapping[_SeriesKey, int] | None = None,
 ) -> bool:
-    """Insert an attempt of which the columns `known` are known, all its numbers and artifacts; False where it is there.
+    """Insert an attempt with the columns `known`, all its numbers and artifacts; return False if recorded already.
 
-    It is there when its job has one of the same digest in this run. `series` are those of the job that are known.
+    A recorded attempt has the same job, run and digest. `series` are known ids of series of the job.
     """
     row = {**known, **columns_of(attempt)}
     attempt_id = insert_new(connection, schema.attempt, row)
@@ -199,14 +199,14 @@ def insert_attempt_row(
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows that are not there yet; several writers may do so at once."""
+    """Insert the missing rows; several writers may do so at once."""
     if rows:
         connection.execute(_inserting_ignoring(table, connection.dialect.name, returning=False), rows)
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
-    """Insert a row and return its key; None where it is there."""
-    # Not how many rows were inserted: PostgreSQL's driver does not tell.
+    """Insert a row and return its key; None for a row that exists already."""
+    # RETURNING instead of the row count, which PostgreSQL's driver does not report here.
     statement = _inserting_ignoring(table, connection.dialect.name, returning=True)
     return connection.execute(statement, row).scalar()
 
@@ -224,7 +224,7 @@ def _job_row(job: Job) -> dict[str, Any]:
 
 
 def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
-    # An attempt is worth more than the facts about its device; `unknown` is compared with neither kind.
+    # The attempt must not be lost for missing facts about its device; `unknown` is compared with neither kind.
     soc = connection.execute(select(schema.job.c.soc).where(schema.job.c.name == attempt.job_id)).scalar_one()
     row = {"serial": attempt.device, "soc": soc, "kind": "unknown", "build": ""}
     return insert_device_row(connection, run_id, row)
@@ -248,7 +248,7 @@ def _insert_measurements(
 def measurement_rows(
     attempt_id: int, measurements: Sequence[Measurement], ids: Mapping[_SeriesKey, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of measurements of an attempt, and those of what repeats exactly; `ids` are those of series."""
+    """Return the rows of an attempt for `measurement`, and of exact metrics for `counter`; `ids` are ids of series."""
     keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
     floats, integers = [], []
     for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
@@ -269,7 +269,7 @@ def measurement_rows(
 
 
 def series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
-    """Return the ids of series of a job, which are made where they are new."""
+    """Return the ids of series of a job; new series are inserted."""
 
     def known() -> dict[_SeriesKey, int]:
         rows = connection.execute(statement("recording.series"), {"job": job_row_id})
@@ -298,12 +298,12 @@ def artifact_rows(attempt_id: int, artifacts: Sequence[ArtifactRecord]) -> list[
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that nobody else inserts."""
+    """Insert rows that no other writer inserts."""
     if rows:
         connection.execute(_inserting(table), rows)
 
 
-# Kept, as the statements above: there are five for every attempt.
+# Cached: an attempt needs five such statements.
 @functools.cache
 def _inserting(table: Table) -> Insert:
     return table.insert()
@@ -311,7 +311,7 @@ def _inserting(table: Table) -> Insert:
 
 @functools.cache
 def _inserting_ignoring(table: Table, dialect: str, *, returning: bool) -> Insert:
-    # Importing the dialect that is not used would take as long as opening the store.
+    # Importing an unused dialect would take as long as opening the store.
     statement: sqlite.Insert | postgresql.Insert
     if dialect == "sqlite":
         from sqlalchemy.dialects.sqlite import insert

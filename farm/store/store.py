@@ -1,6 +1,6 @@
-"""The store: what is recorded, and the groups of what is read from it.
+"""The store: recording, and readers grouped by subject.
 
-A group is imported when it is first used: a command needs few of them, and starts the sooner.
+A group is imported at its first use: a command needs few of them and starts sooner.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 def open_store(
     url_or_path: str | Path, *, readonly: bool = False, existing: bool = False, connections: int | None = None
 ) -> Store:
-    """Return the store at a path, `sqlite:///` or `postgresql://` URL; made or brought up to date where needed.
+    """Return the store at a path, `sqlite:///` or `postgresql://` URL; made or migrated if needed.
 
-    `existing`: raise where there is no file, instead of making one. `connections`: so many at once to PostgreSQL,
-    beside one for heartbeats.
-    Raises StoreError when it cannot be: not writable, no store there to read, no database, a newer schema, a full
-    disk; UsageError for what is no address; MissingToolError without the driver.
+    With `existing`, a missing file is an error. `connections` limits the open connections to PostgreSQL, beside one
+    for heartbeats.
+    Raises StoreError for a place without write access, a missing store to read, a missing database, a newer schema or
+    a full disk; UsageError for an invalid address; MissingToolError without the driver.
     """
     return Store(Database(url_or_path, readonly=readonly, existing=existing, connections=connections))
 
 
 class Store(Recording):
-    """One process's way to the store; may be used by several threads, not across a fork.
+    """Store of a process; usable from several threads, not across a fork.
 
-    Every method, also of its groups, is one transaction and raises StoreError when the database refuses.
+    Every method, also of its groups, is one transaction and raises StoreError if the database refuses.
     """
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
@@ -72,7 +72,7 @@ class Store(Recording):
 
     @property
     def user(self) -> str:
-        """Who writes to the store, by the name that others see: on PostgreSQL who signed in to it, else $LOGNAME.
+        """User of this process by the name that others see: the signed-in role on PostgreSQL, else $LOGNAME.
 
         Raises StoreError.
         """
@@ -83,14 +83,14 @@ class Store(Recording):
         return self._database.connection_arguments()
 
     def without_secrets(self, text: str) -> str:
-        """Return a text, of an error of that connection, without the passwords of the address."""
+        """Return an error text of that connection without the passwords of the address."""
         return self._database.without_secrets(text)
 
     def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
 
-        Raises UsageError for a query that does more, fails or takes longer than `seconds`, and where the store is not
-        open to read only.
+        Raises UsageError for a query that does more, fails or takes longer than `seconds`, and for a store that is
+        open for writing.
         """
         from farm.store.queries.ask import ask
 
@@ -126,42 +126,42 @@ class Store(Recording):
 
     @cached_property
     def selection(self) -> SelectionReader:
-        """What earlier runs say of the jobs of a new one."""
+        """Earlier results of the jobs of a new run."""
         from farm.store.queries.selection import SelectionReader
 
         return SelectionReader(self._database, self._clock)
 
     @cached_property
     def browse(self) -> Browse:
-        """Lists in pages, for who looks around."""
+        """Lists in pages, for the web page and `farm runs list`."""
         from farm.store.queries.browse import Browse
 
         return Browse(self._database, self._clock)
 
     @cached_property
     def alerts(self) -> Alerts:
-        """Numbers that moved, and what became of them."""
+        """Alerts with their states and remarks."""
         from farm.store.queries.alerts import Alerts
 
         return Alerts(self._database)
 
     @cached_property
     def devices(self) -> Registry:
-        """What is known of devices between runs."""
+        """Facts about devices that outlive a run."""
         from farm.store.leases.registry import Registry
 
         return Registry(self._database, self._clock)
 
     @cached_property
     def quarantines(self) -> Quarantines:
-        """Quarantines of which somebody is to be notified."""
+        """Quarantines to notify users about."""
         from farm.store.leases.quarantines import Quarantines
 
         return Quarantines(self._database, self._clock)
 
     @cached_property
     def leases(self) -> Leases:
-        """Who has which device, and who waits for one."""
+        """Leases of devices, and processes that wait for one."""
         from farm.store.leases.leasing import Leases
 
         return Leases(self._database, self._clock)
@@ -175,42 +175,42 @@ class Store(Recording):
 
     @cached_property
     def messages(self) -> Messages:
-        """What wakes the agents of a shared farm; only on PostgreSQL."""
+        """Notifications that wake the agents of a shared farm; only on PostgreSQL."""
         from farm.store.messages.messages import Messages
 
         return Messages(self._database)
 
     @cached_property
     def files(self) -> NamedFiles:
-        """Which files of a shared farm a row names."""
+        """Files of a shared farm that a row names."""
         from farm.store.objects.named import NamedFiles
 
         return NamedFiles(self._database, self._clock)
 
     @cached_property
     def cluster(self) -> Cluster:
-        """A farm of many hosts: what is submitted, and who works on it. Raises UsageError where it is no PostgreSQL."""
+        """Shared farm: submitted runs, agents and their work. Raises UsageError for a store other than PostgreSQL."""
         from farm.store.cluster.cluster import Cluster
 
         return Cluster(self._database, self._clock)
 
     @cached_property
     def roles(self) -> Roles:
-        """Who may do what, on PostgreSQL."""
+        """Roles with their rights, on PostgreSQL."""
         from farm.store.cluster.roles import Roles
 
         return Roles(self._database)
 
     @cached_property
     def pruning(self) -> Pruning:
-        """Which runs are old, and how they leave."""
+        """Pruning of old runs."""
         from farm.store.pruning import Pruning
 
         return Pruning(self._database, self._clock)
 
     @cached_property
     def transfer(self) -> Transfer:
-        """Runs as lines, for another store."""
+        """Export and import of runs as lines."""
         from farm.store.transfer.runs import Transfer
 
         return Transfer(self._database)

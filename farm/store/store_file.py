@@ -1,6 +1,6 @@
-"""Whether the file of an SQLite store is on a disk of this machine, and still the one that was opened.
+"""Checks of an SQLite store's file: on a local disk, and still the opened file.
 
-SQLite itself goes on with one that is not.
+SQLite itself would go on after the file is replaced or deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OVERWRITTEN = (
 )
 
 
-# Their locks, and the memory that SQLite's processes share, do not reach from one machine to the next:
+# File systems whose locks, and whose shared memory for SQLite's processes, do not work between machines:
 # https://www.sqlite.org/useovernet.html
 _NETWORKED = frozenset({
     "nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ncpfs", "coda", "ceph", "glusterfs", "lustre",
@@ -44,9 +44,9 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def network_kind(mountinfo: str, path: str) -> str:
-    """Return the kind of the network file system that `path` is on, "" for one of this machine. Pure.
+    """Return the kind of the network file system of `path`, "" for a local file system. Pure.
 
-    `mountinfo` is what /proc/self/mountinfo says (proc_pid_mountinfo(5)), `path` is absolute and without links.
+    `mountinfo` is the text of /proc/self/mountinfo (proc_pid_mountinfo(5)), `path` is absolute and without links.
     """
     at, kind = "", ""
     for line in mountinfo.splitlines():
@@ -55,14 +55,14 @@ def network_kind(mountinfo: str, path: str) -> str:
         if not mark or len(fields) < 5:
             continue
         place = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4]).rstrip("/")
-        # Of several at one place the last one covers the others.
+        # The last of several mounts at one place covers the others.
         if (path == place or path.startswith(f"{place}/")) and len(place) >= len(at):
             at, kind = place, after.split(" ")[0]
     return kind if kind.removeprefix("fuse.") in _NETWORKED | _NETWORKED_BY_FUSE else ""
 
 
 def require_local(path: Path) -> None:
-    """Raise NoStoreError where the file of a store is, or would be, on a network file system."""
+    """Raise NoStoreError if the file of a store, existing or new, is on a network file system."""
     try:
         mountinfo = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -76,14 +76,14 @@ def require_local(path: Path) -> None:
 
 
 class Identity(NamedTuple):
-    """What tells one file from another, whatever their names."""
+    """Device and inode: identity of a file independent of its name."""
 
     device: int
     inode: int
 
 
 def identity(path: Path | str) -> Identity | None:
-    """Return what file a path leads to, None where there is none."""
+    """Return the identity of the file at a path, None for a missing file."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - half the time, and every attempt asks
     except OSError:
@@ -92,10 +92,10 @@ def identity(path: Path | str) -> Identity | None:
 
 
 class StoreFile:
-    """A file that SQLite has opened, and all that it takes to notice that it is another, or damaged."""
+    """Opened SQLite file, with checks against replacement and damage."""
 
     def __init__(self, path: Path, *, content: bool) -> None:
-        """`content`: also look whether it begins as a database does, each time that it has changed."""
+        """Remember the identity of the file; with `content`, `check` also reads the header after each change."""
         self._path, self._content = str(path), content
         try:
             stat = path.stat()
@@ -105,7 +105,7 @@ class StoreFile:
         self._seen = stat.st_mtime_ns, stat.st_size
 
     def check(self) -> None:
-        """Raise StoreLostError when the file is deleted, another one or, as far as its header tells, damaged."""
+        """Raise StoreLostError if the file is deleted, replaced or, according to its header, damaged."""
         try:
             stat = os.stat(self._path)  # noqa: PTH116
         except OSError:
@@ -114,15 +114,15 @@ class StoreFile:
             raise self._lost(_REPLACED)
         now = stat.st_mtime_ns, stat.st_size
         if self._content and now != self._seen:
-            # Once in a few hundred attempts, when a checkpoint has written to it.
+            # A checkpoint changes the file once in a few hundred attempts.
             if not self._is_sound(stat.st_size):
                 raise self._lost(_OVERWRITTEN)
             self._seen = now
 
     def check_log(self, opened: Identity | None) -> None:
-        """Raise StoreLostError when the write-ahead log is not the one that a connection has opened."""
+        """Raise StoreLostError if the write-ahead log is another file than the one opened by a connection."""
         if opened is not None and identity(f"{self._path}-wal") != opened:
-            # Nobody removes it while it is open, nor together with the file itself.
+            # SQLite never removes an open log. If the whole store is gone, the file's own error comes first.
             self.check()
             raise self._lost(_LOG_DELETED)
 
@@ -134,7 +134,7 @@ class StoreFile:
             return False
         page = int.from_bytes(header[16:18], "big")
         needed = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
-        # A checkpoint that goes on, or was killed, has written the header first: the rest is in the log then.
+        # A running or killed checkpoint writes the header first: the missing pages are in the log then.
         return size >= needed or self._is_readable()
 
     def _is_readable(self) -> bool:
@@ -146,7 +146,7 @@ class StoreFile:
         return sqlite3.connect(f"file:{quote(self._path)}?mode=ro", uri=True)
 
     def _header(self) -> bytes | None:
-        """Return how the file begins, None where that cannot be read."""
+        """Return the header of the file, None if it is unreadable."""
         try:
             return os.pread(_descriptor(self._path, self._identity), _HEADER_BYTES, 0)
         except OSError:
@@ -161,7 +161,7 @@ _descriptors: dict[Identity, int] = {}
 
 
 def _descriptor(path: str, opened: Identity) -> int:
-    """Return a descriptor of a store that stays open as long as this process.
+    """Return a descriptor of a store's file that stays open until this process ends.
 
     Closing any descriptor of a file drops all locks that the process has on it, SQLite's own among them: fcntl(2).
     """

@@ -1,4 +1,4 @@
-"""What a run compiled with <-> its columns, and the line that something is asked of. Pure."""
+"""Toolchain of a run <-> its columns, and the branch of a query. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
 COMMITS_LIMIT = 50
-"""Commits that are kept of a run; more are counted."""
+"""Most commits stored with a run; further ones are only counted."""
 DEFAULT_LINE = "default"
-"""What the line without a name is called where one is named."""
+"""Name of the branch without a name, in texts that need one."""
 
-# In columns of their own; the rest is in `run_source`.
+# Fields with a column of their own; the others are in `run_source`.
 _COLUMNS = {
     "name": "run_toolchain",
     "line": "run_line",
@@ -29,7 +29,7 @@ _COLUMNS = {
 
 
 def toolchain_columns(toolchain: RunToolchain) -> dict[str, Any]:
-    """Return the columns of a run's toolchain, with texts as the store keeps them."""
+    """Return the columns of a run's toolchain, with texts within the store's limits."""
     bounded = bounded_toolchain(toolchain)
     row = {column: getattr(bounded, name) for name, column in _COLUMNS.items()}
     rest = msgspec.to_builtins(bounded)
@@ -37,14 +37,14 @@ def toolchain_columns(toolchain: RunToolchain) -> dict[str, Any]:
 
 
 def toolchain_of(row: Row[Any]) -> RunToolchain | msgspec.UnsetType:
-    """Return the toolchain of a row of `run`, UNSET where nothing is known but that it is the default one."""
+    """Return the toolchain of a row of `run`, UNSET for the default one without further facts."""
     known = {name: getattr(row, column) for name, column in _COLUMNS.items()}
     found = msgspec.convert({**(row.run_source or {}), **known}, RunToolchain)
     return UNSET if found == RunToolchain() else found
 
 
 def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
-    """Return `toolchain` with every text, and as many commits, as the store keeps."""
+    """Return `toolchain` with its texts and number of commits within the store's limits."""
     kept = toolchain.since[:COMMITS_LIMIT]
     return msgspec.structs.replace(
         toolchain,
@@ -64,17 +64,17 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
 
 
 def purpose_of(row: Row[Any]) -> Purpose:
-    """Return why the run of a row of `run` was made."""
+    """Return the purpose of the run of a row of `run`."""
     if row.priority == Purpose.NIGHTLY:
         return Purpose.NIGHTLY
     return Purpose.TRIAL if row.run_private else Purpose.MANUAL
 
 
 def of_line(line: str | None) -> dict[str, Any]:
-    """Return the parameters of a statement that looks at one line; None is every run, private ones as well."""
+    """Return the parameters of a statement for one branch; None for every run, local runs as well."""
     return {"line": line or "", "any_line": int(line is None)}
 
 
 def line_text(line: str) -> str:
-    """Return what a line is called."""
+    """Return the name of a branch for texts."""
     return line or DEFAULT_LINE

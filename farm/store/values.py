@@ -1,4 +1,4 @@
-"""Values on their way into columns and back: bounded text, samples as bytes, statistics, hashes. Pure."""
+"""Conversion of values for columns and back: bounded text, samples as bytes, statistics, hashes. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt
     from farm.suites.suite import Case, Job
 
-# Far beyond what farm itself writes: these bounds are for what a device or a user can make long.
+# Bounds against long texts from devices and users, far beyond the texts of farm itself.
 REASON_LIMIT = 4_000
 LOG_LIMIT = 256 * 1024
 NOTES_LIMIT = 200
 OPERATORS_LIMIT = 10_000
 LAYERS_LIMIT = 30_000
-# As wide as the columns, which PostgreSQL insists on.
+# Widths of the columns: PostgreSQL refuses longer texts.
 NAME_LIMIT = 256
 JOB_LIMIT = 512
 KEY_LIMIT = 128
@@ -36,7 +36,7 @@ SOC_LIMIT = 64
 UNIT_LIMIT = 32
 KIND_LIMIT = 16
 
-# Types of lines of exports. PostgreSQL has no NUL in text. A log may have had every character spelled out with six.
+# Types of lines of exports. PostgreSQL has no NUL in text. Each character of a log may be spelled out with six.
 _NO_NUL = r"\A[^\0]*\Z"
 Text = Annotated[str, Meta(max_length=REASON_LIMIT, pattern=_NO_NUL)]
 LongText = Annotated[str, Meta(max_length=6 * LOG_LIMIT + 100, pattern=_NO_NUL)]
@@ -44,13 +44,13 @@ LongText = Annotated[str, Meta(max_length=6 * LOG_LIMIT + 100, pattern=_NO_NUL)]
 Key = Annotated[str, Meta(max_length=KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# Every calendar has it: the end of the year 9999.
+# The bound is the end of the year 9999, which every calendar library can represent.
 Time = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class NotFinite(StrEnum):
-    """The numbers that JSON has not."""
+    """Numbers that JSON cannot represent, as strings."""
 
     INF = "inf"
     MINUS_INF = "-inf"
@@ -63,23 +63,23 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def clean(text: str, limit: int = REASON_LIMIT) -> str:
-    """Return `text` as both databases can hold it, the beginning of it when it is longer than `limit` characters.
+    """Return `text` in characters that both databases hold, cut off after `limit` characters.
 
-    PostgreSQL has no NUL in text, and neither has UTF-8 lone surrogates: they are spelled out.
+    PostgreSQL has no NUL in text, and UTF-8 no lone surrogates: both are spelled out.
     """
     text = storable(text[: limit + 1])
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def run_id_time(started_ms: int) -> str:
-    """Return what the id of a run begins with that began at a time: UTC, to the second, so that ids sort by time."""
+    """Return the first part of the id of a run: its start in UTC, to the second, so that ids sort by time."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(started_ms // 1000))
 
 
 def case_column(name: str) -> str:
-    """Return the name of a case as its column holds it; one that is longer, as a test's may be, ends in its hash.
+    """Return the name of a case for its column; a longer name, for example of a test, is cut off and ends in its hash.
 
-    The whole of it is in the name of its jobs.
+    The names of its jobs have it in full.
     """
     if len(name) <= CASE_LIMIT:
         return name
@@ -87,26 +87,26 @@ def case_column(name: str) -> str:
 
 
 def case_of(job_name: str) -> str:
-    """Return the name of the case in that of a job, `suite/case[target]`."""
+    """Return the name of the case from the name of a job, `suite/case[target]`."""
     return job_name.partition("/")[2].rpartition("[")[0]
 
 
 def clean_log(text: str) -> str:
-    """Return the end of a log, where the reason usually is, and how much was left out before it."""
+    """Return the end of a log, which usually has the reason, after a line with the number of omitted characters."""
     kept = storable(text[-LOG_LIMIT:])
     left_out = len(text) - LOG_LIMIT
     return f"[{left_out} characters left out]\n{kept}" if left_out > 0 else kept
 
 
 def storable(text: str) -> str:
-    """Return `text` without NUL and lone surrogates, whatever its length."""
+    """Return `text` without NUL and lone surrogates, in any length."""
     return text.replace("\0", "\u2400").encode("utf-8", "backslashreplace").decode()
 
 
 def jsonable(value: Any) -> Any:
-    """Return builtins as JSON can hold them: numbers that are not finite are the strings `inf`, `-inf` and `nan`.
+    """Return builtins for JSON: numbers that are not finite become the strings `inf`, `-inf` and `nan`.
 
-    Characters that UTF-8 has not are spelled out.
+    Lone surrogates are spelled out.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -125,12 +125,12 @@ def pack_floats(samples: Sequence[float]) -> bytes:
 
 
 def unpack_floats(blob: bytes) -> tuple[float, ...]:
-    """Return what `pack_floats` packed."""
+    """Return the samples packed by `pack_floats`."""
     return struct.unpack(f"<{len(blob) // 8}d", blob)
 
 
 def level_of(metric: str, median: float | None, samples: bytes | None) -> float | None:
-    """Return the value of a row in its series: of a figure what decides, else the median; None for NaN."""
+    """Return the value of a row in its series: the deciding sample of a figure, else the median; None for NaN."""
     if samples is None or figure_of(metric) is None:
         return median
     value = series_value(metric, unpack_floats(samples))
@@ -138,7 +138,7 @@ def level_of(metric: str, median: float | None, samples: bytes | None) -> float 
 
 
 def as_integers(samples: Sequence[float]) -> list[int] | None:
-    """Return samples as int64 values, or None when they are none, so that a count keeps its last digit."""
+    """Return samples as int64 values, so that a count keeps its last digit; None for no samples or other numbers."""
     if not samples or not all(isinstance(value, int) or value.is_integer() for value in samples):
         return None
     integers = [int(value) for value in samples]
@@ -151,15 +151,15 @@ def pack_integers(samples: Sequence[int]) -> bytes:
 
 
 def unpack_integers(blob: bytes) -> tuple[int, ...]:
-    """Return what `pack_integers` packed."""
+    """Return the samples packed by `pack_integers`."""
     return struct.unpack(f"<{len(blob) // 8}q", blob)
 
 
 def statistics_of(samples: Sequence[float]) -> dict[str, float | None]:
     """Return min, p10, p50, p90, p99, mean and mad (median absolute deviation) of `samples`, by column.
 
-    Percentiles are interpolated linearly, as numpy does. A statistic that is not a number (there are no samples,
-    one of them is NaN, or infinities cancel) is None: SQLite has no NaN.
+    Percentiles are interpolated linearly, as in numpy. A statistic is None if it would be NaN, for lack of samples, a
+    NaN sample or cancelling infinities: SQLite has no NaN.
     """
     names = ("min", "p10", "p50", "p90", "p99", "mean", "mad")
     if not samples or any(math.isnan(value) for value in samples):
@@ -184,7 +184,7 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     if position == below or ordered[below] == ordered[above]:
-        # With an infinity at hand, nothing times it would be NaN.
+        # The formula below would make NaN of 0 times infinity.
         return ordered[below]
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
@@ -196,27 +196,27 @@ def _mean(ordered: Sequence[float]) -> float:
     try:
         return math.fsum(value / len(ordered) for value in ordered)
     except OverflowError:
-        # All are within rounding of the largest number that there is.
+        # All samples are within rounding of the largest float.
         return ordered[len(ordered) // 2]
 
 
 def fingerprint_hash(facts: Mapping[str, str]) -> str:
-    """Return the hash that says whether two fingerprints are the same."""
+    """Return a hash of a fingerprint, equal for equal fingerprints."""
     return _hash(dict(facts))
 
 
 def case_version(case: Case, source: str) -> str:
-    """Return a hash of what a case measures: its definition, and its code and files (`source`).
+    """Return a hash of the inputs of a case's numbers: its definition, and its code and files (`source`).
 
-    Tolerances and known issues are left out: they change the verdict on a number, not the number. A program with a
-    state that has to repeat itself is measured by other executions.
+    Tolerances and known issues are left out: they change the verdict on a number, not the number. A case that has to
+    be deterministic is executed differently, and has another hash.
     """
     repeats = ("repeats",) if case.deterministic is True else ()
     return _hash((case.definition, source, *repeats))
 
 
 def judged_by(job: Job) -> str:
-    """Return a hash of what decides the verdict of a job apart from its bundle: limits, expectation, known issue."""
+    """Return a hash of the inputs of a job's verdict besides its bundle: limits, expectation, metrics, known issue."""
     case, target = job.case, job.target
     return _hash((case.tolerance(target.precision), case.expectation(target), case.metrics, job.known_issue))
 

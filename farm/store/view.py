@@ -1,4 +1,4 @@
-"""Plain data of one run, which HTML, JSON, JUnit and the web page all render."""
+"""Plain data of a run, the common source of HTML, JSON, JUnit and the web page."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from farm.results.attempt import Attempt
 
 
 class Purpose(StrEnum):
-    """Why a run was made."""
+    """Purpose of a run."""
 
     NIGHTLY = "nightly"
-    """It goes on with the series of its line: what is compared with, told in the morning and alarmed about."""
+    """Nightly run: continues the series of its branch, with baselines, status mails and alerts."""
     TRIAL = "trial"
-    """Somebody tries something: it is compared with the line, and is no part of it."""
+    """Local run: compared with the branch, and no part of it."""
     MANUAL = "manual"
-    """Of an older farm, which did not ask: by hand, and part of its line."""
+    """Run of an older farm without a purpose: started by hand, and part of its branch."""
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """One device that took part."""
+    """Device that took part in a run."""
 
     serial: str
     soc: str
@@ -32,11 +32,11 @@ class DeviceView(msgspec.Struct, frozen=True):
     jobs: int = 0
     busy_seconds: float = 0.0
     runtime: dict[str, str] = {}
-    """What it ran programs with, name to version or hash; empty where it is not known."""
+    """Parts of the runtime, name to version or hash; empty if unknown."""
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """The newest result of a case on one target, whichever run it is of."""
+    """Newest result of a case on one target, from any run."""
 
     job_id: str
     soc: str
@@ -46,72 +46,72 @@ class CaseResult(msgspec.Struct, frozen=True):
     run_started_ms: int
     """Epoch, milliseconds."""
     kind: str
-    """Of the device: `virtual` or `hardware`; empty where none had a part."""
+    """Kind of the device: `virtual` or `hardware`; empty without a device."""
     attempt: Attempt
-    """The one that decides, without log, measurements and profile."""
+    """Deciding attempt, without log, measurements and profile."""
     case_version: str = ""
-    """Hash of what the case is: results of another one are of another test."""
+    """Hash of the definition of the case: results with different hashes are of different tests."""
 
     @property
     def time_ms(self) -> int:
-        """When it was found out; epoch, milliseconds."""
+        """Start of the attempt, or of its run if unknown; epoch, milliseconds."""
         return self.attempt.started_ms or self.run_started_ms
 
 
 class Stale(msgspec.Struct, frozen=True):
-    """Why a job was left out of a run that has it, and what was known of it then."""
+    """Reason to skip a planned job of a run, with its last result at that time."""
 
     reason: str
     last_ms: int = 0
-    """When it was last judged on this kind of device; epoch, milliseconds, 0 for never."""
+    """Time of the last verdict on this kind of device; epoch, milliseconds, 0 for never."""
     last_outcome: str = ""
-    """How that ended: `passed`, `failed` or `known issue`."""
+    """Last result: `passed`, `failed` or `known issue`."""
     last_run_id: str = ""
 
 
 class RunCommit(msgspec.Struct, frozen=True):
-    """One commit, as people name it."""
+    """Commit with its subject, for people."""
 
     hash: str
     subject: str
-    """First line of its message."""
+    """First line of the commit's message."""
 
 
 class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a run compiled with, for people and for the history: decided when the run is recorded."""
+    """Toolchain of a run, for people and for the history: fixed when the run is recorded."""
 
     name: str = ""
-    """As users call it; empty for the default."""
+    """Name given by users; empty for the default."""
     line: str = ""
-    """The series that the run belongs to or, where it is private, that it is compared with; empty for the default."""
+    """Branch that the run belongs to, or that a local run is compared with; empty for the default."""
     private: bool = False
-    """It is compared with the line, and is no part of its baseline, flakiness or status."""
+    """True for a local run: compared with the branch, but no part of its baseline, flakiness or status."""
     commit: str = ""
-    """Full hash; empty where there is no git."""
+    """Full hash; empty without git."""
     dirty: bool = False
-    """Something that takes part is not as in the commit."""
+    """True if a file that takes part differs from the commit."""
     branch: str = ""
     subject: str = ""
     """First line of the commit's message."""
     committed_ms: int = 0
     """Epoch, milliseconds."""
     before: str = ""
-    """The commit of the line's run before, where it is another one."""
+    """Commit of the branch's previous run, if it differs."""
     since: tuple[RunCommit, ...] = ()
-    """Commits after it up to this one, newest first; not all, where there are many, and none where git cannot tell."""
+    """Commits after `before` up to `commit`, newest first; the newest of many, and none without an answer of git."""
     more: int = 0
-    """How many more there are."""
+    """Number of further commits."""
     commit_url: str = ""
-    """Address of a commit, with `{commit}` in it; anybody may have written it."""
+    """Address of a commit's page, with `{commit}` in it; untrusted text."""
 
     @property
     def is_told(self) -> bool:
-        """Whether there is more to tell of it than that it is the default one."""
+        """True for a toolchain with facts beyond the default one."""
         return bool(self.name or self.line or self.commit or self.dirty)
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """One job of the run and all its attempts, oldest first; no attempt yet is an empty tuple."""
+    """Job of a run with its attempts, oldest first; an empty tuple before the first attempt."""
 
     id: str
     suite: str
@@ -122,50 +122,50 @@ class JobView(msgspec.Struct, frozen=True):
     attempts: tuple[Attempt, ...]
     build_seconds: float = 0.0
     cached: bool = False
-    """The bundle was there already."""
+    """True for a bundle from the cache."""
     fallback_ops: dict[str, int] = {}
     case_module: str = ""
     options: dict[str, str] = {}
     """Options of the backend, name to value."""
     case_version: str = ""
-    """Hash of what the case is."""
+    """Hash of the definition of the case."""
     elsewhere: tuple[CaseResult, ...] = ()
-    """Of a job that failed: the same case in the same precision on other SoCs, and in others on this SoC."""
+    """For a failed job: results of the case in this precision on other SoCs, and in other precisions on this SoC."""
     stale: Stale | None = None
-    """Left out, while the run had no time for it; means something only without an attempt."""
+    """Reason for a job skipped for lack of time; meaningful only without an attempt."""
     program: str | msgspec.UnsetType = msgspec.UNSET
-    """Hash of what the program is, without what QNN writes by time; not there where it is not known."""
+    """Hash of the program without the timestamps of QNN; unset if unknown."""
     decisive_attempt: int = 0
-    """Number of the attempt that decides, from 1, as `run_job.decisive_attempt_id` of the store; 0 without attempts."""
+    """Number of the deciding attempt, from 1, as `run_job.decisive_attempt_id` of the store; 0 without attempts."""
 
     @property
     def decisive(self) -> Attempt | None:
-        """The attempt that decides, None without attempts."""
+        """Deciding attempt, None without attempts."""
         return self.attempts[self.decisive_attempt - 1] if self.decisive_attempt else None
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """One run."""
+    """Run with its jobs and devices."""
 
     id: str
     command: str
     started_ms: int
     finished_ms: int | None
-    """None while it runs, or when it was killed."""
+    """End of the run; None for a running or killed run."""
     exit_code: int | None
     user: str
     host: str
     fingerprint: dict[str, str]
-    """Everything the numbers depend on, name to value: executorch, qnn, runner hash, device kind, ..."""
+    """All conditions of the numbers, name to value: executorch, qnn, runner hash, device kind, ..."""
     devices: tuple[DeviceView, ...]
     jobs: tuple[JobView, ...]
     schema: int = 1
     """Version of this layout, for readers of the JSON."""
     priority: str = "person"
-    """How urgent it was: `person` or `nightly`."""
+    """Priority of the run: `person` or `nightly`."""
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
-    """Not there where nothing is known but that it is the default one."""
+    """Toolchain of the run; unset for the default one without further facts."""
     name: str = ""
-    """As its user calls it, or NIGHT/CELL; empty where it has none."""
+    """Name given by the user, or NIGHT/CELL; empty without a name."""
     purpose: str = Purpose.MANUAL
-    """One of `Purpose`."""
+    """Value of `Purpose`."""
