@@ -1,1 +1,1 @@
-"""What compiles: interpreters with ExecuTorch, QNN SDKs, and what they are by content."""
+"""Toolchains: interpreters with ExecuTorch, QNN SDKs, and their identity by content."""

@@ -1,4 +1,4 @@
-"""A checkout's repository: its commits, what they change, and what it holds beside them. Only read, never changed."""
+"""Repository of a checkout: commits, their changes, and untracked outputs. It is only read, never changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _SUBMODULE = "160000"
-# What the native parts of a checkout are made of: sources, what generates them, and what builds them.
+# Files that decide about the native parts of a checkout: sources, generators and build files.
 _NATIVE_SUFFIXES = frozenset(
     (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".s", ".cu", ".cuh", ".fbs", ".proto",
      ".cmake", ".lds", ".map")
@@ -26,10 +26,10 @@ _NATIVE_SUFFIXES = frozenset(
 _NATIVE_NAMES = frozenset(("CMakeLists.txt", "CMakePresets.json", "setup.py", "build.sh"))
 _GENERATORS = ("codegen/", "tools/cmake/")
 _YAML = frozenset((".yaml", ".yml"))
-# Of the folder of backends only these are in what farm compiles and runs with.
+# Backends that farm compiles and runs with; other folders of backends are ignored.
 _BACKENDS = frozenset(("qualcomm", *cpu_backends()))
 _UNUSED = frozenset(("test", "tests", "testing", "benchmark", "benchmarks", "docs", "examples", "android", "apple"))
-# What a checkout holds beside its commits and no compiler needs.
+# Untracked folders of a checkout that no compiler needs.
 _NO_OUTPUT = frozenset(
     ("__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache",
      ".idea", ".vscode", ".hypothesis")
@@ -65,10 +65,10 @@ class Submodule(msgspec.Struct, frozen=True):
 
 
 class Checkout:
-    """The repository of a source tree of ExecuTorch; what is read stays as it is read first."""
+    """Repository of a source tree of ExecuTorch; values are read once and kept."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UsageError for what is not the top folder of a repository, MissingToolError without git."""
+        """Raise UsageError unless `folder` is the top folder of a repository, MissingToolError without git."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder: name a checkout of ExecuTorch")
         self.folder = folder.resolve()
@@ -134,7 +134,7 @@ class Checkout:
         return found
 
     def changed_files(self, commit: Commit) -> list[str]:
-        """Return what a commit changes against its first parent: status and path, as `M\texir/emit.py`."""
+        """Return the changes of a commit against its first parent: status and path, as `M\texir/emit.py`."""
         since = [f"{commit.sha}^1"] if commit.parents else []
         raw = git(
             self.folder, "diff-tree", "-r", "-z", "--name-status", "--no-renames", "--no-commit-id", "--root", *since,
@@ -144,7 +144,7 @@ class Checkout:
         return [f"{status}\t{path}" for status, path in zip(parts[::2], parts[1::2], strict=False) if path]
 
     def submodules(self, commit: Commit) -> list[Submodule]:
-        """Return what a commit wants of submodules."""
+        """Return the submodules of a commit, with the commits that it pins."""
         return [
             Submodule(path, facts.split(" ")[1])
             for path, facts in self.files(commit).items()
@@ -152,7 +152,7 @@ class Checkout:
         ]
 
     def native_key(self, commit: Commit) -> str:
-        """Return a hash of what the native parts are built of at a commit."""
+        """Return a hash of the sources of the native parts at a commit."""
         return _digest((path, facts) for path, facts in self.files(commit).items() if is_native(path, facts))
 
     @cached_property
@@ -178,7 +178,7 @@ class Checkout:
         return _digest([(head.sha, "edited"), *edited]) if edited else self.native_key(head)
 
     def _no_filters(self) -> list[str]:
-        """Return options that keep git from running what is configured to look through changed files."""
+        """Return options that keep git from running configured filters on changed files."""
         _, text = ask_git(self.folder, "config", "--name-only", "-z", "--get-regexp", r"^filter\.", okay=(0, 1))
         names = {name.rpartition(".")[0] for name in text.split("\0") if name}
         off = (
@@ -223,11 +223,11 @@ def make_borrowing(folder: Path, own: Path, repository: Checkout, *options: str)
 def export(tree: Path, repository: Checkout, commit: Commit) -> None:
     """Make `tree`, a repository of its own with the files of a commit and without submodules.
 
-    It borrows the objects of `repository`. Raises UsageError where they are not all there.
+    It borrows the objects of `repository`. Raises UsageError for a repository that lacks some of them.
     """
     make_borrowing(tree, tree / ".git", repository)
     try:
-        # The same bytes on every machine, whatever is usual there.
+        # These settings give the same bytes on every machine, independent of its configuration.
         settings = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "advice.detachedHead=false")
         git(tree, *settings, "checkout", "--quiet", "--detach", commit.sha, timeout_s=_EXPORT_SECONDS, own=True)
     except UsageError as error:
@@ -237,7 +237,7 @@ def export(tree: Path, repository: Checkout, commit: Commit) -> None:
 
 
 def is_native(path: str, facts: str = "") -> bool:
-    """Return whether native parts that farm uses are built of a file, or a submodule as `facts` of `files` say."""
+    """Return whether a file takes part in farm's native parts, or a submodule, by the `facts` of `files`."""
     pure = PurePosixPath(path)
     folders = pure.parts[:-1]
     if _UNUSED.intersection(folders) or (len(folders) > 1 and folders[0] == "backends" and folders[1] not in _BACKENDS):

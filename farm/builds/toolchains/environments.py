@@ -1,7 +1,7 @@
 """Environments that farm makes in its cache: a release of ExecuTorch, with links to the packages of farm's own.
 
-torch alone is 800 MB on disk, and what suites import is in farm's environment anyway: what fits is linked, and only
-ExecuTorch and what it wants otherwise is installed.
+torch alone takes 800 MB on disk, and farm's environment has the packages that suites import anyway: packages of a
+fitting version are linked, and only ExecuTorch and its other requirements are installed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 _LAYOUT = "1"
 _ABOUT = "environment.json"
-# ExecuTorch itself, what is handed over (handover.py), and what only changes environments.
+# ExecuTorch itself, farm's own code (handover.py links it), and the installer.
 _NEVER_LINKED = {"executorch", "snapdragon-farm", "pip"}
-# Its wheel requires them for other backends, for language models and for its tests: no process of farm imports them.
+# Requirements of ExecuTorch's wheel for other backends, language models and its tests: no process of farm imports them.
 _NOT_NEEDED = {
     "coremltools", "scikit-learn", "pytorch-tokenizers", "hydra-core", "omegaconf", "hypothesis", "kgb",
     "expecttest", "parameterized", "py-cpuinfo", "requests",
 }  # fmt: skip
-# What pip says when there is no such version: none of a package that the index does not have at all.
+# Part of pip's error for a missing version; "none" is its list for a package that the index does not have at all.
 _VERSIONS = re.compile(r"from versions: ((?!none)[^)]+)\)")
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
@@ -51,7 +51,7 @@ _MOST_ROUNDS = 12
 
 
 class MadeEnvironment(msgspec.Struct, frozen=True):
-    """What is written into an environment about itself."""
+    """Description of an environment, stored in its folder."""
 
     executorch: str
     torch: str
@@ -82,7 +82,7 @@ def made_environment(cache_dir: Path, version: str) -> Path:
 
     folder = environment_folder(cache_dir, version)
     made = published(folder, make, is_whole=lambda made: (made / _ABOUT).is_file())
-    # One that is root's can be used all the same.
+    # An environment that belongs to root is usable, although its time cannot be set.
     with contextlib.suppress(OSError):
         os.utime(made / _ABOUT)
     return made
@@ -101,7 +101,7 @@ def used_ms(folder: Path) -> int:
 
 
 def about(folder: Path) -> MadeEnvironment | None:
-    """Return what an environment says of itself; None where it is none."""
+    """Return the description of the environment in `folder`; None for another folder."""
     try:
         return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=MadeEnvironment)
     except (OSError, msgspec.DecodeError):
@@ -109,7 +109,7 @@ def about(folder: Path) -> MadeEnvironment | None:
 
 
 class _InstalledPackage(NamedTuple):
-    """An installed package, as the name of its folder says it: to read what is in 150 of them takes a second."""
+    """Installed package by the name of its metadata folder: reading the content of 150 folders takes a second."""
 
     name: str
     """Normalized."""
@@ -131,14 +131,14 @@ class _InstalledPackage(NamedTuple):
 
     @property
     def files(self) -> Iterator[str]:
-        """What it has in the folder of packages, but for what changes how Python starts."""
+        """Files in the folder of packages, without `.pth` files, which change the start of Python."""
         for row in csv.reader((self.info / "RECORD").read_text(encoding="utf-8").splitlines()):
             if row and not row[0].startswith(("..", "/", "__pycache__/")) and not row[0].endswith(".pth"):
                 yield row[0]
 
 
 def _shared() -> Iterator[_InstalledPackage]:
-    """Yield what of farm's environment may be linked."""
+    """Yield the packages of farm's environment that may be linked."""
     seen = set(_NEVER_LINKED)
     for place in sys.path:
         folder = Path(place)
@@ -146,7 +146,7 @@ def _shared() -> Iterator[_InstalledPackage]:
             continue
         for info in sorted(folder.glob("*.dist-info")):
             one = _InstalledPackage.of(info)
-            # An editable one is code that somebody works on, elsewhere.
+            # An editable package is source code under development in another folder.
             if one.name not in seen and (info / "RECORD").is_file() and not (info / "direct_url.json").is_file():
                 seen.add(one.name)
                 yield one
@@ -196,19 +196,19 @@ class _Making:
         (self._folder / "pyvenv.cfg").write_text(text, encoding="utf-8")
 
     def _settle(self) -> list[str]:
-        """Install until every requirement is met by what is installed or by what may be linked; return the latter."""
+        """Install until installed or linkable packages meet every requirement; return the packages to link."""
         for _ in range(_MOST_ROUNDS):
             wanted = list(self._unmet())
             if not wanted:
                 return sorted(self._shared.keys() - self._own().keys())
             for requirement in wanted:
-                # Where farm's own does not fit, it is not linked, and another one is installed.
+                # farm's own version does not fit: it is not linked, and pip installs another one.
                 self._shared.pop(canonicalize_name(requirement.name), None)
             self._install([_plain(requirement) for requirement in wanted])
         raise MissingToolError(f"ExecuTorch {self._version}: its requirements do not come to an end: {wanted}")
 
     def _unmet(self) -> Iterator[Requirement]:
-        """Yield what is required of the environment and is not there in a version that fits."""
+        """Yield the requirements without a package of a fitting version."""
         own, found = self._own(), {}
         versions = {name: one.version for name, one in (self._shared | own).items()}
         wants = [Requirement(self._torch)]
@@ -218,7 +218,7 @@ class _Making:
             name = canonicalize_name(requirement.name)
             there = versions.get(name)
             if name in _NOT_NEEDED:
-                # Where farm's environment has another version than is required, it is of use to suites alone.
+                # Only suites import these packages, so that another version in farm's environment will do.
                 continue
             if there is None or not requirement.specifier.contains(there, prereleases=True):
                 found[name] = requirement
@@ -233,7 +233,7 @@ class _Making:
         self._installed += requirements
         if not problem:
             return
-        # Of a package that an index does not have at all, it has no versions: then it is not the index that was meant.
+        # An index without any version of ExecuTorch is probably the wrong index, so the error below names the index.
         if requirements == [f"executorch=={self._version}"] and (there := _VERSIONS.search(problem)):
             known = ", ".join(one for one in there[1].split(", ") if is_supported(one))
             raise UsageError(f"there is no ExecuTorch {self._version} for Python {_PYTHON}: the index has {known}")
@@ -250,7 +250,7 @@ def _plain(requirement: Requirement) -> str:
 
 
 def _link(shared: Iterable[_InstalledPackage], site: Path) -> None:
-    """Link what belongs to distributions into `site`: their folders, or what is in one that is there already."""
+    """Link the files of distributions into `site`: whole folders, or the content of a folder that exists there."""
     for one in shared:
         source = one.info.parent
         for name in dict.fromkeys([one.info.name, *(path.partition("/")[0] for path in one.files)]):

@@ -1,6 +1,6 @@
-"""What differs from one ExecuTorch to the next in how its processes are started; which ones farm can compile with.
+"""Differences between releases of ExecuTorch in starting their processes, and the releases that farm compiles with.
 
-What differs in calls is in farm/builds/compile/flows, beside the calls.
+Differences in calls are in farm/builds/compile/flows, beside the calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OLDEST = "1.3.1"
 """Before it, ExecuTorch's Qualcomm backend has no LPAI, whose names farm's flow imports."""
 NEWEST = "1.5.1"
-"""The newest that farm was run with. A newer one is tried: nothing says that it cannot."""
+"""Newest release that farm was run with. Newer releases are tried, as they may work."""
 
 _NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -28,9 +28,9 @@ class ReleaseRow(NamedTuple):
 
     since: tuple[int, int]
     torch: str
-    """What of torch its wheels are built for: those from 1.5 do not say."""
+    """Requirement of torch for the wheels of these releases: the metadata of wheels from 1.5 lack it."""
     needs_flatc: bool
-    """It looks for flatc on PATH, not in its own wheel."""
+    """True for releases that search flatc on PATH, not in their own wheel."""
 
     def environment(self, package: Path) -> dict[str, str]:
         """Return the variables that its processes need; `package` is the folder of its code."""
@@ -48,9 +48,9 @@ _GENERATIONS = (
 
 
 def generation_of(version: str) -> ReleaseRow:
-    """Return how an ExecuTorch of `version` is used; of one that says no version, as the newest.
+    """Return the row of ExecuTorch `version`; an unknown version has that of the newest release.
 
-    Raises UsageError for one that is older than OLDEST.
+    Raises UsageError for a version older than OLDEST.
     """
     numbers = _numbers(version)
     if numbers is None:
@@ -70,7 +70,7 @@ def newer_than_known(version: str) -> bool:
 
 
 def variables_of(versions: Mapping[str, str], package: Path | None) -> dict[str, str]:
-    """Return what the processes of a toolchain of these versions need beside paths. Raises UsageError."""
+    """Return the variables, besides paths, for the processes of a toolchain of these versions. Raises UsageError."""
     generation = generation_of(versions.get("executorch", ""))
     return generation.environment(package) if package is not None else {}
 

@@ -36,17 +36,17 @@ class PackageFacts(msgspec.Struct, frozen=True):
 
 
 class InterpreterFacts(msgspec.Struct, frozen=True):
-    """What an interpreter is and where it finds a toolchain's packages."""
+    """Facts of an interpreter, and the places of a toolchain's packages."""
 
     version: tuple[int, int, int]
     abi: str
-    """What its binary modules are called after: `cpython-311-x86_64-linux-gnu`."""
+    """ABI tag in the names of binary modules: `cpython-311-x86_64-linux-gnu`."""
     prefix: Path
     """Folder of the environment."""
     path: tuple[str, ...]
-    """Where it looks for modules."""
+    """Folders that the interpreter searches for modules."""
     packages: dict[str, PackageFacts]
-    """Those of executorch, torch and torchao that it finds."""
+    """Facts of executorch, torch and torchao, as far as the interpreter finds them."""
 
     def folder(self, package: str) -> Path | None:
         """Return where a package is, the first place of several."""
@@ -59,13 +59,13 @@ class InterpreterFacts(msgspec.Struct, frozen=True):
         return {name: self.version_of(name) for name in self.packages}
 
     def version_of(self, package: str) -> str:
-        """Return the version of a package, `missing` where it is not there, `unknown` where nothing says it."""
+        """Return the version of a package; `missing` without the package, `unknown` without a recorded version."""
         found = self.packages.get(package)
         return "missing" if found is None else found.version or "unknown"
 
 
 def own_facts() -> InterpreterFacts:
-    """Return what a process of this interpreter finds when it is started as `process_environment` says."""
+    """Return the facts of a process of this interpreter in the environment of `process_environment`."""
     return msgspec.convert(probe.look(_inherited_path()), InterpreterFacts, dec_hook=_path)
 
 
@@ -97,9 +97,9 @@ def added_by(site: str) -> set[str]:
 
 
 def inspect(python: Path, env: Mapping[str, str] | None = None) -> InterpreterFacts:
-    """Return what `python` finds when it is started as `process_environment(env)` says.
+    """Return the facts of `python` in the environment of `process_environment(env)`.
 
-    Raises MissingToolError for one that cannot be started, or that is too old for farm's code.
+    Raises MissingToolError for an interpreter that cannot be started, or that is too old for farm's code.
     """
     source = Path(probe.__file__).read_text(encoding="utf-8")
     try:
@@ -132,7 +132,7 @@ def process_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _document(printed: bytes) -> bytes:
-    """Return the last line: what a `sitecustomize` prints comes before."""
+    """Return the last line, as output of a `sitecustomize` comes before it."""
     return (printed.strip().splitlines() or [b""])[-1]
 
 

@@ -1,4 +1,4 @@
-"""The native parts of a commit: what the user's own build command makes of its sources."""
+"""Native parts of a commit, built by the user's own build command from its sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_native_parts(
     toolchain: ToolchainConfig,
     log: Path,
 ) -> None:
-    """Run the toolchain's build command in `tree`, with the commit's submodules in it; what it prints is in `log`.
+    """Run the toolchain's build command in `tree` with the commit's submodules; its output goes to `log`.
 
     Raises NativeBuildError, which names the log.
     """

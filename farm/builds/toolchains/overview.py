@@ -1,4 +1,4 @@
-"""The toolchains that there are: the default, those of farm.toml, and environments that farm made."""
+"""Overview of the toolchains: the default, those of farm.toml, and environments that farm made."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NOT_MADE = "not made"
 
 
 class ToolchainRow(msgspec.Struct, frozen=True):
-    """One toolchain, as far as it can be told without making anything."""
+    """Facts of a toolchain that are known without making anything."""
 
     name: str
     kind: str
-    """Where its code comes from: `default`, `checkout`, `python`, `version`, or `qnn` where that alone is named."""
+    """Origin of the code: `default`, `checkout`, `python`, `version`, or `qnn` for an entry with QNN alone."""
     place: str
     """The source tree, the interpreter or the folder that was named, or the release."""
     python: str = ""
@@ -40,12 +40,12 @@ class ToolchainRow(msgspec.Struct, frozen=True):
     python_version: str = ""
     executorch_folder: str = ""
     versions: dict[str, str] = {}
-    """Of executorch, torch and torchao."""
+    """Versions of executorch, torch and torchao."""
     qnn: str = ""
     """As it is named; empty for the QNN that farm uses otherwise."""
     source: SourceState = SourceState()
     problem: str = ""
-    """Why it cannot be used; NOT_MADE for a release without an environment yet."""
+    """Reason against using the toolchain; NOT_MADE for a release without an environment yet."""
 
 
 class EnvironmentRow(msgspec.Struct, frozen=True):
@@ -58,18 +58,18 @@ class EnvironmentRow(msgspec.Struct, frozen=True):
     used_ms: int
     """Epoch milliseconds."""
     nbytes: int
-    """Without what it only links."""
+    """Bytes on disk, without linked packages."""
     current: bool
-    """`--toolchain VERSION` uses it: farm's environment is still the one that it links."""
+    """True for the environment that `--toolchain VERSION` uses: its links lead into farm's present environment."""
 
 
 def toolchain_rows(config: Config) -> list[ToolchainRow]:
-    """Return the default toolchain and those of farm.toml, whether they can be used or not."""
+    """Return the default toolchain and those of farm.toml, usable or not."""
     return [row_of(config, ToolchainConfig()), *(row_of(config, one) for one in config.toolchains.values())]
 
 
 def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
-    """Return what is known of one toolchain; nothing is made or raised for one that cannot be used."""
+    """Return the known facts of a toolchain, without making anything; a problem is a field, not an error."""
     kind, place = _origin(toolchain)
     row = ToolchainRow(toolchain.name or DEFAULT, kind, place, qnn=toolchain.qnn)
     if toolchain.version and not environment_folder(config.cache_dir, toolchain.version).is_dir():

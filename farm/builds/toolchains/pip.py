@@ -21,11 +21,12 @@ _OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
 def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
     """Install for `python`, into `folder` or its environment, without requirements of requirements.
 
-    Return why that failed, in one line, empty where it did not. It is farm's own pip or, without one, that of `python`.
+    Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, that of
+    `python`.
     """
     target = ["--target", str(folder)] if folder is not None else []
     problem = f"there is no pip: {sys.executable} -m ensurepip"
-    # That of Python itself is there more often than that of an environment.
+    # The base Python has pip more often than an environment.
     pips = [[one, "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
     for command in (*pips, [str(python), "-m", "pip"]):
         try:
@@ -35,7 +36,7 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
             continue
         if code == 0:
             return ""
-        # None there, or one that is too old to install for another interpreter.
+        # Without pip, or with a pip that is too old to install for another interpreter, the next one is tried.
         if any("No module named pip" in line or "no such option: --python" in line for line in lines):
             continue
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]

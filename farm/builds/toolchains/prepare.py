@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
-    """Build what is missing and return the toolchain that `config` has selected, `virtual` as in `toolchain_versions`.
+    """Return the toolchain that `config` has selected, after building its missing parts.
 
-    Raises MissingToolError, UsageError for a file of it that cannot be read.
+    `virtual` is as in `toolchain_versions`. Raises MissingToolError, UsageError for an unreadable file.
     """
     forget_sources()
     executorch = runner_executorch(config)
@@ -109,5 +109,5 @@ def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
 
 
 def is_private(toolchain: ToolchainConfig) -> bool:
-    """Return whether runs with a toolchain are compared with a line and never belong to one, whatever its state."""
+    """Return whether runs with a toolchain are compared with a branch and never belong to one, whatever its state."""
     return bool(toolchain.name) and not toolchain.named and not toolchain.version

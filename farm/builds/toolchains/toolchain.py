@@ -1,4 +1,4 @@
-"""A toolchain as a run uses it: an interpreter, its ExecuTorch, a QNN SDK, and what they are by content."""
+"""Toolchain of a run: an interpreter, its ExecuTorch, a QNN SDK, and their identity by content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STUB_LINE = "stub"
 
 
 class SourceState(msgspec.Struct, frozen=True):
-    """Where the code of a toolchain comes from, for people: identity is content, never this."""
+    """Origin of a toolchain's code, for people: the identity is by content alone."""
 
     commit: str = ""
     """Full hash of a checkout's HEAD; empty where there is no git."""
@@ -22,13 +22,13 @@ class SourceState(msgspec.Struct, frozen=True):
     committed_ms: int = 0
     """Epoch, milliseconds."""
     dirty: bool = False
-    """Files that take part are not those of the commit or, in an environment, not those that the wheel brought."""
+    """True if files that take part differ from the commit or, in an environment, from the wheel."""
     changed: tuple[str, ...] = ()
     """Some of these files, relative."""
     submodules: dict[str, str] = {}
     """Commit by path."""
     warnings: tuple[str, ...] = ()
-    """What is worth a look: a native library that is older than its sources."""
+    """Warnings for the user, such as a native library that is older than its sources."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Compiler(msgspec.Struct, frozen=True):
     python: str
     """The interpreter."""
     env: dict[str, str]
-    """Variables that it must start with, besides those of this process: paths to QNN, ExecuTorch and farm."""
+    """Variables for its processes, besides those of this process: paths to QNN, ExecuTorch and farm."""
     developed: tuple[DevelopedRoot, ...] = ()
     """The folders of it that are being edited: for each bundle is recorded which functions of theirs ran."""
     as_of_ns: int = 0
@@ -60,13 +60,13 @@ class Toolchain(msgspec.Struct, frozen=True):
     line: str = ""
     """The series that its nights belong to; empty for the default."""
     private: bool = False
-    """Its runs are compared with the line and never belong to it: a dirty or private checkout."""
+    """True for a dirty or private checkout, whose runs are compared with the branch and never belong to it."""
     source: SourceState = SourceState()
     qnn_product: str = ""
     """Product name of the QNN SDK; empty without an SDK that has one."""
 
     def fingerprint(self, kind: str) -> dict[str, str]:
-        """Return what the numbers of a run on devices of a `kind` depend on, as far as this machine knows it."""
+        """Return the known facts of this machine that the numbers of a run on devices of a `kind` depend on."""
         from farm import __version__
 
         facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}

@@ -1,7 +1,7 @@
-"""Source trees of single commits, in the cache: what a checkout's repository had then, and what is built of it.
+"""Source trees of single commits in the cache: files of the checkout's repository at that commit, and built parts.
 
-A worktree is a repository of its own that borrows the objects of the user's, so that nothing is written there. What
-git does not know and a compiler needs (libraries, generated schemas) is linked from the checkout, or from a build.
+A worktree is a repository of its own that borrows the objects of the user's repository, which is never written.
+Untracked files that a compiler needs (libraries, generated schemas) are linked from the checkout, or from a build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "executorch"
 STALE_S = 14 * 86400.0
-"""What nobody used for so long is removed by the next command that makes a worktree."""
+"""Time without use after which the next command that makes a worktree removes an old one."""
 
 _STAMP, _IN_USE = "worktree.json", ".in-use"
 _VIRTUAL_ENVIRONMENTS = (".venv", "venv")
@@ -46,9 +46,9 @@ class Worktree(msgspec.Struct, frozen=True):
 
     commit: Commit
     toolchain: ToolchainConfig
-    """That of the checkout with this source tree in place of it."""
+    """Toolchain of the checkout, with this source tree in its place."""
     warnings: tuple[str, ...] = ()
-    """What is not of this commit."""
+    """Parts that do not belong to this commit."""
 
 
 class WorktreeEntry(msgspec.Struct, frozen=True):
@@ -68,12 +68,12 @@ class _Stamp(msgspec.Struct):
 
 
 def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Worktree:
-    """Return the source tree of a commit of `checkout`, made where it is missing; it stays until this process ends.
+    """Return the source tree of a commit of `checkout`, made if missing; it stays until this process ends.
 
-    Its toolchain is that of farm.toml (or of `config.toolchain`) whose checkout this is, else one with nothing more.
-    Native parts are the checkout's where the commit has the same sources of them; otherwise they are built by the
-    toolchain's `build`, or `warnings` says that they are not of this commit. Raises UsageError for what is no checkout
-    and no commit, NativeBuildError, MissingToolError, InfraError.
+    Its toolchain is that of farm.toml (or `config.toolchain`) with this checkout, else one with the checkout alone.
+    Native parts are those of the checkout if the commit has equal native sources; otherwise the toolchain's `build`
+    makes them, or `warnings` names them as parts of another commit. Raises UsageError for an invalid checkout or
+    commit, NativeBuildError, MissingToolError, InfraError.
     """
     repository = checkout if isinstance(checkout, Checkout) else Checkout(checkout)
     commit = ref if isinstance(ref, Commit) else repository.commit(ref)
@@ -100,9 +100,9 @@ def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Wo
 
 
 def require_built(config: Config, repository: Checkout, commit: Commit) -> None:
-    """Raise MissingToolError where a commit would have the libraries of the checkout, which has none.
+    """Raise MissingToolError for a commit that needs the libraries of a checkout without libraries.
 
-    To be asked before `worktree`: what is said of that names a folder in the cache.
+    Call this before `worktree`, whose error would name a folder in the cache instead of the checkout.
     """
     base, folder = toolchain_at(config, repository.folder), repository.folder
     if not base.build or repository.native_key(commit) == repository.built_key:
@@ -134,7 +134,8 @@ def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = Fal
         if folder in _held:
             continue
         with _alone(folder) as is_alone:
-            # Whoever came first to use it has said so; another command may have removed it.
+            # The lock is held now: a process that used the worktree before has set its time, and another command may
+            # have removed the worktree.
             used_ms = _used_ms(folder) if is_alone and (folder / _STAMP).is_file() else None
             if used_ms is None or used_ms > horizon_ms:
                 continue
@@ -166,7 +167,7 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
     if not folder.is_dir():
         prune_worktrees(config.cache_dir, older_than_s=STALE_S)
     try:
-        # Before anything is looked at: what is in use is not removed.
+        # The lock comes first, so that no other process removes the worktree.
         _hold(folder)
         published(folder, fill, is_whole=_is_whole)
         _use(folder)
@@ -176,9 +177,9 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether a worktree is as its commit has it, and may be made anew where it is not.
+    """Return whether a worktree has the files of its commit; False allows to make it anew.
 
-    Raises UsageError where another process compiles with what was edited, InfraError where git takes too long.
+    Raises UsageError for an edited worktree that another process uses, InfraError after git's time limit.
     """
     problem = "is damaged"
     if (folder / _STAMP).is_file():
@@ -199,7 +200,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
-    """Return warnings and links: submodules are those of the checkout, or of the build, which has the commit's."""
+    """Return warnings and links to submodules: those of the checkout, or of the build, which has the right commits."""
     warnings, links = [], {}
     for one in repository.submodules(commit):
         here = (built or repository.folder) / one.path
@@ -220,9 +221,9 @@ def _head_of(submodule: Path) -> str:
 
 
 def _link(tree: Path, path: str, target: Path) -> list[str]:
-    """Put a link to `target` into a worktree and return its path; what the commit has there itself stays.
+    """Put a link to `target` into a worktree and return its path; files of the commit stay.
 
-    Of a folder that the commit has as well, what is in it.
+    For a folder that the commit has as well, its content is linked.
     """
     link = tree / path
     if not link.parent.resolve().is_relative_to(tree.resolve()):
@@ -231,7 +232,7 @@ def _link(tree: Path, path: str, target: Path) -> list[str]:
         if any(link.iterdir()):
             inside = sorted(one.name for one in target.iterdir()) if target.is_dir() else []
             return [done for name in inside for done in _link(tree, f"{path}/{name}", target / name)]
-        # Of a submodule there is an empty folder.
+        # git leaves an empty folder for a submodule.
         link.rmdir()
     if os.path.lexists(link):
         return []
@@ -281,7 +282,7 @@ def _hold(folder: Path) -> None:
     while True:
         number = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(number, fcntl.LOCK_SH)
-        # Who removes a worktree removes this file as well, and another may have been made meanwhile.
+        # The removal of a worktree also removes the lock file, and another process may have made a new one.
         if is_at(_lock_file(folder), number):
             _held[folder] = number
             return
@@ -296,7 +297,7 @@ def _is_used(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Say whether no other process holds a worktree; if so, none comes to hold it while this lasts."""
+    """Yield whether no other process holds a worktree; if True, none can take it inside the context."""
     mine = _held.get(folder)
     try:
         number = mine if mine is not None else os.open(_lock_file(folder), os.O_RDWR | os.O_CLOEXEC)
@@ -314,7 +315,7 @@ def _alone(folder: Path) -> Iterator[bool]:
         if mine is None:
             os.close(number)
         else:
-            # Asking for more gives up what one had.
+            # The attempt at an exclusive lock releases the shared one, so it is taken again.
             fcntl.flock(number, fcntl.LOCK_SH)
             if not is_at(_lock_file(folder), number):
                 os.close(_held.pop(folder))
@@ -328,7 +329,7 @@ def _lock_file(folder: Path) -> Path:
 def _folders(cache_dir: Path) -> Iterator[Path]:
     for kind in ("worktrees", "builds"):
         for stamp in (cache_dir / "toolchains" / kind).glob(f"*/*/{_STAMP}"):
-            # Neither one that is being made nor a link out of the cache.
+            # Unfinished folders and links out of the cache are left out.
             if "." not in stamp.parent.name and not stamp.parent.is_symlink() and (stamp.parent / PACKAGE).is_dir():
                 yield stamp.parent
 

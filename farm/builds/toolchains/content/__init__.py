@@ -1,1 +1,1 @@
-"""What a toolchain is by content, and where its code comes from."""
+"""Identity of a toolchain by content, and the origin of its code."""

@@ -1,4 +1,4 @@
-"""Which installed packages take part in compiling, as metadata say: what ExecuTorch requires, what only farm does."""
+"""Choice of the installed packages that take part in compiling, by metadata: requirements of ExecuTorch and of farm."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FARM = "snapdragon-farm"
 # Other extras bring what compiles; of `simulator` QNN's libraries do, which have a hash of their own.
 _TOOLS = frozenset({"cluster", "dev", "simulator"})
 _MAIN = frozenset({"executorch", "torch", "torchao"})
-# It installs packages, and is part of none.
+# Installers of packages take part in no compile.
 _INSTALLERS = frozenset({"pip"})
 _INFO = (".dist-info", ".egg-info")
 _FOLDER, _MOST_REMEMBERED = "distributions", 50
-# Goes into what is remembered: a change of the rule decides anew.
+# Version of the rule, part of the key of remembered decisions: a new version decides anew.
 _RULE = "3"
 
 
@@ -42,7 +42,7 @@ class NamesByPart(msgspec.Struct, frozen=True):
 
 
 def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
-    """Return which names in `entries`, of sys.path, take part; decided once for what is installed."""
+    """Return the names in `entries` of sys.path that take part; decided once for each set of installed packages."""
     installed = [_info_folders(entry) for entry in entries]
     state = msgspec.json.encode((_RULE, entries, installed))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
@@ -59,7 +59,7 @@ def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
 
 
 def _info_folders(entry: str) -> dict[str, int]:
-    """Return the folders that say what is installed; of farm's own, also when it was written, as it may be edited."""
+    """Return the metadata folders of installed packages; farm's own with its mtime, as an editable one changes."""
     found = {}
     with contextlib.suppress(OSError), os.scandir(entry) as listed:
         for one in listed:
@@ -91,7 +91,7 @@ def _canonical(name: str) -> str:
 
 
 def _requirements(found: Distribution, extras: Iterable[str] = ()) -> set[str]:
-    """Return the names of what a distribution requires; of its extras those in `extras`."""
+    """Return the names of the requirements of a distribution, including those of `extras`."""
     names = set()
     for line in found.requires or ():
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)""", line)

@@ -1,8 +1,8 @@
-"""What a toolchain is, by content: hashes of what is there, so that no edit is ever answered from the cache.
+"""Identity of a toolchain by content: hashes of its files, so that an edit never gets an old bundle from the cache.
 
-What counts is what a compiler process may import or load: executorch, torch and torchao, everything else that is
-installed beside them (not only what is loaded today, as packages import each other where they are found), the
-interpreter with its standard library, and QNN's libraries. Nothing of it is imported here.
+All code that a compiler process may import or load counts: executorch, torch and torchao, all other packages that are
+installed beside them (not only those loaded today, as packages import each other if present), the interpreter with its
+standard library, and QNN's libraries. This module imports none of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAIN_PACKAGES = ("executorch", "torch", "torchao")
 # QNN's libraries have a hash of their own, which bundles for the CPU leave out.
 _QNN_WHEEL = frozenset({"onnxruntime_qnn", "onnxruntime_qnn.libs"})
-# Of packages beside the main three: tests that nobody imports but pytest.
+# Folders that are ignored in packages beside the main three: only pytest imports tests.
 _TESTS = frozenset({"tests"})
 _UNUSED_STANDARD = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"}
@@ -48,7 +48,7 @@ _FLATC = "data/bin/flatc"
 
 
 class PackageTree(msgspec.Struct, frozen=True):
-    """A folder that one of the main packages is imported from."""
+    """Folder that provides a main package."""
 
     folder: Path
     """Behind links."""
@@ -56,7 +56,7 @@ class PackageTree(msgspec.Struct, frozen=True):
 
 
 class ToolchainIdentity(msgspec.Struct, frozen=True):
-    """What a toolchain is by content."""
+    """Hashes that identify a toolchain by content."""
 
     content: dict[str, str]
     """SHA-256 by name: `executorch_content` and so on."""
@@ -69,10 +69,10 @@ class ToolchainIdentity(msgspec.Struct, frozen=True):
 def identify(
     cache_dir: Path, python: Path, facts: InterpreterFacts, env: Mapping[str, str], *, qnn: Path | None = None
 ) -> ToolchainIdentity:
-    """Return what `python` compiles with.
+    """Return the identity of the toolchain of `python`.
 
-    `facts` are what it finds when it is started with the variables `env`, besides those of this process; `qnn` is the
-    folder of the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
+    `facts` are those of an interpreter with the variables `env` besides those of this process; `qnn` is the folder of
+    the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
     """
     content, trees = {}, {}
     edited: list[Path] = []
@@ -108,7 +108,7 @@ def _content(
 
 
 def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
-    """Return the content of what is installed beside the main packages, in the order in which it is looked for."""
+    """Return the content of the packages beside the main ones, in the order of the search path."""
     digest = hashlib.sha256()
     entries = [entry for entry in facts.path if not _is_standard(entry)]
     sites = [entry for entry in entries if Path(entry).name in SITES]
@@ -135,7 +135,7 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
     for name, path in sorted(_mapped(sites)):
         if name in without or (name not in counted and _is_of_farm(path.parent)):
             continue
-        # Of a module the name has no suffix there.
+        # The name of a module has no suffix here.
         for place in _places(path.parent, path.name) or [path]:
             digest.update(f"{name}\0{_content(cache_dir, place, edited, unread=_TESTS)}\0".encode())
     return digest.hexdigest()
@@ -147,7 +147,7 @@ def _is_of_farm(folder: Path) -> bool:
 
 
 def _regular(entry: str) -> set[str]:
-    """Return the modules in a folder, and the folders that say that they are packages."""
+    """Return the modules in a folder, and its regular packages (folders with an `__init__`)."""
     return {
         name
         for name in _importable(entry)
@@ -234,10 +234,10 @@ def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, s
 
 
 def _forget_bytecode(source: Path) -> None:
-    """Remove the bytecode of an edited file where Python would take it for that of the file as it is now.
+    """Remove stale bytecode that Python would take for that of the edited file.
 
-    Python compares size and seconds: an edit of the same size within the second, or whose time was put back, runs as
-    the code from before.
+    Python compares size and seconds: after an edit of the same size within the second, or with an mtime that was set
+    back, it would run the old code.
     """
     if source.suffix != ".py":
         return

@@ -1,4 +1,4 @@
-"""Where the code of a toolchain comes from, for people: a commit, or a wheel, and what was edited since."""
+"""Origin of a toolchain's code, for people: a commit, or a wheel, and the edits since."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _NATIVE_SOURCES = frozenset({".cpp", ".cc", ".h", ".hpp", ".fbs"})
 def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) -> SourceState:
     """Return the state of the main packages, `trees` as `identify` found them.
 
-    Of ExecuTorch's source tree it is git's answer; of other source trees what git calls changed in them; of installed
-    wheels, which of their files were edited.
+    ExecuTorch's source tree has the state that git returns; other source trees add the changes that git lists, and
+    installed wheels their edited files.
     """
     edited = [
         str(tree.folder.relative_to(tree.folder.parent) / name)
@@ -61,7 +61,7 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
         asked.add(_top_of(folder))
     dirty, changed, warnings = state.dirty or bool(edited), [*state.changed, *edited], [*state.warnings]
     for name, folder in checkouts:
-        # One that is a submodule has a state of its own, which that of the tree around it does not tell.
+        # A submodule has a state of its own, which git's state of the outer tree does not contain.
         top = _top_of(folder)
         if top is None or top not in asked:
             asked.add(top)
@@ -75,9 +75,9 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
 def developed_roots(
     cache_dir: Path, identity: ToolchainIdentity, trace: bool | None = None
 ) -> tuple[DevelopedRoot, ...]:
-    """Return the folders of ExecuTorch and torchao that somebody edits: source trees, and wheels that were edited.
+    """Return the folders of ExecuTorch and torchao under development: source trees and edited wheels.
 
-    With `trace` they are returned whether somebody edits them or not: all or, where it is false, none.
+    `trace` overrides this: with True all folders are returned, edited or not, with False none.
     """
     if trace is False:
         return ()
@@ -90,12 +90,12 @@ def developed_roots(
 
 
 def is_installed(folder: Path) -> bool:
-    """Return whether a package was installed from a wheel, whose record says what its files were."""
+    """Return whether a package was installed from a wheel, whose record lists its original files."""
     return _record_of(folder) is not None
 
 
 def edited_files(cache_dir: Path, tree: PackageTree) -> tuple[str, ...]:
-    """Return some files of an installed package that are not as its wheel brought them, or are no more; sorted."""
+    """Return some files of an installed package that differ from its wheel or are missing, sorted."""
     record = _record_of(tree.folder)
     if record is None:
         return ()
@@ -126,7 +126,7 @@ def _record_of(folder: Path) -> Path | None:
 
 
 def _recorded(record: Path, package: str) -> Iterator[tuple[str, str]]:
-    """Yield the files of a package with the SHA-256 that its wheel had; "" for what was made while it was installed."""
+    """Yield the files of a package with the SHA-256 of its wheel; "" for files that the installation made."""
     with record.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.reader(file):
             if len(row) < 2 or not row[0].startswith(f"{package}/"):
@@ -151,7 +151,7 @@ def _checkout_state(folder: Path) -> SourceState:
         tags = git(top, "ls-files", "-v", "-z", timeout_s=_GIT_SECONDS)
     except FarmError as error:
         hint = f": git config --global --add safe.directory {top}" if "dubious ownership" in str(error) else ""
-        # What it is compared with must not take it for a commit.
+        # A comparison must not take a tree in an unknown state for a commit.
         return SourceState(dirty=True, warnings=(f"{error}{hint}", *warnings))
     changed = tuple(sorted({*_changed(status), *_unwatched(top, tags)}))
     return SourceState(
@@ -183,7 +183,7 @@ def _changed(status: str) -> Iterator[str]:
 
 
 def _unwatched(top: Path, tags: str) -> Iterator[str]:
-    """Yield the files that git was told not to look at (skip-worktree, assume-unchanged), and that are there."""
+    """Yield existing files that git does not check (skip-worktree, assume-unchanged)."""
     for entry in filter(None, tags.split("\0")):
         tag, _, path = entry.partition(" ")
         if (tag == "S" or tag.islower()) and (top / path).exists():
@@ -205,7 +205,7 @@ def _older_libraries(folder: Path) -> Iterator[str]:
     if newest is None:
         return
     for library in sorted(place.rglob("*.so")):
-        # One that is a link belongs to another tree.
+        # A linked library belongs to another tree.
         if not library.is_symlink() and library.stat().st_mtime_ns < newest.stat().st_mtime_ns:
             yield (
                 f"{library.relative_to(folder)} is older than {newest.relative_to(folder)}: what runs may not be what "
