@@ -1,6 +1,6 @@
-"""Which files a device needs for each backend, in both modes, and where the configuration says that they are.
+"""Files that a device needs for each backend, in both modes, and their places by the configuration.
 
-Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py, what SimpleADB pushes.
+Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py, the files that SimpleADB pushes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BACKEND_LIBRARY = "libqnn_executorch_backend.so"
 _UPSTREAM_RUNNER = "qnn_executor_runner"
 _DIRECT_RUNNER, _DIRECT_STUB = "qnn_executor_direct_runner", "libqnn_executorch_stub.so"
 DIRECT_SKEL = "libqnn_executorch_skel.so"
-"""What of direct mode is loaded into the DSP first."""
+"""Library of direct mode that the DSP loads first."""
 _CXX_LIBRARIES = ("libc++.so.1", "libc++abi.so.1")
 
 # Inside a build folder of ExecuTorch.
@@ -37,7 +37,7 @@ BACKEND_IN_BUILD = f"backends/qualcomm/{_BACKEND_LIBRARY}"
 SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{DIRECT_SKEL}"
 RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
 _DIRECT_IN_BUILD = "examples/qualcomm/direct_executor_runner"
-# Where an ExecuTorch build for Android installs it.
+# Path of the backend in the install prefix of an ExecuTorch build for Android.
 _BACKEND_IN_PREFIX = f"lib/executorch/{BACKEND_IN_BUILD}"
 
 _SCRIPT = "backends/qualcomm/scripts/build.sh of ExecuTorch"
@@ -56,7 +56,7 @@ _BUILD_RUNNER = f"farm setup runtime build --target {ANDROID}"
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where the files of the runtimes for one kind of device are."""
+    """Places of the runtimes' files for a kind of device."""
 
     qnn: QnnFiles
     runner: RuntimePart
@@ -69,7 +69,7 @@ class Places(msgspec.Struct, frozen=True):
 
 
 def android_kit(config: Config) -> AndroidKit:
-    """Return where the parts of an Android build are, as far as the configuration says."""
+    """Return the places of the parts of an Android build, as far as they are configured."""
     # build.sh installs into the folder that it builds in.
     executorch = config.android_executorch or config.executorch_build
     return AndroidKit(config.android_ndk_root, executorch, config.toolchain.executorch)
@@ -81,9 +81,9 @@ def device_places(config: Config, target: BuildTarget) -> Places:
 
 
 def require_named(config: Config, backend: str, target: BuildTarget, mode: Mode) -> None:
-    """Raise UsageError for a path that somebody named for the files of `backend` on `target`, and that is not there.
+    """Raise UsageError for a configured path of the files of `backend` on `target` that does not exist.
 
-    Others are not taken in its place.
+    No other file replaces a configured one.
     """
     qnn = () if find_backend(backend).on_cpu else ("sdk_root",)
     if target.name == OE_LINUX:
@@ -151,7 +151,7 @@ def takes_sessions(runner: Path) -> bool:
 
 
 def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "traditional") -> tuple[RuntimePart, ...]:
-    """Return what a device with `soc` needs for bundles of a backend, the runner first. Raises IllegalTargetError."""
+    """Return the files that a device with `soc` needs for a backend, the runner first. Raises IllegalTargetError."""
     backend = find_backend(backend_name)
     if mode == "direct":
         require_direct(backend)

@@ -1,7 +1,7 @@
-"""For each SoC and backend, what can be compiled, staged and run here, what to do about the rest, and the tools here.
+"""Abilities of this machine by SoC and backend: compiling, staging, running, repairs of missing parts, and tools.
 
-Nothing is built, fetched or loaded, and only runners and signed files are read to the end: what is asked is whether the
-files are there and made for the right thing.
+Nothing is built, fetched or loaded, and only runners and signed files are read to the end: the examination checks that
+the files exist and are made for the right machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BUILD_ANDROID = f"farm setup runtime build --target {ANDROID}"
 
 
 class MissingItem(msgspec.Struct, frozen=True):
-    """One thing that is missing, and how to get it."""
+    """Missing part, and the way to get it."""
 
     what: str
     """In a few words, `QNN SDK`, or the files that are missing."""
@@ -60,7 +60,7 @@ class MissingItem(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """One cell: where it can be done, and what stands in the way elsewhere."""
+    """Cell of the table: kinds of devices with the ability, and missing parts for the others."""
 
     where: tuple[str, ...]
     """`here` for compiling; kinds of target for staging; `simulator` and serials for running. Empty for nowhere."""
@@ -68,7 +68,7 @@ class Availability(msgspec.Struct, frozen=True):
 
 
 class Ability(msgspec.Struct, frozen=True):
-    """What can be done here with one backend of one SoC."""
+    """Abilities of this machine for a backend of an SoC."""
 
     soc: str
     backend: str
@@ -78,18 +78,18 @@ class Ability(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """One tool, or a set of files that was made elsewhere."""
+    """Tool, or set of files that was made elsewhere."""
 
     name: str
     version: str
-    """Or what is known instead: `set`, `built`."""
+    """Version, or a state if it is unknown: `set`, `built`."""
     path: str
     problem: str = ""
-    """What is wrong with it; "" when nothing is. What is not configured is no problem: then `version` is ""."""
+    """Problem of the tool, "" for none. A tool that is not configured has no problem: its `version` is ""."""
 
 
 class Doctor:
-    """Examines one configuration; `attached` are serials by SoC, None when no adb server was asked.
+    """Examination of a configuration; `attached` are serials by SoC, None without a query of an adb server.
 
     `compiler` has the versions of the packages that compile, those of farm's own environment unless it is given.
     """
@@ -110,7 +110,7 @@ class Doctor:
         self._sessions: MissingItem | bool | None = False
 
     def examine(self, soc: Soc, backend: str) -> Ability:
-        """Return what can be done with `backend` of `soc`. Raises IllegalTargetError for one that it does not have."""
+        """Return the abilities for `backend` of `soc`. Raises IllegalTargetError for a backend that `soc` lacks."""
         compiled = self._compile(soc, backend)
         gaps = {
             target.kind: self._stage(soc, backend, target)
@@ -225,7 +225,7 @@ class Doctor:
 
 
 def runnable(ability: Ability) -> bool:
-    """Whether `farm run` can do its work."""
+    """Return whether `farm run` can execute with this ability."""
     return bool(ability.compile.where and ability.stage.where and ability.run.where)
 
 
@@ -235,7 +235,7 @@ def backends_of(soc: Soc) -> tuple[str, ...]:
 
 
 def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem, ...]:
-    """Return what is wrong with the parts, one gap for every repair."""
+    """Return the problems of the parts, one missing item for each repair."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if (fault := find_fault(part)) is not None:
@@ -259,7 +259,7 @@ def compiler_versions() -> dict[str, str]:
 
 
 def list_tools(config: Config, compiler: Mapping[str, str] | None = None) -> list[Tool]:
-    """Return the tools of this machine, those that are not there with an empty version; `compiler` as in Doctor."""
+    """Return the tools of this machine, missing ones with an empty version; `compiler` as in Doctor."""
     versions = {name: package_version(name) for name in _TOOL_PACKAGES} | dict(compiler or {})
     tools = [Tool(name, versions[name], "") for name in _TOOL_PACKAGES]
     tools += [Tool(name, "in PATH" if (path := shutil.which(name)) else "", path or "") for name in _TOOL_PROGRAMS]

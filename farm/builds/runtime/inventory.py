@@ -1,4 +1,4 @@
-"""Which runtimes can be had here, and what each file of one is: nothing is built, fetched or pushed."""
+"""Inventory of the runtimes of this machine and the state of their files: nothing is built, fetched or pushed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _QNN_BACKEND = "libexecutorch_backend_qnn.so"
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """One file of a runtime."""
+    """State of a file of a runtime."""
 
     name: str
     """Path on the device, relative to the runtime folder."""
     source: str
-    """Where it comes from, links followed; "" when it is nowhere."""
+    """Path of the file here, links followed; "" for a missing file."""
     nbytes: int
     made_for: str
     """Processor, or the Hexagon architecture of a skel."""
     sha256: str
     state: str
-    """`ok`, or what is wrong in a word or two."""
+    """`ok`, or the problem in a word or two."""
     problem: str = ""
     repair: str = ""
     """The one thing to do about it."""
@@ -55,9 +55,9 @@ class Offer(msgspec.Struct, frozen=True):
     target: str
     backends: tuple[str, ...]
     state: str
-    """`ready`, `not built`, or what is missing."""
+    """`ready`, `not built`, or the missing parts."""
     repairs: tuple[str, ...]
-    """What to do, in order."""
+    """Steps of the user, in order."""
 
 
 def list_offers(config: Config, soc: Soc | None, backend: str | None, mode: Mode = "traditional") -> list[Offer]:
@@ -138,7 +138,7 @@ def _offer(name: str, target: BuildTarget, backends: tuple[str, ...], states: li
 
 
 def _examine(parts: list[RuntimePart], cache_dir: Path | None = None) -> Iterator[FileState]:
-    """Yield the state of every part, with hashes where `cache_dir` says where they are remembered."""
+    """Yield the state of every part; with hashes if there is a `cache_dir` to remember them in."""
     there = [part.path for part in parts if part.path is not None and part.path.is_file()]
     hashes = hash_files(cache_dir, there) if cache_dir else {}
     for part in parts:

@@ -1,7 +1,7 @@
-"""Run as a program: loads a QNN library of this machine and prints what it says about itself, as JSON.
+"""Program that loads a QNN library of this machine and prints the library's API version and build id, as JSON.
 
-A process of its own, because such a library cannot be unloaded, and because LD_LIBRARY_PATH must be set before the
-process starts. Imports nothing of farm.
+It runs in a process of its own, because such a library cannot be unloaded, and because LD_LIBRARY_PATH must be set
+before the process starts. It imports nothing of farm.
 """
 
 from __future__ import annotations

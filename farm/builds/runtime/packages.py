@@ -1,4 +1,4 @@
-"""Where the pip packages are that the runtime is made from: found without importing any of them."""
+"""Search for the pip packages that the runtime is made from, without importing them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from farm.base.errors import MissingToolError
 
-# What a toolchain brings, so that farm's own environment can do without.
+# Packages that a toolchain may provide instead of farm's own environment.
 _OF_TOOLCHAINS = ("executorch", "torch")
 
 
 def package_folder(package: str, marker: str, extra: str) -> Path:
-    """Return the folder of an import package, the one that has the file `marker` in it.
+    """Return the folder of an import package that contains the file `marker`.
 
-    `extra` is the optional dependency group of farm that brings it. Raises MissingToolError.
+    `extra` is the optional dependency group of farm with this package. Raises MissingToolError.
     """
-    # Of a name without a dot, find_spec imports nothing. A namespace package may lie in several folders.
+    # find_spec imports nothing for a name without a dot. A namespace package may lie in several folders.
     spec = importlib.util.find_spec(package)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     for folder in folders:
@@ -38,9 +38,9 @@ def package_version(distribution: str) -> str:
 
 
 def packaged_tool(distribution: str, extra: str) -> Path:
-    """Return the executable that a distribution brings under its own name. Raises MissingToolError.
+    """Return the executable of a distribution that has the distribution's name. Raises MissingToolError.
 
-    Not taken from PATH, where an older one of the system may come first.
+    PATH is not searched, as an older executable of the system may come first there.
     """
     try:
         files = importlib.metadata.distribution(distribution).files or []

@@ -1,4 +1,4 @@
-"""The files of a runtime before anybody knows that they are there: what each must be, and what is wrong with it."""
+"""Files of a runtime, existing or not: their requirements, and the check of a file against them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.builds.runtime.sign_record import find_signing_fault
 
 
 class FileFault(msgspec.Struct, frozen=True):
-    """What is wrong with a file, and the one thing to do about it."""
+    """Problem of a file, and its repair."""
 
     problem: str
     repair: str
@@ -21,12 +21,12 @@ class FileFault(msgspec.Struct, frozen=True):
 
 
 class RuntimePart(msgspec.Struct, frozen=True):
-    """One file of a runtime."""
+    """File of a runtime with its requirements."""
 
     name: str
     """Path on the device, relative to the runtime folder."""
     path: Path | None
-    """Where it is, or where it is looked for; None where there is no place to look."""
+    """Expected path of the file here; None without a place to search."""
     machine: int
     """e_machine that it must have."""
     get: str
@@ -34,7 +34,7 @@ class RuntimePart(msgspec.Struct, frozen=True):
     hexagon: int = 0
     """The device's Hexagon architecture; 0 for what runs on no Hexagon, or where it is not known."""
     exact: bool = True
-    """It must be for that very architecture; otherwise an older one serves too."""
+    """True for a file that needs exactly this architecture; False accepts an older one too."""
     soc: str = ""
     """The SoC that has that architecture."""
     signs: str = ""
@@ -42,11 +42,11 @@ class RuntimePart(msgspec.Struct, frozen=True):
     unsigned: Path | None = None
     """The file that was signed."""
     absent: str = "missing"
-    """What to call it when it is not there."""
+    """Word for a missing file in messages."""
 
 
 def find_fault(part: RuntimePart) -> FileFault | None:
-    """Return what is wrong with the file, None when nothing is."""
+    """Return the fault of the file, None for a good one."""
     if part.path is None or not part.path.is_file():
         looked = f" (looked for {part.path})" if part.path else ""
         return FileFault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
@@ -87,7 +87,7 @@ def _find_unsigned(part: RuntimePart, path: Path, header: ElfHeader) -> FileFaul
 
 
 def made_for(path: Path) -> str:
-    """Return what an ELF file is for, in a word or two; "" for what is no ELF file."""
+    """Return the processor that an ELF file is made for, in a word or two; "" for other files."""
     try:
         header = read_elf(path)
     except (UsageError, OSError):

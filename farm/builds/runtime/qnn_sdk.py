@@ -1,4 +1,4 @@
-"""Where the files of QNN are: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder."""
+"""Places of QNN's files: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ORIGIN = "farm-fetched.json"
 
 
 class FetchedSdk(msgspec.Struct, frozen=True):
-    """What farm notes in the folder of an SDK that it fetched."""
+    """Record of farm in the folder of a fetched SDK."""
 
     version: str
     origin: str
     """The address of the archive, or the wheel: `onnxruntime-qnn 2.5.0`."""
     sha256: str
-    """Of the archive or the wheel."""
+    """SHA-256 of the archive or the wheel."""
     fetched_ms: int
     licence_accepted: bool = False
 
@@ -45,7 +45,7 @@ class QnnFiles(msgspec.Struct, frozen=True):
     """QNN's files for devices of one kind; they all come from one place, as versions must not be mixed."""
 
     get: str
-    """How to get what is not there."""
+    """Way to get missing files."""
     root: Path | None = None
     """The SDK; None for the wheel, or where none is configured."""
     libraries: Path | None = None
@@ -114,7 +114,7 @@ def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None) -> Path:
 
 
 def fetched_sdk(root: Path) -> FetchedSdk | None:
-    """Return what farm noted about an SDK that it fetched; None for one that it did not."""
+    """Return farm's record of a fetched SDK; None for another SDK."""
     try:
         return msgspec.json.decode((root / ORIGIN).read_bytes(), type=FetchedSdk)
     except (OSError, msgspec.DecodeError):
@@ -122,7 +122,7 @@ def fetched_sdk(root: Path) -> FetchedSdk | None:
 
 
 def wheel_release(sdk_root: Path | None) -> str:
-    """Return which release of the wheel an SDK was made from, "" for one that was not."""
+    """Return the release of the wheel that an SDK was made from, "" for another SDK."""
     noted = fetched_sdk(sdk_root) if sdk_root is not None else None
     found = re.fullmatch(rf"{WHEEL} (\d[\w.]{{0,40}})", noted.origin) if noted else None
     return found[1] if found else ""
@@ -135,7 +135,7 @@ def newest_linux_folder(sdk_root: Path | None) -> Path | None:
 
 
 def sdk_version(sdk_root: Path | None) -> str:
-    """Return what an SDK says its version is, else what its folder is called; "" without an SDK."""
+    """Return the version in an SDK's metadata, else the name of its folder; "" without an SDK."""
     if sdk_root is None:
         return ""
     # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
@@ -157,7 +157,7 @@ def _named(sdk_root: Path, key: str) -> str:
 
 
 def release_of(version: str) -> tuple[int, int] | None:
-    """Return the first two numbers of a version, None for what is no version."""
+    """Return the first two numbers of a version, None for other text."""
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
     return (int(found[1]), int(found[2])) if found else None
 

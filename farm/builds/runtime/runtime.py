@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from farm.builds.runtime.native.executorch import NativeExecutorch
     from farm.builds.runtime.simulator import HostSdk
 
-# What is important and what is wrong, as ExecuTorch's own scripts have it.
+# FastRPC's mask for important messages and errors, as in ExecuTorch's own scripts.
 _DSP_LOGS = "0x0C"
-# What CMake links into the runner: native_runner/src/CMakeLists.txt.
+# Libraries that CMake links into the runner: native_runner/src/CMakeLists.txt.
 EXECUTORCH_LIBRARIES = (
     "libexecutorch.so",
     "libexecutorch_threadpool.so",
@@ -64,7 +64,7 @@ EXECUTORCH_LIBRARIES = (
 # The wheel brings the C++ runtime that its libraries were linked with, an SDK may leave it to the system.
 _CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
 DIRECT_STUB_RUNNER = "qnn_executor_direct_runner_stub"
-"""What stands in for direct mode's runner on a virtual device: a script in front of farm's own."""
+"""Stub of direct mode's runner on a virtual device: a script in front of farm's own runner."""
 LLAMA_RUNNER = "qnn_llama_runner"
 """ExecuTorch's own program that generates text."""
 # Beside the backend itself; libHtpPrepare.so and the others are for compiling.
@@ -77,12 +77,12 @@ class Runtime(msgspec.Struct, frozen=True):
     files: dict[str, Path]
     """Local file by path on the device, relative to the runtime folder; a symbolic link stands for its target."""
     digest: str
-    """Hash over the names and contents of `files`, and over what the DSP logs."""
+    """Hash over the names and contents of `files`, and over the mask of the DSP's log."""
     runner: str
-    """Which of `files` to execute."""
+    """Name in `files` of the program to execute."""
     versions: dict[str, str]
-    """What numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, where known; `dsp_logs`
-    is a mask."""
+    """Facts that numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, if known;
+    `dsp_logs` is a mask."""
     kind: Kind
     needs_root: bool = False
     """The runner must run as root (LPAI: signed process domain)."""
@@ -91,11 +91,11 @@ class Runtime(msgspec.Struct, frozen=True):
     one_shot: bool = False
     """The runner is ExecuTorch's own: it runs one job and ends."""
     flags: dict[str, str] = {}
-    """What such a runner is given with every job."""
+    """Flags that the runner gets with every job."""
 
     @property
     def dsp_logs(self) -> str:
-        """FastRPC's mask of what the DSP logs; empty where it runs nothing."""
+        """FastRPC's mask of the DSP's log; empty for a runtime without code on the DSP."""
         return self.versions.get("dsp_logs", "")
 
 
@@ -108,10 +108,10 @@ def virtual_runtime(
     runner: tuple[Path, NativeExecutorch] | None = None,
     sdk: HostSdk | None = None,
 ) -> Runtime:
-    """Return what a virtual device needs to run bundles of the toolchain that `config` has selected.
+    """Return the runtime of a virtual device for bundles of the toolchain that `config` has selected.
 
     Direct mode is rehearsed: a stub takes its runner's place. `runner`, with the ExecuTorch that it runs with, and
-    `sdk` are older ones to take instead. Otherwise as `simulator_runtime`.
+    `sdk` are older builds to use instead. All else is as in `simulator_runtime`.
     """
     program, executorch = runner or (None, runner_executorch(config))
     found = simulator_runtime(
@@ -131,7 +131,7 @@ def _rehearsed_direct(cache_dir: Path, runtime: Runtime, backend: str) -> Runtim
     require_direct(find_backend(backend))
     files = {**runtime.files, DIRECT_STUB_RUNNER: Path(__file__).with_name(f"{DIRECT_STUB_RUNNER}.sh")}
     made = _runtime(cache_dir, files, DIRECT_STUB_RUNNER, runtime.versions, runtime.kind, runtime.needs_root)
-    # The one that computes is behind it.
+    # The runner that computes is behind the stub.
     versions = {**made.versions, "runner": runtime.versions["runner"], "direct_stub": made.versions["runner"]}
     return _one_shot(made, backend, "direct", versions)
 
@@ -147,7 +147,7 @@ def _one_shot(runtime: Runtime, backend: str, mode: Mode, versions: dict[str, st
 def with_runner(
     cache_dir: Path, runtime: Runtime, runner: str, files: dict[str, Path], flags: dict[str, str]
 ) -> Runtime:
-    """Return `runtime` with another runner, which is one of `files` and runs one job; all of these lie beside it."""
+    """Return `runtime` with another runner of `files`, which runs one job; all `files` lie beside the runner."""
     kept = {name: path for name, path in runtime.files.items() if name != runtime.runner}
     versions = {name: version for name, version in runtime.versions.items() if name != "runtime"}
     made = _runtime(cache_dir, kept | files, runner, versions, runtime.kind, runtime.needs_root)
@@ -164,7 +164,7 @@ def simulator_runtime(
     runner: Path | None = None,
     sdk: HostSdk | None = None,
 ) -> Runtime:
-    """Return what a virtual device needs to run bundles of `backend`; `sdk_root` as for `host_sdk`.
+    """Return the runtime of a virtual device for bundles of `backend`; `sdk_root` as for `host_sdk`.
 
     Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
     SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
@@ -195,7 +195,7 @@ def simulator_runtime(
 
 
 def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[RuntimePart, ...]:
-    """Return what a virtual device needs of an SDK to rehearse `backend` of `soc`. Raises IllegalTargetError."""
+    """Return the files of an SDK for rehearsing `backend` of `soc` on a virtual device. Raises IllegalTargetError."""
     known = check_backend(soc, backend)
     wanted = known.host_library.name if known.host_library else ""
     get = f"{GET_SDK}, {_release_text(known.first_qnn)} or newer, with {TARGET} libraries"
@@ -211,11 +211,11 @@ def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Runt
 def attached_runtime(
     config: Config, soc: Soc, backend: str, mode: Mode = "traditional", *, linux: bool = False
 ) -> Runtime:
-    """Return what an attached device with `soc` needs to run bundles of `backend`.
+    """Return the runtime of an attached device with `soc` for bundles of `backend`.
 
-    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only: with QNN it is
-    ExecuTorch's, as in direct mode. Raises IllegalTargetError, MissingToolError that names every file that is not there
-    and how to get it, ConfigError for one that is made for something else or is not signed as it must be.
+    The device runs Android, or `linux`: there farm's runner has the CPU's backend only, and QNN needs ExecuTorch's
+    runner, as in direct mode. Raises IllegalTargetError, MissingToolError that names every missing file and the way to
+    get it, ConfigError for a file that is made for another machine or not signed as required.
     """
     if linux and mode == "direct":
         raise IllegalTargetError(f"direct mode is for Android devices, and no runtime of it for {OE_LINUX} is known")
