@@ -1,1 +1,1 @@
-"""A farm of many hosts: what is submitted, divided, handed to agents and followed."""
+"""Shared farm of many hosts: submission of runs, their division, the agents, and following a run."""

@@ -1,1 +1,1 @@
-"""The agent of a host: what it does with the devices, and compilers, that are there."""
+"""Agent of a host: work on the host's devices and with its compilers."""

@@ -1,4 +1,4 @@
-"""One bundle on a build host: its job as this host has it, its key computed anew, made, and sent."""
+"""Preparation of a build on a build host: the job with this host's code, and its key computed anew."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import NewBuild
     from farm.suites.suite import Case, Job
 
-# What a manifest may say: nothing that leads out of the folder beside the suite's.
+# Legal module names of a manifest: a path may reach the folder beside the suite's, but no further.
 _MODULE = re.compile(r"(\.{0,2}[\w-]+(\.[\w-]+)*:[\w.]+)?")
 _HOST_CPUS = ("arm", "x86")
 
 
 class RefusedBuildError(FarmError):
-    """This host does not make the bundle of that key: another may."""
+    """Refusal of this host to make a bundle of that key; another host may make it."""
 
 
 def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> BuildRequest:
-    """Return what to ask a builder for; `job` is the task's, with its code on this host.
+    """Return the request to a builder; `job` is the task's job, with its code on this host.
 
     The key is computed anew: a bundle is only made under the key that this host's toolchain, farm and copy of the code
-    give. Raises RefusedBuildError where that is another one.
+    give. Raises RefusedBuildError if that key differs from the key of `task`.
     """
     require_inside(job.case)
     wanted = task.versions.get(HOST_CPU, "")
@@ -49,7 +49,7 @@ def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> Buil
 
 
 def why_another_key(task: NewBuild, job: Job) -> str:
-    """Return why a host with the toolchain of `task` comes to another key, and what to do."""
+    """Return why a host with the toolchain of `task` computes another key, and the user's next step."""
     if not task.source:
         return (
             f"its suite {Path(job.case.folder).name or job.case.suite} is not as it was where {job.id} was submitted: "
@@ -62,9 +62,9 @@ def why_another_key(task: NewBuild, job: Job) -> str:
 
 
 def job_here(task: NewBuild, unpack: Callable[[str, Job], Job]) -> Job:
-    """Return the job of `task` with its code on this host: what farm ships, or what `unpack` gets from an archive.
+    """Return the job of `task` with its code on this host: a suite of farm, or an archive unpacked by `unpack`.
 
-    Raises RefusedBuildError where farm ships no such suite here.
+    Raises RefusedBuildError if the farm of this host has no such suite.
     """
     if task.source:
         return unpack(task.source, task.job)
@@ -78,9 +78,9 @@ def job_here(task: NewBuild, unpack: Callable[[str, Job], Job]) -> Job:
 
 
 def require_inside(case: Case) -> None:
-    """Raise RefusedBuildError for a case whose files or module lead out of its suite: no manifest says that.
+    """Raise RefusedBuildError for a case whose files or module lead out of its suite: no loaded manifest has such.
 
-    They are read by the agent itself, for the key.
+    The agent itself reads these files, to compute the key.
     """
     root = Path(case.folder).resolve()
     folders = case.generate.folders if case.generate is not None else ()

@@ -1,9 +1,9 @@
-"""Builds of `farm lab agent --build`: it takes jobs of bundles, makes the bundles with its toolchains and sends them.
+"""Builds of `farm lab agent --build`: the agent takes build tasks, makes their bundles and uploads them.
 
-A seat is a thread with one builder process, as a pool of a single machine has them, and one worker of Procrastinate. A
-free seat takes one job in one transaction, so that nothing waits behind a long compile on one host while another is
-idle. It is no `procrastinate.worker.Worker`: that aborts its jobs when a connection breaks, and their compiles go on.
-Users' code is imported in builder processes alone.
+A seat is a thread with one builder process, as in the pool of a single machine, and one worker of Procrastinate. A free
+seat takes one task in one transaction, so that no task waits behind a long compile on one host while another host is
+idle. A seat is no `procrastinate.worker.Worker`: that class aborts its jobs when a connection breaks, while their
+compiles go on. Users' code is imported in builder processes alone.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a large model and the folder of its builder take. With less nothing is claimed: on another host there is room.
+# Space for a large model and the folder of its builder. With less, builds are left to hosts with more space.
 _LEAST_FREE_BYTES = 512 * 2**20
-# The database or the artifacts' store is away: what is done waits, and is told as soon as it is back.
+# Waits between two tries to reach the database or the artifact store; finished builds are recorded afterwards.
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 5.0
-# A place that refuses looks like one that is away: another host may be let in.
+# An artifact store that refuses this host looks like an unreachable one: after this time another host gets the build.
 _MOST_AWAY_S = 600.0
 _HOPELESS = (LeaseLostError, ArtifactLostError, RowRefusedError, StoreLostError)
 # A builder that has loaded torch has half a gigabyte.
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 
 class BuildHost:
-    """The builds of one agent. Its methods return at once, but for `begin`, `drain` and `stop`; any thread may call."""
+    """Builds of one agent. All methods but `begin`, `drain` and `stop` return at once; any thread may call them."""
 
     def __init__(
         self,
@@ -87,19 +87,19 @@ class BuildHost:
         self._is_full = False
 
     def look(self) -> None:
-        """Look at this host's toolchains, which may take a while: before the agent registers."""
+        """Read this host's toolchains, before the agent registers; takes a while."""
         self._toolchains.look()
 
     def offered(self) -> tuple[OfferedToolchain, ...]:
-        """Return what this host compiles with, as of the last look."""
+        """Return the toolchains of this host, as of the last look."""
         return self._toolchains.offered
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of these: `AgentFacts.toolchains`."""
+        """Return the ids of the offered toolchains: `AgentFacts.toolchains`."""
         return self._toolchains.ids
 
     def begin(self, agent: AgentId) -> None:
-        """Claim builds as `agent` from now on. What killed builders left in the cache is removed meanwhile."""
+        """Claim builds as `agent` from now on. A thread removes the leftovers of killed builders from the cache."""
         self._agent = agent
         folder = self._stack.enter_context(own_folder(self._config.cache_dir / "build-host", agent.token[:16]))
         limits = MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb)
@@ -127,9 +127,9 @@ class BuildHost:
         self.wake()
 
     def wake(self) -> None:
-        """Look for builds to claim: a hint or a message came, or a while has passed.
+        """Look for builds to claim: a hint or a message came, or a heartbeat interval has passed.
 
-        Toolchains are looked at again, in a thread, where that was not done for half a minute.
+        A thread reads the toolchains again if the last look is half a minute old.
         """
         if self._looker is None or not self._looker.is_alive():
             self._looker = threading.Thread(target=self._toolchains.look, name="toolchains", daemon=True)
@@ -161,11 +161,11 @@ class BuildHost:
 
     @property
     def making(self) -> tuple[str, ...]:
-        """The keys of the bundles that are being made or sent."""
+        """Keys of the bundles in progress: being compiled or uploaded."""
         return tuple(seat.key for seat in self._seats if seat.key)
 
     def drain(self) -> None:
-        """Claim nothing any more, and return when what is being made has been sent."""
+        """Stop claiming, and return once all bundles in progress have been uploaded."""
         with self._changed:
             self._draining = True
             self._changed.notify_all()
@@ -174,7 +174,7 @@ class BuildHost:
         self._close()
 
     def stop(self, *, put_back: bool = True) -> None:
-        """End everything at once; what was being made is put back for others unless the agent was replaced."""
+        """End all builders at once; with `put_back` (not after the agent was replaced) others get their builds."""
         with self._changed:
             self._draining = True
             self._turns.stop()
@@ -200,7 +200,7 @@ class BuildHost:
         forget_pruned(self._cache)
 
     def next_build(self, seat: _Seat) -> HeldBuild | None:
-        """Wait until there may be something to take, and return a bundle to make; None when the host drains."""
+        """Wait until there may be a build to take, and return the next one; None when the host drains."""
         while True:
             with self._changed:
                 if not self._changed.wait_for(self._is_called, timeout=_IDLE_S):
@@ -216,7 +216,7 @@ class BuildHost:
                 return held
 
     def wake_again(self) -> None:
-        """Claim the next at once: a seat is free."""
+        """Claim the next build at once: a seat is free."""
         self._call()
 
     def _is_called(self) -> bool:
@@ -235,7 +235,7 @@ class BuildHost:
                 seat.worker = self._store.cluster.begin_worker()
             return self._store.cluster.take_build(seat.worker, self._agent.name, self._toolchains.ids)
         except StoreError as error:
-            # The answer with a job may have been lost. This worker has no other heartbeat, and the job goes to others.
+            # The answer with a task may have been lost. Without further heartbeats of this worker other hosts get it.
             seat.worker = None
             logger.warning("no build can be taken: %s", error)
             return None
@@ -259,7 +259,7 @@ class BuildHost:
         return not is_full
 
     def make(self, held: HeldBuild, seat: _Seat) -> None:
-        """Make a bundle and report it, whatever becomes of it."""
+        """Make a bundle and report the outcome: bundle, failure or return to the queue."""
         log = seat.folder / f"{held.task.key}.log"
         try:
             tools = self._toolchains.find(held.task.toolchain)
@@ -267,7 +267,7 @@ class BuildHost:
                 raise RefusedBuildError("its toolchain was changed meanwhile")
             job = job_here(held.task, self._unpack)
             request = prepare_build(held.task, tools, job, log)
-            # Before a builder is asked: one that has not been needed yet does not load torch for what is there.
+            # The cache comes first: for a bundle that is there, a fresh builder need not load torch.
             bundle = None if request.anew else self._cache.lookup(request.key)
             reply = BuildReply(request.key, ok=True, seconds=0.0)
             if bundle is None:
@@ -300,20 +300,20 @@ class BuildHost:
         self._tell(lambda _: self._store.cluster.built(held, build, bundle.manifest))
 
     def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
-        """Let another host try what this machine could not do; what is full is waited for here as well."""
+        """Put a build back for another host; a full disk does not exclude this host from another try."""
         reason = reply.reason or "the bundle was built and is not there: is somebody pruning the cache?"
         job_id = held.task.job.id
         logger.warning("%s could not be built here: %s", job_id, reason, extra={"job": job_id})
-        # A file of the toolchain may have been saved meanwhile: what is offered is what is there now.
+        # A file of the toolchain may have been saved meanwhile: offer the toolchain as it is now.
         self._toolchains.look(at_once=True)
         self._put_back(held, reason, tried=self._has_room())
 
     def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:
-        """Give a build back: with `tried` this host does not get it again, and when none is left it has failed."""
+        """Put a build back: with `tried` this host does not get it again, and without another host it has failed."""
         self._tell(lambda agent: self._store.cluster.put_back_build(held, agent.name, why=why, tried=tried))
 
     def _tell(self, say: Callable[[AgentId], object]) -> None:
-        """Tell the store, as soon as it can be told; whose build it is no more is told nothing."""
+        """Record an outcome by `say`, waiting for the store; a build that another host has by now is left alone."""
         agent = self._agent
         if agent is not None:
             try:
@@ -321,11 +321,11 @@ class BuildHost:
             except LeaseLostError as error:
                 logger.warning("not recorded: %s", error)
             except StoreError as error:
-                # Once this agent is not heard of any more, the build is put back for others.
+                # The heartbeats of this worker end, and the store puts the build back for others.
                 logger.warning("%s", error)
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
-        """Return what `act` does, tried again while a store is away. Raises what else goes wrong."""
+        """Return the result of `act`, called again while a store is away. Raises all other errors of `act`."""
         wait_s, was_noted, end_s = _FIRST_WAIT_S, False, time.monotonic() + _MOST_AWAY_S
         while True:
             try:
@@ -343,16 +343,16 @@ class BuildHost:
 
 
 class _Seat:
-    """A thread with a builder, for one bundle after the other."""
+    """Thread with a builder, which makes one bundle after the other."""
 
     def __init__(self, host: BuildHost, builder: BuilderSeat, folder: Path) -> None:
         self._host, self.builder, self.folder = host, builder, folder
         self.key = ""
-        """Of what is being made; empty where nothing is."""
+        """Key of the bundle in progress; empty while idle."""
         self.worker: int | None = None
         """Worker of Procrastinate; None before the first job, and after an error of the database."""
         self.is_stopped = False
-        """What is being made is not wanted any more."""
+        """True once the bundle in progress is no longer needed."""
         self._thread = threading.Thread(target=self._work, name="build-seat")
 
     def start(self) -> None:
@@ -360,19 +360,19 @@ class _Seat:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def abandon(self) -> None:
-        """Stop making what is being made, and go on with the next."""
+        """Stop the build in progress, and go on with the next."""
         if key := self.key:
             self.is_stopped = True
             self.builder.abandon(key)
 
     def end(self) -> None:
-        """End the builder, whatever it is doing, and wait until the thread has told the store."""
+        """End the builder in any state, and wait until the thread has recorded the outcome in the store."""
         while self._thread.is_alive():
-            # It may just be starting a process that was not there to be ended a moment ago.
+            # The builder may be starting a process that did not exist at the last interrupt: interrupt again.
             self.is_stopped = True
             self.builder.interrupt()
             self._thread.join(timeout=0.1)

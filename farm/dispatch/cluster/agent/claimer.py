@@ -1,4 +1,4 @@
-"""Claims shards for the devices of an agent: those of one SoC together, as soon as there may be something."""
+"""Claims of shards for the devices of an agent: one claim for all devices of an SoC, at every hint of work."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COALESCE_SECONDS = 0.003
-"""Devices that want something within that time are decided about together."""
+"""Time in which the requests of several devices are collected for one claim."""
 
 _AGAIN_SECONDS = 1.0
 _BUSY_SECONDS = 0.06
-"""A claim passes over leases that results of this agent are being recorded under: so soon it tries those again."""
+"""Delay until a claim is repeated for leases under which this agent was recording results, which a claim skips."""
 _SPREAD_SECONDS = 0.1
-"""All agents hear of work at once: within that time one of them has it decided whose devices it may have."""
+"""Time over which agents spread their decision about busy devices: the same hint of work reaches all at once."""
 
 _SECOND_LOOK_SECONDS = 0.25
-"""The store decides that only now and then: what it has not looked at the first time, it looks at then."""
+"""Delay of the second request for that decision: the store limits its rate and may have skipped the first."""
 
 
 class _Wish(NamedTuple):
@@ -40,7 +40,7 @@ class _Wish(NamedTuple):
 
 
 class Claimer:
-    """A thread that claims. Any thread may call its methods, which return at once."""
+    """Thread that claims shards. Any thread may call its methods, which return at once."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Claimer:
         ttl_s: float,
         is_settled: Callable[[], bool],
     ) -> None:
-        """`claimed` gets every shard, and until when its lease is the agent's, on the clock of `now_s`.
+        """`claimed` receives every shard and the end of its lease, on the clock of `now_s`.
 
         `is_settled` as in `Claims.claim`.
         """
@@ -60,7 +60,7 @@ class Claimer:
         self._wishes: dict[str, _Wish] = {}
         self._due: set[str] = set()
         self._undecided: dict[str, list[float]] = {}
-        """SoCs for which somebody has to look, and when next."""
+        """Times of the next decisions about busy devices, by SoC (`time.monotonic`)."""
         self._changed = threading.Condition()
         self._is_ending = False
         self._problem = ""
@@ -79,15 +79,15 @@ class Claimer:
             self._changed.notify()
 
     def unwant(self, device: str) -> None:
-        """Claim no more for a device; what is being claimed just now may still come."""
+        """Stop claiming for a device; the shard of a claim under way may still arrive."""
         with self._changed:
             self._wishes.pop(device, None)
 
     def wake(self, soc: str = "", *, also_busy: bool = False) -> None:
-        """Claim for devices of an SoC that want something, as there may be work for them; without one, for all.
+        """Claim for the waiting devices of an SoC, as there may be work for them; of all SoCs without `soc`.
 
-        `also_busy`: where none of them wants anything, have it decided in a moment who has to hand over a device,
-        unless another agent has had that by then.
+        `also_busy`: if no device of the SoC waits, request the decision which run has to hand over a device after a
+        short delay, unless another agent has requested it by then.
         """
         with self._changed:
             wanted = {wish.soc for wish in self._wishes.values()}
@@ -99,12 +99,12 @@ class Claimer:
                 self._changed.notify()
 
     def decided(self, soc: str) -> None:
-        """Note that an agent has had it decided just now who has to hand over a device of an SoC."""
+        """Note that an agent has just had the store decide which run hands over a device of an SoC."""
         with self._changed:
             self._undecided.pop(soc, None)
 
     def close(self) -> None:
-        """Claim nothing any more."""
+        """Stop claiming and wait at most 5 s for the thread."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
@@ -115,7 +115,7 @@ class Claimer:
         while True:
             with self._changed:
                 if not (self._due or self._is_ending):
-                    # Not wait_for: what is to be decided, and so for how long to wait, may change meanwhile.
+                    # Not wait_for: a new decision may come due meanwhile, which changes the timeout.
                     self._changed.wait(self._until_undecided())
                 if self._is_ending:
                     return
@@ -133,7 +133,7 @@ class Claimer:
                     self._claim(soc, mine)
 
     def _until_undecided(self) -> float | None:
-        """Return for how long nothing is to be decided; None for ever."""
+        """Return the seconds until the next decision is due; None without one."""
         return max(0.0, min(self._undecided.values())[0] - time.monotonic()) if self._undecided else None
 
     def _claim(self, soc: str, wishes: dict[str, _Wish]) -> None:

@@ -1,9 +1,9 @@
-"""`farm lab agent`: registers a host, runs shards on its devices, compiles for others, and ends when it is told to.
+"""`farm lab agent`: host registration, shards on the host's devices, and builds for other hosts, until it is stopped.
 
-One thread decides what the devices do (`HostAgent.run`), in the order in which it hears of things. What takes time is
-done by others, and comes back to it: claims (`claimer.py`), heartbeats and hints (`minder.py`), results
-(`recorder.py`), bundles and runtimes (`prepare.py`), the slots, a look at what is attached (`host_devices.py`), builds
-(`builds.py`) and messages (`farm.dispatch.cluster.delivery`).
+One thread makes all decisions about devices (`HostAgent.run`), in the order of events. Other threads do slow work and
+send it their results: claims (`claimer.py`), heartbeats and hints (`minder.py`), results (`recorder.py`), bundles and
+runtimes (`prepare.py`), the slots, scans for attached devices (`host_devices.py`), builds (`builds.py`) and messages
+(`farm.dispatch.cluster.delivery`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ LOG_NAME = "agent.log"
 """Log file of an agent, in its folder."""
 _TICK_SECONDS = 1.0
 _LAST_SECONDS = 15.0
-"""Of an agent that ends: how long it tries to record what there is; what it cannot stays in the spool."""
+"""Time in which an ending agent tries to record its results; the rest stays in the result log."""
 
 
 class HostAgent:
-    """One host of a shared farm."""
+    """Agent of one host of a shared farm."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HostAgent:
         processes: Callable[[Device], DeviceProcess] | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
-        """`builds` lets it compile for others.
+        """`builds` makes this host a build host.
 
         `devices` replaces the attached devices, `processes` makes their processes.
         """
@@ -99,7 +99,7 @@ class HostAgent:
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
         self._is_replaced = False
-        """Another agent has the name by now."""
+        """True once another agent has the name."""
         self._is_hurried = threading.Event()
         self._patience_s = float("inf")
         self._ending = threading.Event()
@@ -109,9 +109,9 @@ class HostAgent:
         self._delivery: MessageDelivery | None = None
 
     def run(self) -> None:
-        """Do what is asked of this host until `stop` is called. Raises FarmError for why it cannot, or must not.
+        """Serve the shared farm until `stop` is called. Raises FarmError if this host cannot, or must not.
 
-        Raises AgentRefusedError where another agent has its name, or the farm is of a version that it does not fit.
+        Raises AgentRefusedError if another agent has the name, or if the farm has an incompatible version.
         """
         from farm.base.processes import Supervisor
         from farm.base.structs import prepare_decoders
@@ -312,7 +312,7 @@ class HostAgent:
                 is_urgent = is_urgent or name == self.name
         return is_urgent
 
-    # What is attached.
+    # Attached devices.
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(self._timing.scan_s):
@@ -345,7 +345,7 @@ class HostAgent:
             self._jobs.forget_run(run_id)
 
     def facts(self) -> AgentFacts:
-        """Return what the agent says of itself now."""
+        """Return the current facts of the agent, for the store."""
         host = self._build_host
         return AgentFacts(
             host=socket.gethostname(),

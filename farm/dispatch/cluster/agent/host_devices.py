@@ -1,4 +1,4 @@
-"""The devices of an agent's host: those that come and go, and why some of them get no work."""
+"""Devices of an agent's host: their coming and going, and the reasons of devices without work."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _IDLE_SCAN_SECONDS = 30.0
-"""Between two scans while nothing runs on any device: one asks every device who it is."""
+"""Seconds between two scans while all devices are idle: a scan asks every device for its identity."""
 
 _BUSY_SCAN_SECONDS = 300.0
-"""The same while something runs, which a scan would disturb; what comes or goes at the adb server is seen sooner."""
+"""Seconds between two scans beside jobs, which a scan disturbs; a change at the adb server starts one sooner."""
 
 _SEEN_SECONDS = 60.0
 _REGISTRY_SECONDS = 20.0
-"""Between two looks at what people and runs say of the devices; who decides about leases looks each time."""
+"""Seconds between two reads of the registry's entries for the devices; decisions about leases always read them."""
 
 _EVENTS = 20
 
 
 class HostDevice(NamedTuple):
-    """A device of this host, as the agent uses it and as it tells of it."""
+    """Device of this host, for the agent's own use and as facts for the store."""
 
     device: Device
     facts: AgentDevice
 
 
 class Attachments(NamedTuple):
-    """What is attached to the host."""
+    """Attached devices of the host."""
 
     devices: tuple[HostDevice, ...]
     others: tuple[AgentDevice, ...]
-    """What is attached and cannot be used."""
+    """Attached devices that cannot be used."""
     outvoted: dict[str, int]
-    """How often devices were outvoted by others since the last look, by id."""
+    """Number of times that others outvoted a device since the last look, by id."""
 
 
 class HostDevices:
-    """Looks for the devices of a host. Belongs to one thread."""
+    """Search for the devices of a host. Belongs to one thread."""
 
     def __init__(
         self, config: Config, store: Store, supervisor: Supervisor, find: Callable[[], Sequence[Device]] | None = None
     ) -> None:
-        """`find` returns the devices in the place of those that are attached, which are not looked for then."""
+        """`find` returns devices that replace the attached ones; no scan is made then."""
         self._config, self._store, self._supervisor, self._find = config, store, supervisor, find
         self._scan: Scan | None = None
         self._scanned_s = self._seen_s = float("-inf")
@@ -70,11 +70,11 @@ class HostDevices:
         self._found: Scan | None = None
         self._asked_s = float("-inf")
         self._counted_ms: dict[str, int] = {}
-        """When a device was outvoted last, as far as that was told."""
+        """Time of the last health event that was counted, by device."""
         self._reasons: dict[str, str] = {}
 
     def look(self, busy: Collection[str]) -> Attachments:
-        """Return the devices; on those in `busy`, ids, something runs. Raises FarmError."""
+        """Return the attached devices; `busy` holds the ids of devices with running jobs. Raises FarmError."""
         found = self._attached(busy)
         if time.monotonic() > self._seen_s + _SEEN_SECONDS:
             self._store.devices.see([Seen(device, "device", None) for device in found.devices])
@@ -105,9 +105,9 @@ class HostDevices:
         return self._scan
 
     def _outvoted(self, devices: Iterable[HostDevice], known: dict[str, Registered]) -> dict[str, int]:
-        """Return how often devices were outvoted since this was asked last: jobs that failed on them passed elsewhere.
+        """Return how often devices were outvoted since the last call: jobs that failed on them passed elsewhere.
 
-        Only of those that are suspect for another reason than then is there anything to ask.
+        Only devices that are suspect for another reason than at the last call need a query.
         """
         found = {}
         for id_ in (one.device.id for one in devices):
@@ -120,14 +120,14 @@ class HostDevices:
             since_ms = self._counted_ms.get(id_, 0)
             new = [one for one in events if one.event == Event.OUTVOTED and one.time_ms > since_ms]
             self._counted_ms[id_] = max([since_ms, *(one.time_ms for one in events)])
-            # What was before this agent's time is over: its first canary decides.
+            # Events before this agent's start do not count: its first health check decides.
             if new and not is_first:
                 found[id_] = len(new)
         return found
 
 
 def described(device: Device, known: Registered | None, socs: Collection[str]) -> HostDevice:
-    """Return a device with what the registry says of it, and why it gets no work. Pure."""
+    """Return a device with its registry entry (labels, name), and the reason if it gets no work. Pure."""
     labels = device.labels
     refused = ""
     if known is not None:
@@ -141,9 +141,9 @@ def described(device: Device, known: Registered | None, socs: Collection[str]) -
 
 
 def keep_busy(scan: Scan, before: Scan | None, busy: Collection[str]) -> Scan:
-    """Return a scan with the devices of the one before on which something runs. Pure.
+    """Return a scan with the busy devices of the scan `before` added. Pure.
 
-    One may be gone for a while as it is being rebooted, or does not answer beside what it does; that is dealt with.
+    A busy device may be missing while it reboots, or while its job keeps it from answering; its run handles both.
     """
     if before is None:
         return scan
@@ -159,7 +159,7 @@ def _refused(one: Unusable) -> AgentDevice:
 
 
 def _listing() -> object:
-    """Return what the ordinary adb server says is attached: asking that disturbs no device."""
+    """Return the list of attached devices of the ordinary adb server: this query disturbs no device."""
     from farm.devices.adb.server import ordinary_server
 
     with contextlib.suppress(FarmError):

@@ -1,4 +1,4 @@
-"""The toolchains of a build host: farm's own environment and those of farm.toml, looked at again from time to time."""
+"""Toolchains of a build host: farm's own environment and the ones in farm.toml, read again every half minute."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A look takes 0.2 s of the processor for each toolchain (2-core machine). Until the next one, whoever has just changed
-# a checkout on a build host is told that no host has it.
+# A look takes 0.2 s of the processor for each toolchain (2-core machine). Until the next look, runs of a checkout that
+# has just changed on a build host are refused, as no host has that toolchain.
 _LOOK_EVERY_S = 30.0
 _MISSING = "missing"
 
 
 _OF_THE_AGENT = ("SSH_AUTH_SOCK", "FARM_SERVE_TOKEN")
-"""Other environment variables of an agent that open something, and that no builder needs."""
+"""Environment variables of an agent, beside SECRETS, that give access and that no builder needs."""
 
 
 class HostToolchains:
-    """What this host compiles with. Any thread may ask; one at a time looks."""
+    """Toolchains of this host. Any thread may call the methods; one thread at a time looks."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._looking = threading.Lock()
         self._tools: dict[str, Toolchain] = {}
-        """By name."""
+        """Toolchains by name."""
         self._by_id: dict[str, Toolchain] = {}
         self._offered: tuple[OfferedToolchain, ...] = ()
         self._problems: dict[str, str] = {}
@@ -47,29 +47,29 @@ class HostToolchains:
 
     @property
     def offered(self) -> tuple[OfferedToolchain, ...]:
-        """What this host offers, as of the last look; none before the first."""
+        """Offered toolchains of this host as of the last look; none before the first."""
         return self._offered
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of these, sorted."""
+        """Ids of the offered toolchains, sorted."""
         return tuple(sorted(self._by_id))
 
     def find(self, toolchain: str) -> Toolchain | None:
-        """Return the toolchain of an id; None where this host has none, or has it no more."""
+        """Return the toolchain of an id; None if this host does not have it, or no longer has it."""
         return self._by_id.get(toolchain)
 
     def look(self, *, at_once: bool = False) -> None:
-        """Look at what is there now, unless that was done within half a minute and not `at_once`.
+        """Read the toolchains anew if the last look is half a minute old, or always with `at_once`.
 
-        A toolchain that cannot be used is noted, once, and left out. Environments of releases are made here.
+        An unusable toolchain is logged once and left out. Environments of releases are created here.
         """
         with self._looking:
             if not at_once and time.monotonic() < self._looked_s + _LOOK_EVERY_S:
                 return
             found = {name: tools for name in (DEFAULT, *self._config.toolchains) if (tools := self._look_at(name))}
             if at_once or {name: one.versions for name, one in found.items()} != self._versions():
-                # Builders of what is the same go on: another object is another toolchain to them.
+                # Keep the objects of unchanged toolchains: a builder takes another object for another toolchain.
                 same = {} if at_once else self._tools
                 self._tools = {
                     name: same[name] if name in same and same[name].versions == one.versions else one
@@ -87,7 +87,7 @@ class HostToolchains:
         for name, tools in self._tools.items():
             for one in offered(name, tools.versions):
                 if recipe_now(one.backend) != recipe_digest(one.backend):
-                    # Builders that start now would compile by another recipe than the keys say.
+                    # Builders that start now would compile by another recipe than the one in the keys.
                     self._say(one.backend, "farm was upgraded beneath this agent: restart it, until then it builds "
                                            f"nothing for {one.backend}")  # fmt: skip
                 elif by_id.setdefault(one.id, tools) is tools:
@@ -108,7 +108,7 @@ class HostToolchains:
             self._say(name, f"toolchain {name} is not offered: it has no {' and no '.join(lacking)}")
             return None
         self._problems.pop(name, None)
-        # A builder imports what developers wrote.
+        # A builder imports developers' code, which must not read the agent's secrets.
         env = tools.compiler.env | dict.fromkeys((*SECRETS, *_OF_THE_AGENT), "")
         return msgspec.structs.replace(tools, name=name, compiler=msgspec.structs.replace(tools.compiler, env=env))
 

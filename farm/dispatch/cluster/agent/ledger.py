@@ -1,4 +1,4 @@
-"""Leases and shards of an agent, and the order in which the database and its devices learn of them."""
+"""Leases and shards of an agent, and one order of their changes for the database and for the devices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Ledger:
     """Leases of an agent by device, and the shards of its answered claims.
 
-    Claims, releases and heartbeats happen one after the other, inside of `changing`, with what the devices are told of
-    them: else a heartbeat that is answered late would call a lease lost that was claimed meanwhile, or take back a
-    shard whose claim is being answered.
+    Claims, releases and heartbeats, each with its messages to the devices, happen one after the other inside of
+    `changing`: otherwise a late answer to a heartbeat would report a lease as lost that was claimed meanwhile, or take
+    back a shard whose claim is being answered.
     """
 
     def __init__(self) -> None:
@@ -30,30 +30,30 @@ class Ledger:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let nobody else ask the database about leases during the block."""
+        """Exclude other threads from requests about leases during the block."""
         with self._lock:
             yield
 
     def held(self) -> list[Lease]:
-        """Return the leases, for who is in `changing`."""
+        """Return the leases. Call it inside `changing`."""
         return list(self._leases.values())
 
     def claimed(self) -> Claimed:
-        """Return the shards, for who is in `changing`."""
+        """Return the shards. Call it inside `changing`."""
         return self._claimed
 
     def add(self, held: HeldShard) -> None:
-        """Note a shard that was given with its lease, in the place of an earlier lease of the device."""
+        """Add a claimed shard and its lease, which replaces an earlier lease of the device."""
         self._leases[held.lease.device] = held.lease
         self._claimed = Claimed(self._claimed.shards | {(held.id, held.lease.fence)})
 
     def drop(self, leases: Sequence[Lease]) -> None:
-        """Note that these leases are over."""
+        """Remove leases that have ended."""
         for lease in leases:
             self._leases.pop(lease.device, None)
 
     def minded(self, minded: Minded) -> None:
-        """Note the leases that a heartbeat found lost, and the shards that the store still has as held."""
+        """Remove the leases that a heartbeat found lost; take over the shards that the store has for this agent."""
         for device in minded.lost:
             self._leases.pop(device, None)
         self._claimed = minded.claimed

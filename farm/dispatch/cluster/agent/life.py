@@ -1,4 +1,4 @@
-"""The folder of an agent on its host: one process has it at a time, and it outlives that process."""
+"""Folder of an agent on its host: it belongs to one process at a time, and outlives that process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _AGAIN_SECONDS = 1.0
 
 
 class Life:
-    """A life of an agent. A context manager; raises AgentRefusedError where another process has the folder."""
+    """Life of an agent, from start to end of its process; a context manager.
+
+    Raises AgentRefusedError if another process has the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.former = ""
-        """Token of the life before this one, where that has not said that it ends."""
+        """Token of the life before this one, if that life did not end in order."""
 
     def __enter__(self) -> Self:
         try:
@@ -59,7 +62,7 @@ class Life:
         write_atomically(self._token, token, mode=0o600, durable=True)
 
     def forget(self) -> None:
-        """Note that this life has said that it ends."""
+        """Remove the token: this life has recorded its end in the store."""
         self._token.unlink(missing_ok=True)
 
     @property
@@ -68,11 +71,12 @@ class Life:
 
 
 def once_name_is_free(register: Callable[[], AgentId], ttl_s: float, ending: threading.Event) -> AgentId:
-    """Return what `register` returns, once nobody takes a dead agent of that name for alive any more.
+    """Return the result of `register`, called again until a dead agent of the same name has expired in the store.
 
-    On a host that has lost its folder, or took over the name of another. Raises AgentRefusedError where one lives on.
+    Needed on a host that lost its folder, or took over the name of another. Raises AgentRefusedError if that agent
+    lives on.
     """
-    # The database itself may just have come up: nobody is dead before it has been there for as long.
+    # The database may have started a moment ago: agents expire only after it has been up for a lease duration.
     deadline = time.monotonic() + 2 * ttl_s + _AGAIN_SECONDS
     while True:
         try:

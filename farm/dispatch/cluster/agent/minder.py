@@ -1,4 +1,4 @@
-"""Keeps an agent and its leases alive, and hears what is wanted of it: a heartbeat now and then, and at every hint."""
+"""Heartbeats of an agent and its leases, at an interval and at urgent hints; their answers carry requests to it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 1.0
-"""Between two tries while the database is away."""
+"""Seconds between two tries while the database is away."""
 
 
 class Minder:
-    """A thread that sends heartbeats and listens for hints."""
+    """Thread that sends heartbeats and listens for hints."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Minder:
         ttl_s: float,
         heartbeat_s: float,
     ) -> None:
-        """`minded` gets what came of every heartbeat, and until when leases hold, on the clock of `now_s`.
+        """`minded` receives the answer to every heartbeat and the end of the leases, on the clock of `now_s`.
 
-        `hinted` gets what was notified, and returns whether a heartbeat should follow at once.
+        `hinted` receives notifications, and returns whether a heartbeat should follow at once.
         """
         self._store, self._ledger, self._facts, self._minded, self._hinted = store, ledger, facts, minded, hinted
         self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
@@ -56,7 +56,7 @@ class Minder:
         self._thread = threading.Thread(target=self._run, daemon=True, name="minder")
 
     def begin(self, agent: AgentId) -> None:
-        """Keep `agent` alive, whose facts were told when it registered."""
+        """Start heartbeats for `agent`, whose facts the store has from its registration."""
         self._agent, self._sent = agent, self._facts()
         self._answers.begin()
         self._thread.start()
@@ -66,12 +66,12 @@ class Minder:
         return self._answers.is_settled(self._ttl_s)
 
     def wake(self) -> None:
-        """Send a heartbeat at once: there is something new to tell."""
+        """Send a heartbeat at once: the facts of the agent have changed."""
         with contextlib.suppress(OSError):
             os.write(self._mouth, b".")
 
     def close(self) -> None:
-        """End."""
+        """End the thread, waiting at most 5 s for it."""
         self._is_ending = True
         self.wake()
         if self._thread.ident is not None:
@@ -101,7 +101,7 @@ class Minder:
         if self._agent is None:
             return False
         facts = self._facts()
-        # What is asked for now may be answered after a while of which nobody knows.
+        # The answer may take any time: count the lease from the request, not from the answer.
         until_s = now_s() + self._ttl_s
         news = None if facts == self._sent else facts
         try:

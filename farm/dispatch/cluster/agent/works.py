@@ -1,4 +1,4 @@
-"""The devices of an agent together: which there are, and what all of them hear of. Of the thread of decisions."""
+"""Set of all devices of an agent, and events for all of them. Belongs to the thread of decisions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Works:
-    """What is done with each device. Other threads may ask for `facts`, `busy`, `socs` and `has`."""
+    """Device runners of an agent, by device. Other threads may call `facts`, `busy` and `has`."""
 
     def __init__(self, source: JobSource, host: Host, closing: Callable[[DeviceRunner], None], timing: Timing) -> None:
-        """`closing` ends the process of a device that is gone, in another thread."""
+        """`closing` ends the process of a detached device, in another thread."""
         self._source, self._host, self._closing, self._timing = source, host, closing, timing
         self._works: dict[str, DeviceRunner] = {}
         self._facts: dict[str, AgentDevice] = {}
@@ -35,15 +35,15 @@ class Works:
         return len(self._works)
 
     def all(self) -> list[DeviceRunner]:
-        """Return what is done with each device."""
+        """Return the runners of all devices."""
         return list(self._works.values())
 
     def get(self, device: str) -> DeviceRunner:
-        """Return what is done with a device. Raises KeyError."""
+        """Return the runner of a device. Raises KeyError."""
         return self._works[device]
 
     def facts(self) -> tuple[AgentDevice, ...]:
-        """Return what the agent tells of its devices, and of what is attached and cannot be used."""
+        """Return the facts of the devices for the store, unusable attached devices included."""
         works = dict(self._works)
         found = [
             msgspec.structs.replace(one, refused=one.refused or works[id_].resting)
@@ -53,32 +53,32 @@ class Works:
         return (*found, *self._others)
 
     def busy(self) -> list[str]:
-        """Return the devices on which something may run."""
+        """Return the ids of devices that may be running a job."""
         return [id_ for id_, work in dict(self._works).items() if not work.is_free]
 
     def has(self, soc: str) -> bool:
-        """Return whether there is a device of an SoC."""
+        """Return whether the host has a device of an SoC."""
         return any(work.device.soc == soc for work in self.all())
 
     def open(self) -> None:
-        """Use all that can be used from now on."""
+        """Use all usable devices from now on."""
         self._is_open = True
         for id_ in self._works:
             self._use(id_)
 
     def shut(self, why: str) -> None:
-        """Use none any more: what runs is finished."""
+        """Take no further work on any device; running shards are finished."""
         self._is_open = False
         for work in self.all():
             work.shut(why)
 
     @property
     def are_free(self) -> bool:
-        """Whether nothing of the agent's is on any device."""
+        """True if no device has work of the agent."""
         return all(work.is_free for work in self.all())
 
     def looked(self, look: Attachments) -> bool:
-        """Take what is attached now; return whether there is something new to tell of."""
+        """Update the devices from a scan; return whether the facts for the store have changed."""
         before = self.facts()
         self._others = look.others
         found = {one.device.id: one for one in look.devices}
@@ -93,7 +93,7 @@ class Works:
         return self.facts() != before
 
     def minded(self, minded: Minded, until_s: float) -> None:
-        """Take what came of a heartbeat; leases that are still the agent's are so `until_s`."""
+        """Apply the answer to a heartbeat; the leases that the agent still has end at `until_s`."""
         for id_, work in self._works.items():
             if id_ in minded.lost:
                 if work.lease is not None:
@@ -113,11 +113,11 @@ class Works:
                 work.cancelled(run_id)
 
     def claimed(self, held: HeldShard, until_s: float) -> None:
-        """Take a shard that was claimed."""
+        """Pass a claimed shard to its device."""
         self._works[held.lease.device].claimed(held, until_s)
 
     def forget_run(self, run_id: str) -> bool:
-        """Note that a run is over; return whether nothing of it is left here."""
+        """Forget a run that is over; return False while a device still works for it."""
         if any(run_id in work.runs for work in self.all()):
             return False
         for work in self.all():
@@ -128,7 +128,7 @@ class Works:
         self._facts[id_] = one.facts
         work = self._works.get(id_)
         if work is not None and work.device != one.device and work.is_free:
-            # Another address, or another system.
+            # The device has another address or another system: replace its runner.
             self._forget(id_)
             self._facts[id_], work = one.facts, None
         if work is None:
