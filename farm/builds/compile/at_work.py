@@ -1,4 +1,4 @@
-"""The node that a compiler process is at, kept in a file beside its log: what is left of one that a signal ends."""
+"""Current node of a compiler process, kept in a file beside its log, which outlives a process ended by a signal."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class NodeAtWork:
         self._path.unlink(missing_ok=True)
 
     def note(self, node: str) -> None:
-        """Replace what is there. One system call: a graph has thousands of nodes."""
+        """Replace the noted node, in one system call, as a graph has thousands of nodes."""
         # A full disk fails the job where it writes its bundle, with the right cause.
         with contextlib.suppress(OSError):
             os.pwrite(self._file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
 
 
 def take_node(log: Path) -> str:
-    """Return what a compiler that ended without a reply was at, and add it to its log; "" where nothing is known."""
+    """Return the last node of a compiler that ended without a reply, and add it to its log; "" for an unknown one."""
     path = _beside(log)
     try:
         with path.open("rb") as file:

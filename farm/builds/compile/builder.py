@@ -1,8 +1,8 @@
-"""A builder process: `python -m farm.builds.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
+"""Builder process: `python -m farm.builds.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
 
-Torch is loaded once. It works in a folder of its own in the cache, so that what a compiler leaves goes with it:
-farm/builds/bundles/cache.py. With folders it traces which of their files take part in each bundle, and every job has a
-fork of this process (farm/builds/compile/forking.py).
+Torch is loaded once. The builder works in a folder of its own in the cache, which is removed with the leftovers of
+compilers: farm/builds/bundles/cache.py. With folders the builder traces which of their files take part in each bundle,
+and every job has a fork of this process (farm/builds/compile/forking.py).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Setup(NamedTuple):
     as_of_ns: int
     """When the toolchain was looked at."""
     folders: tuple[str, ...]
-    """What is traced of it."""
+    """Folders whose files are traced."""
 
 
 def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup) -> None:
@@ -178,7 +178,7 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
 
 
 def _load_flow(job: Job) -> None:
-    """Load what compiles jobs of this kind; what is wrong with it the job says."""
+    """Load the compile flow of jobs of this kind; a job reports the errors of loading."""
     with contextlib.suppress(Exception, SystemExit):
         from farm.builds.compile.flows.compiler import flow_of
 
@@ -207,7 +207,7 @@ def _serve(
         try:
             _compile(request, folder)
         finally:
-            # What fails with a file that was saved meanwhile is no verdict of the job either.
+            # A failure with a file that was saved meanwhile is no verdict of the job either.
             loaded.require_old(request.job.case.folder)
             loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
         if finish is not None:
@@ -240,7 +240,7 @@ def _compile(request: BuildRequest, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """Send what is printed by Python and by native code to `path`."""
+    """Send the output of Python and of native code to `path`."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

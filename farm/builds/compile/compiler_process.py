@@ -35,7 +35,7 @@ _SAME_EACH_TIME = {
 }
 # A module fills some GB a second: what it gets beyond the limit is a tenth of that.
 _LOOK_EVERY_S = 0.1
-# What compilers may leave in the folder of one builder before it gets no other job.
+# Most bytes that compilers may leave in the folder of a builder before it gets no further job.
 _MOST_LEFT_BYTES = 2**30
 
 
@@ -45,11 +45,11 @@ class CompilerEnding(NamedTuple):
     code: int
     """-n for signal n."""
     began: bool = False
-    """It had begun to compile."""
+    """True for a process that had begun to compile."""
     overdue: bool = False
-    """It took too long, and was ended."""
+    """True for a process that was ended after its time limit."""
     greedy: bool = False
-    """It took too much memory, and was ended."""
+    """True for a process that was ended above its memory limit."""
 
     def compiler_reason(self, timeout_s: float) -> str:
         """Return how the compiler brought that about; "" where something else did."""
@@ -73,7 +73,7 @@ class CompilerProcess:
         compiler: Compiler,
         log: Path,
     ) -> None:
-        """Start it; `log` takes what it prints. Raises InfraError when it cannot be started."""
+        """Start the process; its output goes to `log`. Raises InfraError when it cannot be started."""
         self.log = log
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
@@ -86,12 +86,12 @@ class CompilerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True for a running process."""
         return self._child.process.poll() is None
 
     def send(self, request: msgspec.Struct) -> None:
         """Ask for something; `receive_line` has to follow before the next request."""
-        # Where it has just died, the end of its output says how.
+        # After a death at this moment, the end of the output shows the cause.
         with contextlib.suppress(BrokenPipeError):
             if (pipe := self._child.process.stdin) is not None:
                 pipe.write(msgspec.json.encode(request) + b"\n")
@@ -108,7 +108,7 @@ class CompilerProcess:
                 if select.select([process.stdout], [], [], _LOOK_EVERY_S)[0]:
                     data = os.read(process.stdout.fileno(), 2**16)
                     received += data
-                    # It may have closed its output and hang all the same.
+                    # A process may close its output and hang all the same.
                     code = None if data else process.wait()
                 elif greedy := greedy or (most_mb is not None and self._is_greedy(most_mb)):
                     # At once: every moment of grace is another gigabyte.
@@ -118,7 +118,7 @@ class CompilerProcess:
         return received.removeprefix(BEGAN)
 
     def interrupt(self) -> None:
-        """End it and all that it started, whatever they are doing."""
+        """End the process and all processes that it started, at any point of their work."""
         self._child.terminate(timeout_s=1.0)
 
     def _is_greedy(self, most_mb: int) -> bool:
@@ -127,12 +127,12 @@ class CompilerProcess:
 
 
 class BuilderProcess(CompilerProcess):
-    """One builder, asked by one thread."""
+    """Builder process that gets its requests from one thread."""
 
     def __init__(self, number: int, cache_root: Path, compiler: Compiler, supervisor: Supervisor, log: Path) -> None:
         """Start it. Raises InfraError when it cannot be started."""
         self.is_fresh = True
-        """It has not answered yet."""
+        """True until the first reply."""
         # Both ends have folders of their own to start from.
         cache_root = cache_root.absolute()
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
@@ -160,6 +160,6 @@ class BuilderProcess(CompilerProcess):
         return reply
 
     def end(self) -> None:
-        """End it as `interrupt` does, and remove what it left."""
+        """End the builder as `interrupt` does, and remove its leftovers."""
         self.interrupt()
         remove_builder(self._cache_root, self._name)

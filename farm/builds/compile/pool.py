@@ -25,10 +25,10 @@ __all__ = ["BuilderPool", "MemoryLimits", "build_one"]
 
 
 class BuilderPool:
-    """`width` builder processes, each fed by a thread of this one.
+    """Pool of `width` builder processes, each fed by a thread of this process.
 
-    `on_start(key)` and `on_done(reply)` are called from those threads, and before both `is_wanted(key)`: what is not
-    wanted any more is left out.
+    Those threads call `on_start(key)` and `on_done(reply)`, and before both `is_wanted(key)`: unwanted bundles are left
+    out.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BuilderPool:
             threading.Thread(target=self._feed, args=(seat,), name=f"builder-{number}")
             for number, seat in enumerate(self._seats)
         ]
-        # It may take a while, and nothing waits for it but `join`.
+        # The removal of leftovers may take a while, and only `join` waits for it.
         self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class BuilderPool:
             thread.start()
 
     def stop(self) -> None:
-        """End the processes, whatever they are doing; what is unpublished is lost, what is published is whole."""
+        """End the processes at any point of their work; unpublished bundles are lost, published ones are complete."""
         self._turns.stop()
         self._queue.clear()
         for thread in self._threads:

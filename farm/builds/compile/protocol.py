@@ -1,4 +1,4 @@
-"""What a compiler process and its caller send each other, one JSON line each way, and how it answers."""
+"""Protocol between a compiler process and its caller: one JSON line each way."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""What a compiler that crashes ends with; anything else that ends a builder comes from outside."""
+"""Signals of a crashed compiler; any other signal that ends a builder comes from outside."""
 
 BEGAN = b"began\n"
-"""What a builder says before it compiles a request: how it ends from now on is the compiler's doing."""
+"""Line that a builder sends before it compiles a request: its end after this line is due to the compiler."""
 
 _REASON_CHARS = 500
 _OF_A_PASS = re.compile(r"An error occurred when running the '(\w+)' pass")
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
-    """One job to build."""
+    """Request to build the bundle of a job."""
 
     job: Job
     key: str
     versions: dict[str, str]
     log: str
-    """File that takes what the compiler prints."""
+    """File for the output of the compiler."""
     anew: bool = False
-    """Compile it although it is in the cache, and put it in the place of what is there."""
+    """True to compile a bundle that is in the cache, and to replace it."""
     suite_as_of_ns: int = 0
     """When the files of its suite were read for `key`; 0 where that does not matter."""
 
@@ -63,7 +63,7 @@ def exit_reason(code: object) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what a compiler raised, as the reason of a reply: one line of bounded length."""
+    """Return an error of the compiler as the reason of a reply: one line of bounded length."""
     within = ""
     # torch's PassManager raises an error of its own, which lists all passes before and leaves out what is wrong.
     while error.__cause__ is not None and (wrapped := _OF_A_PASS.match(str(error))):

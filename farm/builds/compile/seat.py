@@ -45,7 +45,7 @@ class _Again(enum.Enum):
 
 
 class BuilderSeat:
-    """One builder process at a time, asked by one thread; `stop` is for others."""
+    """Place of one builder process at a time, used by one thread; other threads may call `stop`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class BuilderSeat:
         return reply
 
     def put_away(self, key: str) -> None:
-        """Remove what is half made of a bundle, and a process that has ended."""
+        """Remove the unfinished folders of a bundle, and a process that has ended."""
         if self._builder is not None and not self._builder.is_alive:
             self.end()
         self._cache.remove_half_made(key)
@@ -104,13 +104,13 @@ class BuilderSeat:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """End the process, whatever it is doing; any thread may call it."""
+        """End the process at any point of its work; any thread may call this."""
         builder = self._builder
         if builder is not None:
             builder.interrupt()
 
     def end(self) -> None:
-        """End the process, and remove what it left."""
+        """End the process, and remove its leftovers."""
         builder, self._builder = self._builder, None
         if builder is not None:
             builder.end()
@@ -191,7 +191,7 @@ class Turns:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End every wait for a turn: nothing begins any more."""
+        """End every wait for a turn; no further work begins."""
         self._stopping.set()
 
     @contextmanager
