@@ -57,7 +57,7 @@ def _links(cache_dir: Path, kind: str, targets: dict[str, Path]) -> Path:
             (folder / name).symlink_to(target)
 
     where = cache_dir / _FOLDER / kind / _digest(*(f"{name}={target}" for name, target in targets.items()))
-    # What a link leads to may be gone, and come back.
+    # The target of a link may be removed and made again, so each link is checked.
     return published(where, fill, is_whole=lambda folder: all((folder / name).is_dir() for name in targets))
 
 

@@ -1,4 +1,4 @@
-"""Where an interpreter finds the packages of a toolchain, and in which versions; none of them is imported for it.
+"""Places and versions of a toolchain's packages in an interpreter, found without importing the packages.
 
 Also a script, `PYTHON -c SOURCE`, which prints that as JSON: so it needs nothing but Python itself, also an old one.
 """
@@ -14,7 +14,7 @@ import sys
 import sysconfig
 
 PACKAGES = ("executorch", "torch", "torchao")
-"""What compiles."""
+"""Main packages of a toolchain."""
 
 _VERSION = re.compile(r"""^__version__.*?= *["']([^"']{1,80})["']""", re.MULTILINE)
 

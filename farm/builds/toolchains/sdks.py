@@ -1,4 +1,4 @@
-"""QNN by version: what is there (the wheel of farm's environment, the cache, a path), and what a name stands for."""
+"""QNN by version: the SDKs of this machine (the wheel of farm's environment, the cache, a path), and their names."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _NAMED_FILES = ("android_runner", "android_backend_library")
 
 
 class QnnSdk(msgspec.Struct, frozen=True):
-    """One QNN that is on this machine."""
+    """QNN SDK on this machine."""
 
     version: str
     root: Path | None
     """None for the wheel in farm's environment, whose libraries are laid out where they are needed."""
     origin: str
-    """Where it was fetched from: an address, or `onnxruntime-qnn 2.5.0`."""
+    """Origin of a fetched SDK: an address, or `onnxruntime-qnn 2.5.0`."""
 
 
 class SdkState(msgspec.Struct, frozen=True):
-    """One QNN that is on this machine, and what it is good for."""
+    """QNN SDK on this machine, with the targets and backends that it supports."""
 
     version: str
     root: Path | None
     origin: str
     targets: tuple[str, ...]
-    """What it has libraries for: `x86_64`, `android`, `oe-linux`, `hexagon v75`."""
+    """Targets of its libraries: `x86_64`, `android`, `oe-linux`, `hexagon v75`."""
     backends: tuple[str, ...]
-    """Those that it can compile for at least one SoC of."""
+    """Backends for which it can compile on at least one SoC."""
     nbytes: int
     default: bool
-    """It is what is used where no toolchain names another."""
+    """True for the SDK of toolchains that name none."""
     problem: str = ""
 
 
@@ -94,7 +94,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
 
 
 def require_version(text: str) -> str:
-    """Return a version as SDKs are called, without the v of libraries. Raises UsageError for what is none."""
+    """Return a version in the form of SDK names, without the v of libraries. Raises UsageError for other text."""
     wanted = _VERSION.fullmatch(text.strip())
     if wanted is None:
         raise UsageError(f"QNN {text!r} is neither a version such as 2.49 nor a path to a QNN SDK")
@@ -102,7 +102,7 @@ def require_version(text: str) -> str:
 
 
 def default_path(text: str) -> str:
-    """Return what a user named on a command line, with a path made absolute."""
+    """Return an argument of a command line, with a path made absolute."""
     if "/" in text or text in (".", "..") or text.startswith("~"):
         return str(Path(text).expanduser().absolute())
     return text
@@ -188,7 +188,7 @@ def wheel_version() -> str:
 
 
 def version_in_wheel(folder: Path) -> str:
-    """Return the version of QNN that an unpacked wheel says it has, empty where it does not say."""
+    """Return the version of QNN in the metadata of an unpacked wheel, empty without one."""
     try:
         text = (folder / _WHEEL_FILE).read_text(errors="replace")
     except OSError:
@@ -198,7 +198,7 @@ def version_in_wheel(folder: Path) -> str:
 
 
 def is_version(version: str, wanted: str) -> bool:
-    """Return whether `version`, of a library or an SDK, is what somebody means by `wanted`, which may be shorter."""
+    """Return whether `version`, of a library or an SDK, matches `wanted`, which may be shorter."""
     parts = wanted.removeprefix("v").split(".")
     return version.removeprefix("v").split(".")[: len(parts)] == parts
 

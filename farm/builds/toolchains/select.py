@@ -20,7 +20,7 @@ from farm.builds.toolchains.sdks import native_fields, resolve_qnn
 if TYPE_CHECKING:
     from farm.base.config.settings import Config
 
-# What is in every source tree and in every wheel.
+# Paths that exist in every source tree and in every wheel.
 _MARKS = ("exir/__init__.py", "backends")
 _VIRTUAL_ENVIRONMENTS = (".venv", "venv")
 _QNN_VARIABLE = "QNN_SDK_ROOT"
@@ -60,7 +60,7 @@ def absolute_ref(ref: str) -> str:
 def select(config: Config, toolchain: ToolchainConfig) -> Config:
     """Return `config` with `toolchain` selected: its interpreter, its code and its QNN are known from then on.
 
-    Raises UsageError for what cannot be, MissingToolError for what is not there, UntrustedError.
+    Raises UsageError for an invalid selection, MissingToolError for a missing part, UntrustedError.
     """
     fields = _qnn_fields(config, toolchain) | native_fields(toolchain)
     if toolchain.version:
@@ -77,10 +77,10 @@ def select(config: Config, toolchain: ToolchainConfig) -> Config:
 
 
 def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
-    """Return what the interpreter of a selected toolchain finds.
+    """Return the facts of the interpreter of a selected toolchain.
 
-    Raises MissingToolError where that is no torch, no ExecuTorch, or not the one that was named; UsageError where it
-    is too old.
+    Raises MissingToolError for an interpreter without torch or ExecuTorch, or with another ExecuTorch than the named
+    one; UsageError for one that is too old.
     """
     python = toolchain.python or Path(sys.executable)
     facts = inspect(python, import_environment(config, toolchain))
@@ -115,7 +115,7 @@ def package_in(checkout: Path) -> Path:
 
 
 def is_package(folder: Path) -> bool:
-    """Return whether `folder` holds what the `executorch` package does."""
+    """Return whether `folder` holds the content of the `executorch` package."""
     return all((folder / mark).exists() for mark in _MARKS)
 
 

@@ -1,4 +1,4 @@
-"""ExecuTorch's own downloader of the QNN SDK, driven: it knows address and version, and resumes what broke off.
+"""Use of ExecuTorch's own downloader of the QNN SDK, which has address and version, and resumes a broken download.
 
 `backends/qualcomm/scripts/download_qnn_sdk.py`, ExecuTorch 1.3 to 1.5, with `qnn_config.sh` beside it in source trees.
 Its download alone is used: it unpacks whatever names an archive has, and asks for no licence.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LICENCE = "LICENSE.pdf in the archive, and https://www.qualcomm.com/developer/software/qualcomm-ai-engine-direct-sdk"
-"""Where Qualcomm's licence can be read."""
+"""Places of Qualcomm's licence."""
 
 _SCRIPT = "backends/qualcomm/scripts/download_qnn_sdk.py"
 # Run as a file, not imported: to import its package loads torch, and up to ExecuTorch 1.4 fetches an SDK by itself.
@@ -54,7 +54,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class SdkOffer(msgspec.Struct, frozen=True):
-    """What an ExecuTorch's downloader would fetch."""
+    """Download that an ExecuTorch's downloader offers."""
 
     version: str
     url: str
@@ -129,7 +129,7 @@ def _offer(line: str, script: Path, python: Path) -> SdkOffer:
     answer = json.loads(line)
     version, url = str(answer["version"]), str(answer["url"])
     address = urlsplit(url)
-    # What is fetched is executed.
+    # The fetched files are executed, so that the address must be a safe one.
     safe = address.scheme == "https" or (address.scheme == "http" and address.hostname in _LOOPBACK)
     if not _VERSION.fullmatch(version) or not safe or not address.path.endswith(".zip"):
         raise MissingToolError(

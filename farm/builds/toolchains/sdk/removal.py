@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CachedSdk(msgspec.Struct, frozen=True):
-    """One SDK that farm fetched."""
+    """SDK that farm fetched into the cache."""
 
     version: str
     root: Path

@@ -25,7 +25,7 @@ from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_whee
 
 logger = logging.getLogger(__name__)
 
-# Seen in the libraries of these wheels; what is downloaded has to have it.
+# QNN version by wheel, read from the libraries of these wheels; a downloaded wheel must have the same.
 KNOWN_WHEELS = {
     "2.3.0": "2.47.0",
     "2.4.0": "2.48.40",
@@ -36,7 +36,7 @@ KNOWN_WHEELS = {
 """Version of QNN by version of the wheel."""
 
 WHEEL_MB = 100
-"""About what a wheel is to download."""
+"""Approximate download size of a wheel."""
 
 _PACKAGE = "onnxruntime_qnn"
 # onnxruntime's own, which QNN does not need.
@@ -44,7 +44,7 @@ _LEFT_OUT = "libonnxruntime_providers_qnn.so"
 _LICENCES = ("LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt")
 _AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
 _INDEX_SECONDS = 120.0
-# Wheels that are newer than what is known here are looked into, 100 MB each.
+# Most wheels newer than the known ones that are downloaded to read their version, 100 MB each.
 _MOST_UNKNOWN = 3
 
 
@@ -95,7 +95,7 @@ def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
         noted = fetched_sdk(marker.parent)
         if noted is not None and noted.origin == origin:
             return published(marker.parent, _no_fill), noted.version
-    # Its name is known when it has been downloaded.
+    # The name of the folder is known only after the download.
     with own_folder(cache_dir / "fetching", secrets.token_hex(8)) as scratch:
         logger.info("fetching %s %s, about %s MB", WHEEL, wheel, WHEEL_MB)
         packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch)
