@@ -1,1 +1,1 @@
-"""What a user's machine does: hand in a run, follow it, cancel it. Nothing of it runs on a device."""
+"""Part of a user's machine in a shared farm: submitting, following and cancelling a run. It uses no device."""

@@ -1,6 +1,6 @@
-"""`farm run` wherever its devices hang: on the hosts of a shared farm, where farm.toml names one, else on this machine.
+"""`farm run` on the hosts of a shared farm, if farm.toml names one, otherwise on this machine.
 
-Virtual devices that a run asks for are its own, and on this machine.
+Virtual devices that a run starts are its own, on this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(
 ) -> RunOutcome:
     """Run the jobs of `request`, here or by agents, and return the outcome, as `farm.dispatch.run.run.run`.
 
-    Raises UsageError for a `manner` that is of a shared farm where there is none, and as `farm.dispatch.run.run.run`.
+    Raises UsageError for a `manner` that needs a shared farm if there is none, and as `farm.dispatch.run.run.run`.
     """
     if is_submitted(config, request):
         from farm.dispatch.cluster.client.submit import submit
@@ -54,7 +54,7 @@ def resume(
     manner: Manner = _DEFAULT,
     interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
-    """Finish what is missing of a run, where it ran before. Raises as `farm.dispatch.run.run.resume`."""
+    """Run the missing jobs of a run, where it ran before. Raises as `farm.dispatch.run.run.resume`."""
     if config.is_shared and not _is_of_this_machine(config, ref):
         from farm.dispatch.cluster.client.submit import resume as resume_shared
 
@@ -66,12 +66,12 @@ def resume(
 
 
 def is_submitted(config: Config, request: RunRequest) -> bool:
-    """Return whether agents run what `request` asks for."""
+    """Return whether agents execute the jobs of `request`."""
     return config.is_shared and not request.virtual
 
 
 def refuse_manner(config: Config, manner: Manner) -> None:
-    """Raise UsageError for what only a shared farm does, for a run on this machine."""
+    """Raise UsageError for options of a shared farm in a run on this machine."""
     chosen = {"--detach": manner.detach, "--build here": manner.build_here, "--wait": manner.wait}
     if given := [option for option, value in chosen.items() if value]:
         why = "with --virtual a run" if config.is_shared else "without artifacts in farm.toml a run"
@@ -88,5 +88,5 @@ def _is_of_this_machine(config: Config, ref: str) -> bool:
     try:
         return read_intent(config.run_folder(run_id))[0].virtual > 0
     except FarmError:
-        # Whoever resumes it says why it cannot be.
+        # The caller's `resume` raises an error with the reason.
         return False

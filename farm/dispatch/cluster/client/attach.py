@@ -1,4 +1,4 @@
-"""Following a run that somebody handed in: from another terminal, or after a night."""
+"""Following a submitted run: from another terminal, or after a nightly run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def attach(
     config: Config, ref: str, listener: ProgressListener, ask: Callable[[], Meaning] | None = None
 ) -> RunOutcome:
-    """Follow a run, `latest`, an id or a name, and return how it ended.
+    """Follow a run, `latest`, an id or a name, and return its outcome.
 
-    Whoever follows another's run cannot cancel it. Raises UnknownNameError, UsageError for one that was not handed in.
+    Ctrl-C cannot cancel the run of another user. Raises UnknownNameError, UsageError for a run that was not submitted.
     """
     from farm.store.store import open_store
 

@@ -1,4 +1,4 @@
-"""Cancelling a run on a shared farm: its agents stop at once, and what it has so far is kept."""
+"""Cancelling a run on a shared farm: its agents stop at once, and its results so far are kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOOK_SECONDS = 1.0
 
 
 def cancel(store: Store, run_id: str, *, force: bool = False) -> Order:
-    """Cancel a run and return what it was; that of another user with `force` alone.
+    """Cancel a run and return its order as it was before; a run of another user needs `force`.
 
-    Raises UsageError for one that is over, is another's, or was never submitted.
+    Raises UsageError for a run that is over, belongs to another user, or was never submitted.
     """
     order = store.cluster.order(run_id)
     if order is None:
@@ -33,7 +33,7 @@ def cancel(store: Store, run_id: str, *, force: bool = False) -> Order:
 
 
 def await_end(store: Store, run_id: str, seconds: float) -> bool:
-    """Wait until agents have let go of all devices of a run and ended it; return whether they have in time."""
+    """Wait until agents have released all devices of a run and ended it; return False after `seconds`."""
     end_s = time.monotonic() + seconds
     with Hints(store) as hints:
         while True:

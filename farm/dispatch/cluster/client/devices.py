@@ -1,4 +1,4 @@
-"""Which devices of a shared farm a run may use, as its agents tell of them."""
+"""Choice of a run's devices on a shared farm, from the facts of its agents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_SECONDS = 3.0
 
 
 def pinned(request: RunRequest) -> RunRequest:
-    """Return `request` for the device that ANDROID_SERIAL names, where it is set and the request names none."""
+    """Return `request` with the device of ANDROID_SERIAL, if that is set and the request names no device."""
     name = named_device(os.environ)
     if not name or request.choice.devices:
         return request
@@ -45,9 +45,9 @@ def pinned(request: RunRequest) -> RunRequest:
 def choose(
     agents: Iterable[Agent], registered: Mapping[str, Registered], socs: Collection[str], choice: Choice
 ) -> tuple[list[AgentDevice], list[str]]:
-    """Return the devices of living hosts that a run may use, and of the others what they are and why not. Pure.
+    """Return the usable devices of living hosts, and a description with reason of each refused device. Pure.
 
-    As on one machine, an SoC's virtual devices are left out where it has hardware, unless they are named.
+    As on one machine, an SoC's virtual devices are left out beside hardware, unless the request names devices.
     """
     usable: list[AgentDevice] = []
     refused: list[str] = []
@@ -82,7 +82,7 @@ def _refusal(agent: Agent, device: AgentDevice, known: Registered | None, choice
 
 
 def agent_refusal(agent: Agent) -> str:
-    """Return why no device of an agent is used now; empty where they are. Pure."""
+    """Return the reason if no device of an agent can be used now; empty if they can. Pure."""
     if not agent.alive:
         return "its agent does not answer"
     if agent.facts.protocol != PROTOCOL:
@@ -91,35 +91,35 @@ def agent_refusal(agent: Agent) -> str:
 
 
 class Wanted:
-    """The devices of a run on a shared farm."""
+    """Devices of a run on a shared farm."""
 
     def __init__(self, store: Store, socs: Sequence[str], choice: Choice) -> None:
         self._store, self._choice = store, choice
         self.socs = list(dict.fromkeys(socs))
         self.devices: list[AgentDevice] = []
-        """Those of living hosts."""
+        """Usable devices of living hosts."""
         self.expected: list[AgentDevice] = []
-        """Those of SoCs without one, as they were seen last: what to prepare for."""
+        """Expected devices of SoCs without a living host, as last seen: the run is prepared for them."""
 
     @property
     def kind(self) -> str:
-        """`virtual`, `hardware` or `mixed`; empty where nothing is known."""
+        """`virtual`, `hardware` or `mixed`; empty for unknown."""
         return common_kind(device.kind for device in (*self.devices, *self.expected))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Of which devices a run has a runtime, as `NewOrder.classes`."""
+        """Classes of devices for which the run has a runtime, as `NewOrder.classes`."""
         return tuple(sorted({f"{one.soc}/{one.kind}/{one.os}" for one in (*self.devices, *self.expected)}))
 
     @property
     def per_soc(self) -> Counter[str]:
-        """How many devices of living hosts there are of each SoC."""
+        """Number of devices of living hosts, by SoC."""
         return Counter(device.soc for device in self.devices)
 
     def find(self, *, wait: bool, wait_s: float | None = None) -> list[str]:
-        """Look for them, and return the SoCs that are given up: none, unless there was `wait_s` to wait for them.
+        """Look for the devices, and return the SoCs that had none after `wait_s`; always empty without `wait_s`.
 
-        With `wait` an SoC that no living host has is no error. Raises NoDeviceError, UnknownNameError.
+        With `wait`, an SoC without a living host is no error. Raises NoDeviceError, UnknownNameError.
         """
         end_s = time.monotonic() + (wait_s or 0.0)
         said = False
@@ -149,7 +149,7 @@ class Wanted:
         return [soc for soc in self.socs if all(device.soc != soc for device in self.devices)], refused
 
     def _require_known(self, agents: Sequence[Agent], registered: Mapping[str, Registered]) -> None:
-        """Raise UnknownNameError for a device or label that nobody ever heard of."""
+        """Raise UnknownNameError for a device or label that neither an agent nor the registry has."""
         devices = [device for agent in agents for device in agent.facts.devices]
         names = {name for one in devices for name in (one.id, one.serial, one.name)}
         names |= {name for known in registered.values() for name in (known.id, known.serial, known.name)}
@@ -170,7 +170,7 @@ class Wanted:
         known = [one for one in self._store.devices.all() if one.soc in lacking]
         for soc in lacking:
             kinds = sorted({(one.kind, one.os) for one in known if one.soc == soc}) or [("hardware", "android")]
-            # As `choose`: hardware, where there ever was some.
+            # As in `choose`, hardware comes first, if any was ever registered.
             kind, os = kinds[0]
             self.expected.append(AgentDevice(id="", serial=soc, soc=soc, kind=kind, os=os))
 
@@ -182,7 +182,7 @@ def _words(lacking: Sequence[str], refused: Sequence[str], *, hint: bool = True)
 
 
 def kind_of(config: Config, request: RunRequest, store: Store) -> str:
-    """Return the kind of the devices that `request` would use now, of agents where there is a shared farm."""
+    """Return the kind of the devices that `request` would use now: devices of agents on a shared farm."""
     if not config.is_shared or request.virtual:
         return device_kind_of(config, request, store)
     socs = [find_soc(name).name for name in request.socs]
@@ -192,7 +192,7 @@ def kind_of(config: Config, request: RunRequest, store: Store) -> str:
 
 
 def require_shared(shared: bool) -> None:
-    """Raise UsageError where there is no shared farm."""
+    """Raise UsageError without a shared farm."""
     if not shared:
         raise UsageError(
             'this is of a shared farm, and farm.toml names none: it has store = "postgresql://..." and artifacts = '

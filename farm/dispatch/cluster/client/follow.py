@@ -1,7 +1,7 @@
-"""Following a run on a shared farm: what a run on this machine shows, from what agents record.
+"""Following a run on a shared farm: the display of a local run, from the records of agents.
 
-A notification says that there is news, at most a few times a second somebody looks, and without one every two seconds.
-Whoever follows only reads: the run goes on, and ends, without them.
+The store is read after a notification, at most five times a second, and every two seconds without one. Following only
+reads: the run goes on, and ends, without it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
-# However many results there are.
+# Least time between two reads of the store, for any number of notifications.
 _LEAST_SECONDS = 0.2
-# What is waited for is said again after so long, where it is still the same.
+# Seconds between two looks at why a run waits.
 _QUIET_SECONDS = 10.0
-# What a shard needs beside the bundles of its jobs.
+# Prefix of builds that a shard needs beside the bundles of its jobs.
 _NEEDED = "needs "
-# Agents end what is cancelled within a heartbeat; one that died is not waited for.
+# Agents end a cancelled run within a heartbeat; following does not wait for dead agents beyond this time.
 _CANCELLED_SECONDS = 15.0
 
 
 class Meaning(StrEnum):
-    """What Ctrl-C means."""
+    """Meaning of Ctrl-C: the user's choice for the run."""
 
     LEAVE = "leave"
     CANCEL = "cancel"
@@ -49,19 +49,19 @@ class Meaning(StrEnum):
 
 
 class FollowEnd(StrEnum):
-    """Why nobody follows a run any more."""
+    """Reason for the end of following."""
 
     FINISHED = "finished"
     LEFT = "left"
-    """It goes on."""
+    """The run goes on."""
     CANCELLED = "cancelled"
-    """And some agent has not said yet that its devices are free."""
+    """The run was cancelled, and some agent has not reported its devices free yet."""
 
 
 class Signals:
-    """Notes Ctrl-C and signals that ask to end; a second one raises KeyboardInterrupt at once.
+    """Handler of Ctrl-C, SIGTERM and SIGHUP, which it notes; a second one raises KeyboardInterrupt at once.
 
-    A terminal that closes leaves the run running: whoever comes back attaches to it.
+    A closed terminal leaves the run running: the user follows it again by `farm runs watch`.
     """
 
     def __init__(self) -> None:
@@ -71,13 +71,13 @@ class Signals:
 
     @property
     def descriptor(self) -> int:
-        """Can be read once a signal came."""
+        """Descriptor that becomes readable with a signal."""
         return self._read
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # What nohup ignores stays ignored.
+                # Signals that nohup ignores stay ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._kept[number] = signal.signal(number, self._note)
         return self
@@ -89,7 +89,7 @@ class Signals:
         os.close(self._write)
 
     def forget(self) -> None:
-        """Take back what came, so that the next one is the first."""
+        """Clear the noted signals, so that the next one counts as the first."""
         self.came.clear()
         os.read(self._read, 100)
 
@@ -102,14 +102,14 @@ class Signals:
 
 @contextmanager
 def _within(interrupts: InterruptHandler) -> Iterator[threading.Event]:
-    """Yield what is set when the command, of which following is a part, is asked to end."""
+    """Yield an event that is set when the enclosing command is asked to end."""
     asked = threading.Event()
     with interrupts.finishing(asked.set):
         yield asked
 
 
 class Follower:
-    """Shows a run until it is over, or whoever watches has enough."""
+    """Display of a run until it is over, or until the user leaves it."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class Follower:
         interrupts: InterruptHandler | None = None,
         built: int = 0,
     ) -> None:
-        """`built` are the bundles that were there before anybody followed.
+        """`built` is the number of bundles that existed before following began.
 
-        `ask` asks a person what Ctrl-C means; None where nobody can answer, who then means to cancel. `interrupts` is
-        that of a command of which this is a part: what ends the command cancels the run.
+        `ask` asks the user for the meaning of Ctrl-C; without it (no terminal), Ctrl-C cancels the run. `interrupts`
+        belongs to an enclosing command: a request to end the command cancels the run.
         """
         self._store, self._run_id, self._listener = store, run_id, listener
         self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
@@ -135,9 +135,9 @@ class Follower:
         self._said, self._said_s = "", time.monotonic()
 
     def follow(self, first: RunProgress, signals: Signals | None = None) -> FollowEnd:
-        """Show the run as it is at `first` and from then on, and return why there is no more to show.
+        """Show the run from its state `first` on, and return the reason for the end of following.
 
-        `signals`: where they are noted already. Raises StoreError when the store is lost, not while it is only away.
+        `signals` is a handler that is active already. Raises StoreError for a lost store, not for an unreachable one.
         """
         self._shown.show(first)
         with Hints(self._store) as hints:
@@ -170,7 +170,7 @@ class Follower:
     def _wait(
         self, hints: Hints, looked_s: float, signals: Signals | None, asked: threading.Event | None
     ) -> FollowEnd | None:
-        """Wait for news; return an ending where somebody wants one."""
+        """Wait for a notification or the next read; return an ending if the user or the command requested one."""
         descriptor = None if signals is None else signals.descriptor
         while True:
             if signals is not None and signals.came and self._cancelled_s is None:
@@ -182,7 +182,7 @@ class Follower:
                 self._stop("the run is cancelled")
                 return None
             now = time.monotonic()
-            # What a command is asked while it waits is not in the descriptor.
+            # A command's request to end does not reach the descriptor: poll for it.
             longest = min(_LOOK_SECONDS, 0.25) if asked is not None else _LOOK_SECONDS
             heard = hints.wait(min(longest, looked_s + _LOOK_SECONDS - now), also=self._open(descriptor))
             if any(payload.endswith(self._run_id) for payload in heard):
@@ -192,11 +192,11 @@ class Follower:
                 return None
 
     def _open(self, descriptor: int | None) -> int | None:
-        """Return the descriptor while what it says is news."""
+        """Return the descriptor of signals; None once the run is cancelled, when a further signal changes nothing."""
         return None if self._cancelled_s is not None else descriptor
 
     def _decide(self, signals: Signals) -> Meaning:
-        """Find out what the signal that came means, and do it; return what it was."""
+        """Find out the meaning of the noted signal, act on it, and return it."""
         if signals.came[0] == signal.SIGHUP:
             return Meaning.LEAVE
         choice = Meaning.CANCEL
@@ -220,7 +220,7 @@ class Follower:
         return f"run {run_id} continues: 'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it"
 
     def _look(self, after: int) -> RunProgress | None:
-        """Return what is new; None while the store does not answer."""
+        """Return the progress since `after`; None while the store does not answer."""
         try:
             progress = self._store.cluster.progress(self._run_id, after)
         except StoreLostError:
@@ -236,7 +236,7 @@ class Follower:
         return progress
 
     def _say_why(self, progress: RunProgress) -> None:
-        """Say for what a run waits of which nothing runs."""
+        """Log the reason why a run waits while no device and no builder works for it."""
         if progress.running or progress.building or self._cancelled_s is not None:
             self._said_s = time.monotonic()
             return
@@ -263,7 +263,7 @@ def follower_of(
     ask: Callable[[], Meaning] | None = None,
     interrupts: InterruptHandler | None = None,
 ) -> Follower:
-    """Return who follows a run and may cancel it; `built` as for `Follower`."""
+    """Return a follower of a run that may cancel it; `built` as for `Follower`."""
 
     def cancel() -> None:
         store.cluster.cancel(run_id, store.user, may_others=False)
@@ -272,17 +272,17 @@ def follower_of(
 
 
 class Shown:
-    """What a listener was told of a run, so that each job ends once however it is looked at."""
+    """State of a listener's view of a run: each job ends once, for any number of reads."""
 
     def __init__(self, listener: ProgressListener, built: int = 0) -> None:
         self._listener = listener
         self._open: dict[str, dict[str, Any]] = {}
-        """The newest attempt of jobs that another device is to try."""
+        """Newest attempt of each job that awaits another device."""
         self._building: set[str] = set()
         self._built = built
 
     def show(self, progress: RunProgress) -> None:
-        """Tell what is new."""
+        """Report new builds, attempts and running devices to the listener."""
         self._show_builds(progress)
         last = {attempt["job_id"]: index for index, attempt in enumerate(progress.attempts)}
         for index, attempt in enumerate(progress.attempts):
@@ -293,7 +293,7 @@ class Shown:
             else:
                 self._open.pop(job_id, None)
                 self._listener.job_ended(attempt)
-        # No device was left for it, or the run is over.
+        # Jobs without a further attempt: no device was left, or the run is over.
         for job_id in self._open.keys() - progress.retried:
             self._listener.job_ended(self._open.pop(job_id))
         self._listener.devices(progress.running)
@@ -306,7 +306,7 @@ class Shown:
             self._listener.build_started(job_id)
         ended = sorted(self._building - building)
         new = max(0, progress.built - self._built)
-        # Of what took less time than between two looks, only the number is known.
+        # A build shorter than the time between two reads has no known name, but is counted.
         names = [*ended[:new], *[""] * (new - len(ended))]
         for job_id in names:
             self._listener.build_ended(job_id, BuildReply("", ok=True, seconds=0.0))

@@ -1,4 +1,4 @@
-"""How a run is handed in: what only somebody at a shared farm decides, and what cannot be."""
+"""Manner of submitting a run: options of a shared farm, and impossible combinations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Manner(NamedTuple):
-    """Of one command; a run that is resumed may have another."""
+    """Options of one command on a shared farm; a resumed run may have others."""
 
     detach: bool = False
-    """Nobody follows it."""
+    """Return after the submission instead of following the run."""
     build_here: bool = False
-    """What is not compiled yet is compiled in this process."""
+    """Compile missing bundles in this process."""
     wait: bool = False
-    """An SoC or a toolchain that no living host has is waited for, however long."""
+    """Wait without limit for an SoC or a toolchain that no living host has."""
     ask: Callable[[], Meaning] | None = None
-    """Asks a person what Ctrl-C means; None where nobody can answer."""
+    """Callable that asks the user for the meaning of Ctrl-C; None without a terminal."""
 
 
 def require_possible(request: RunRequest, manner: Manner) -> None:
-    """Raise UsageError for what a shared farm cannot do."""
+    """Raise UsageError for combinations of options that a shared farm cannot execute."""
     if manner.detach and manner.build_here:
         raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
     if manner.detach and request.confirm:

@@ -1,7 +1,7 @@
-"""A run on a shared farm, from names to exit code: what runs on this machine does, with agents for devices.
+"""Run on a shared farm, from names to exit code: the steps of a local run, with agents in place of devices.
 
-Files are uploaded first, by their hash. Then the run and all of its work appear in one transaction: whoever is killed
-before leaves a run that never began, and afterwards the run goes on.
+Files are uploaded first, by their hash. Then the run and all of its work appear in one transaction: a command that is
+killed before it leaves a run that never began, and a run whose command is killed afterwards goes on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def submit(
 ) -> RunOutcome:
     """Submit the jobs of `request`, follow them and return the outcome; arguments as in `farm.dispatch.run.run`.
 
-    Raises UsageError, NothingSelectedError, NoDeviceError before anything is changed.
+    Raises UsageError, NothingSelectedError, NoDeviceError before any change to the store.
     """
     from farm.store.store import open_store
 
@@ -86,7 +86,7 @@ def resume(
     *,
     interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
-    """Hand in what is missing of a run. Raises as `submit`, and UsageError for a run that still goes on."""
+    """Submit the missing jobs of a run. Raises as `submit`, and UsageError for a run that has not ended."""
     from farm.store.store import open_store
 
     with open_store(config.store_url) as store:
@@ -107,7 +107,7 @@ def resume(
 
 
 class _SharedRun(RunSteps):
-    """The part of a run that others see."""
+    """Steps of a run that is submitted to agents."""
 
     def __init__(
         self,
@@ -131,14 +131,14 @@ class _SharedRun(RunSteps):
         *,
         was_submitted: bool = False,
     ) -> RunOutcome:
-        """Hand in `jobs`, in a run whose id `begun` gets or, with `run_id`, in one that was not finished."""
+        """Submit `jobs` as a new run, whose id `begun` receives, or with `run_id` as the rest of an unfinished run."""
         from farm.builds.toolchains.prepare import prepare
         from farm.dispatch.request.resume import require_same
         from farm.store.objects.objects import open_objects
 
         before = self._store.runs.view(run_id) if run_id else None
         then = before.fingerprint if before is not None else {}
-        # What was stale when the run ended before is not any more.
+        # Jobs that an earlier end of the run skipped are due again.
         was_stale = [job.id for job in before.jobs if job.stale is not None] if before is not None else []
         kind = self._wanted.kind or then.get("device_kind", "hardware")
         tools = prepare(self._config, virtual=kind == "virtual")
@@ -156,7 +156,7 @@ class _SharedRun(RunSteps):
             run_id = self._begin(jobs, tools, fingerprint)
         order = self._order_of(run_id, work)
         stale = {**dict.fromkeys(was_stale), **work.stale}
-        # From here on there is something that Ctrl-C may be about: whoever follows asks.
+        # From here on Ctrl-C may concern a submitted run: note it, for the follower to ask the user.
         with Signals() if self._interrupts is None else nullcontext() as signals:
             if was_submitted:
                 self._store.cluster.add(
@@ -172,7 +172,7 @@ class _SharedRun(RunSteps):
             return self._followed(run_id, (after, made_before), work, tools, objects, signals)
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
-        """Return what there is to do, with all files of it uploaded."""
+        """Return the work of the run, with all of its files uploaded."""
         from farm.dispatch.cluster.client.upload import new_builds
         from farm.dispatch.cluster.files.suite_archive import upload_sources
         from farm.policy.divide import divide
@@ -201,7 +201,7 @@ class _SharedRun(RunSteps):
         )
         needs = {soc: tuple(one.key for one in canaries if one.job.target.soc == soc) for soc in self._wanted.socs}
         return RunWork(
-            # No device begins before its canary is there.
+            # A device begins only with the bundle of its health check.
             shards=[NewShard(*part, needs=needs.get(part.soc, ())) for part in parts],
             to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
             built=[one for key, one in built.items() if key in keys],
@@ -239,7 +239,7 @@ class _SharedRun(RunSteps):
         )
 
     def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, Build]:
-        """Return the bundles that need no compiling, by key; those that only this machine has are uploaded."""
+        """Return the bundles that need no compiling, by key; uploads bundles that only this machine has."""
         from farm.dispatch.cluster.client.upload import upload_bundles
 
         anew = self._rebuild.keys if self._rebuild is not None else frozenset()
@@ -255,7 +255,7 @@ class _SharedRun(RunSteps):
         return {**known, **upload_bundles(objects, BundleCache(self._config.cache_dir), here)}
 
     def _width(self, tools: Toolchain) -> int:
-        """Return how many programs are compiled at once. Raises NoDeviceError where nobody would compile them."""
+        """Return how many programs are compiled at once. Raises NoDeviceError if no host would compile them."""
         from farm.dispatch.cluster.toolchain_id import require_offered
 
         if self._manner.build_here:
@@ -305,9 +305,9 @@ class _SharedRun(RunSteps):
         objects: Objects,
         signals: Signals | None,
     ) -> RunOutcome:
-        """Follow the run unless nobody is to, and return how it ended.
+        """Follow the run, unless it is detached, and return its outcome.
 
-        `before` are the last attempt, and the number of bundles, of an earlier part of it.
+        `before` holds the last attempt and the number of bundles of the run's earlier part.
         """
         after, made_before = before
         logger.info("run %s is handed in", run_id, extra={"run": run_id})
@@ -325,7 +325,7 @@ class _SharedRun(RunSteps):
 
     @contextmanager
     def _building(self, run_id: str, work: RunWork, tools: Toolchain, objects: Objects) -> Iterator[None]:
-        """Compile on this machine while the body runs, where that was asked for."""
+        """Compile on this machine while the body runs, with `--build here`."""
         if not self._manner.build_here or not work.to_build:
             yield
             return
@@ -347,7 +347,7 @@ class _SharedRun(RunSteps):
             yield
 
     def _ended(self, run_id: str, ending: FollowEnd) -> RunOutcome:
-        """Return how a run ended that was followed so far."""
+        """Return the outcome of a run after following it."""
         view = self._store.runs.view(run_id)
         if ending is FollowEnd.LEFT:
             return self._left(run_id, INTERRUPTED)

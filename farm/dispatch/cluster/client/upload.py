@@ -1,4 +1,4 @@
-"""What a submitted run needs of a user's machine: bundles of its cache, and with `--build here` those it lacks."""
+"""Uploads of a submitted run: bundles of this machine's cache, and new ones with `--build here`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Several at once hide the way to the artifacts' store; more would only share it.
+# Four uploads at once hide the latency of the artifact store; more would only share its bandwidth.
 _AT_ONCE = 4
 
 
@@ -40,9 +40,10 @@ def new_builds(
     sources: Mapping[str, str],
     anew: Collection[str] = (),
 ) -> list[NewBuild]:
-    """Return the bundles that are to be made for jobs, each once, in their order.
+    """Return the bundles to make for jobs, each once, in the order of the jobs.
 
-    `sources` are hashes of archives with the code of cases, by job id; `anew` are keys to make although they are there.
+    `sources` are hashes of archives with the code of cases, by job id; `anew` has the keys of existing bundles to make
+    again.
     """
     toolchain = toolchain_id(tools.versions, backend)
     found: dict[str, NewBuild] = {}
@@ -56,9 +57,9 @@ def new_builds(
 
 
 def upload_bundles(objects: Objects, cache: BundleCache, keys: Iterable[str]) -> dict[str, Build]:
-    """Return the bundles of `keys` that the cache has whole, each of them in the artifacts' store.
+    """Upload the bundles of `keys` that the cache has whole to the artifact store, and return them by key.
 
-    What is there already is not sent again. Raises ArtifactsError.
+    Bundles that are there already are not sent again. Raises ArtifactsError.
     """
 
     def send(key: str) -> Build | None:
@@ -85,11 +86,11 @@ def build_here(
     on_start: Callable[[str], None],
     on_done: Callable[[BuildReply], None],
 ) -> Iterator[Callable[[], None]]:
-    """Make `builds` of a run on this machine while the body runs, each sent as soon as it is made.
+    """Make `builds` of a run on this machine while the body runs, and upload each as soon as it is made.
 
-    Yields what waits for all of them. What a build host has made meanwhile is left out, and all that is left of a run
-    that is cancelled; `folder` takes the logs. What is under way at the end of the body
-    is ended, and stays for build hosts. `on_start(key)` and `on_done(reply)` are called from other threads.
+    Yields a function that waits for all of them. Bundles that a build host has made meanwhile are left out, and so is
+    the rest of a cancelled run; `folder` takes the logs. Builds in progress at the end of the body are ended and left
+    to build hosts. `on_start(key)` and `on_done(reply)` are called from other threads.
     """
     from farm.builds.compile.pool import BuilderPool, MemoryLimits
 
@@ -125,7 +126,7 @@ def build_here(
 
 
 class _Sender:
-    """Sends what builders made, beside them, and tells the store of it."""
+    """Upload of new bundles in other threads than the builders', with their records in the store."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class _Sender:
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload")
 
     def is_wanted(self, key: str) -> bool:
-        """Return whether nobody has made a bundle yet and its run is open; what cannot be asked is made."""
+        """Return whether a bundle is not made yet and its run is open; True if the store does not answer."""
         with contextlib.suppress(FarmError):
             order = self._store.cluster.order(self._run_id)
             if order is not None and order.state != "open":
@@ -152,11 +153,11 @@ class _Sender:
         return True
 
     def take(self, reply: BuildReply) -> None:
-        """Send the bundle of a reply, in another thread."""
+        """Upload the bundle of a reply, in another thread."""
         self._threads.submit(self._send, reply)
 
     def join(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all bundles are uploaded."""
         self._threads.shutdown(wait=True)
 
     def _send(self, reply: BuildReply) -> None:

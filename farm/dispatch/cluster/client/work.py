@@ -1,4 +1,4 @@
-"""What a run hands in, and the runtimes that its devices need."""
+"""Work that a run submits, and the runtimes of its devices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class RunWork(NamedTuple):
-    """All that agents have to do for a run, and what is left out."""
+    """Work of the agents for a run, and the jobs that are left out."""
 
     shards: Sequence[NewShard]
     to_build: Sequence[NewBuild]
     built: Sequence[Build]
-    """Bundles that are there already."""
+    """Bundles that exist already."""
     manifests: Mapping[str, Manifest]
-    """Of those that were made here, by key."""
+    """Manifests of the bundles in this machine's cache, by key."""
     stale: Mapping[str, Stale]
-    """Why jobs are left out, by their ids."""
+    """Reasons of jobs that are left out, by job id."""
     jobs: int
-    """That are to run."""
+    """Number of jobs to run."""
     terms: WorkTerms
 
 
@@ -43,7 +43,7 @@ def manifests_of(cache: BundleCache, keys: Iterable[str]) -> dict[str, Manifest]
     """Return the manifests of the bundles that are in the cache of this machine, by key."""
     found = {}
     for key in keys:
-        # Their files are verified where they are used.
+        # The user of a bundle verifies its files.
         with contextlib.suppress(BundleError):
             found[key] = load_bundle(cache.folder(key)).manifest
     return found
@@ -52,7 +52,7 @@ def manifests_of(cache: BundleCache, keys: Iterable[str]) -> dict[str, Manifest]
 def upload_runtimes(
     config: Config, request: RunRequest, jobs: Sequence[Job], classes: Sequence[str], objects: Objects
 ) -> tuple[RemoteRuntime, ...]:
-    """Upload what each class of devices needs to run `jobs`, and return it. Raises MissingToolError."""
+    """Upload the runtime of each class of devices for `jobs`, and return them. Raises MissingToolError."""
     from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
     from farm.dispatch.cluster.files.runtime_files import upload_runtime
 
