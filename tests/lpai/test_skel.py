@@ -86,7 +86,7 @@ def test_a_wrong_signature_blames_neither_code_nor_device_and_the_devices_own_ru
         assert (done.returncode, attempts) == (4, []), done.stderr
         assert (
             "by the device's logs the DSP does not accept the signature of the skel: have it signed for this device "
-            "(farm setup sign; docs/guides/lpai_and_signing.md), or use a device that accepts it"
+            "(farm setup sign; docs/guides/lpai_and_signing.md), or use another device"
         ) in done.stderr
         assert "libQnnHtpV" not in done.stderr, "LPAI has another skel"
         assert boot_id(attached) == started, "no restart of a device changes a signature"
